@@ -1,0 +1,40 @@
+# `make demo` and `make test` are all that a fresh machine needs: each makes .venv if it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.cpp)
+
+.PHONY: demo test test-gpu check format clean
+
+demo: .venv/installed
+	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 20
+
+test: .venv/developed
+	$(BIN)/python -m pytest tests --ignore=tests/gpu
+
+test-gpu: .venv/developed
+	$(BIN)/python -m pytest tests/gpu
+
+check: .venv/developed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/developed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python $(SOURCES)
+	$(PIP) -e '.[data]'
+	touch $@
+
+.venv/developed: .venv/bin/python $(SOURCES)
+	$(PIP) -e '.[dev]'
+	touch $@ .venv/installed
+
+clean:
+	rm -rf .venv build runs

@@ -1,0 +1,17 @@
+"""The errors that a user can cause or must know of.
+
+Everything else is a bug and keeps its traceback. The command line prints one of these as a single
+line and ends with exit code 2.
+"""
+
+
+class PacelineError(Exception):
+    """Base of all errors that say in one line what was wrong, where, and what would be right."""
+
+
+class InvalidInput(PacelineError):  # noqa: N818 - it names the cause, as in "raise InvalidInput"
+    """A file, an option or a model that cannot be used as given."""
+
+
+class WorkerLost(PacelineError):  # noqa: N818
+    """A worker ended, or stopped answering, before the run was done."""

@@ -1,0 +1,92 @@
+"""The list scheduler: a heap on (time, issue order), integer arrays, deterministic ties.
+
+A task becomes ready when the last of its parents ends. Each resource serves ready tasks in the
+order in which they became ready, and ties in the order in which the plan lists them: first in,
+first out, as a CUDA stream, a socket or a thread does. A task that needs several resources waits
+for all of them and keeps its place in every queue.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush, heappushpop
+from itertools import compress
+from math import inf
+
+from paceline.core.cost import CostModel
+from paceline.core.plan import Plan
+from paceline.core.timeline import Columns, Timeline
+
+
+def schedule(  # noqa: C901 - the inner loop: a function call per task would halve its speed
+    plan: Plan, seconds: Sequence[float], until: float = inf
+) -> tuple[list[float], list[float]]:
+    """Return when each task starts and ends, given how long each one takes.
+
+    A task that would start at or after `until`, or waits for such a task, has the end `inf`.
+    """
+    held, children = plan.held, plan.children
+    waiting = plan.num_parents.copy()
+    start = [0.0] * len(waiting)  # until a task runs: the latest end of its parents so far
+    end = [inf] * len(waiting)
+    free = [0.0] * len(plan.resources)
+    heap = [(0.0, i) for i, parents in enumerate(waiting) if not parents]
+    if not heap:
+        return start, end
+    time, i = heappop(heap)
+    while True:
+        for resource in held[i]:
+            if free[resource] > time:
+                time = free[resource]
+        released = None
+        if time < until:
+            start[i] = time
+            end[i] = time = time + seconds[i]
+            for resource in held[i]:
+                free[resource] = time
+            for child in children[i]:
+                if start[child] < time:
+                    start[child] = time
+                if waiting[child] == 1:
+                    if released is not None:
+                        heappush(heap, released)
+                    released = (start[child], child)
+                waiting[child] -= 1
+        if released is not None:
+            time, i = heappushpop(heap, released)
+        elif heap:
+            time, i = heappop(heap)
+        else:
+            return start, end
+
+
+def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timeline:
+    """Price the plan, schedule it, and return the predicted timeline.
+
+    With `until` (seconds) only the tasks that ended by then are in the timeline: asynchronous
+    strategies have no last round to wait for. Raises ValueError if the plan ends before that
+    horizon, because a count of what was done by then would be too low.
+    """
+    sorts, sort_of = plan.priced_alike
+    prices = [cost.seconds(task) for task in sorts]
+    seconds = [prices[sort] for sort in sort_of]
+    start, end = schedule(plan, seconds, inf if until is None else until)
+    names, kinds, on, parts = plan.columns
+    columns: Columns = (names, kinds, on, start, end, parts)
+    if until is not None:
+        if max(end, default=0.0) < until:
+            raise ValueError(
+                f"the plan ends after {max(end, default=0.0):.6g} s, before the horizon of "
+                f"{until:.6g} s: plan a longer window"
+            )
+        done = [time <= until for time in end]
+        columns = tuple(list(compress(column, done)) for column in columns)
+    return Timeline.of_columns(columns, "predicted")
+
+
+def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
+    """Return the seconds per step in the steady state: (makespan(2k) - makespan(k)) / k.
+
+    A window is planned instead of one step, because steps overlap and workers that take turns have
+    a period that is shorter than any of their steps.
+    """
+    one, two = (simulate(plan_of(window), cost).makespan_s for window in (num_steps, 2 * num_steps))
+    return (two - one) / num_steps

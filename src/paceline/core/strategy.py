@@ -1,0 +1,35 @@
+"""What a strategy is: a record of its configuration, its plan and where its runner lies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.machine import Machine
+from paceline.core.plan import Plan
+from paceline.core.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The number of steps that a plan covers."""
+
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"a window has at least one step, not {self.num_steps}")
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way of training in parallel.
+
+    `plan` takes what one worker does in a step, the machine, a `config` and a window. `run` names
+    the function that does the real work as "package.module:function", so that planning never
+    imports torch.
+    """
+
+    name: str
+    config: type
+    plan: Callable[[Workload, Machine, Any, Window], Plan]
+    run: str

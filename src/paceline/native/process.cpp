@@ -1,0 +1,50 @@
+// What a worker needs of its operating system and processor and Python's standard library lacks.
+
+#include <cerrno>
+#include <csignal>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace nb = nanobind;
+
+namespace {
+
+// A launcher that dies by SIGKILL cannot end its workers; the kernel can.
+void die_with_parent(int parent_pid) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+        throw std::system_error(errno, std::generic_category(), "prctl(PR_SET_PDEATHSIG)");
+    }
+    // The parent may have died before the request was made: then no signal will come.
+    if (getppid() != parent_pid) {
+        raise(SIGKILL);
+    }
+}
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) names.emplace_back("avx2");
+    if (__builtin_cpu_supports("fma")) names.emplace_back("fma");
+    if (__builtin_cpu_supports("avx512f")) names.emplace_back("avx512f");
+    if (__builtin_cpu_supports("avx512bw")) names.emplace_back("avx512bw");
+#endif
+    return names;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.def("die_with_parent", &die_with_parent, nb::arg("parent_pid"),
+          "Ask the kernel to kill this process with SIGKILL when its parent ends.");
+    m.def("instruction_sets", &instruction_sets,
+          "Return the vector instruction sets that this processor has, narrowest first.");
+}

@@ -1,0 +1,1 @@
+"""Every worker has the whole model; gradients are averaged by an all-reduce."""
