@@ -1,0 +1,21 @@
+"""Paceline: parallel training of PyTorch models on uneven hardware, predicted beforehand.
+
+Importing it touches no device, starts no thread, and does not import torch.
+"""
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.api import Run, plan, train
+
+__version__ = version("paceline")
+__all__ = ["Run", "__version__", "plan", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from paceline import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -9,9 +9,9 @@ class PacelineError(Exception):
     """Base of all errors that say in one line what was wrong, where, and what would be right."""
 
 
-class InvalidInput(PacelineError):  # noqa: N818 - it names the cause, as in "raise InvalidInput"
+class InvalidInput(PacelineError):
     """A file, an option or a model that cannot be used as given."""
 
 
-class WorkerLost(PacelineError):  # noqa: N818
+class WorkerLost(PacelineError):
     """A worker ended, or stopped answering, before the run was done."""

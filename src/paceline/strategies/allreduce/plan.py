@@ -113,7 +113,7 @@ def _compute(workload: Workload, device: str, step: int, worker: int) -> Iterato
 def _update(
     workload: Workload, device: str, step: int, worker: int, reduced: tuple[str, ...]
 ) -> Task:
-    """The weight update: momentum SGD reads three values for each parameter and writes two."""
+    """Return the weight update: momentum SGD reads three values a parameter and writes two."""
     last = task_name(step, Kind.BACKWARD, workload.in_backward_order[-1].name, worker)
     tensors = sum(len(layer.parameters) for layer in workload.layers)
     cost = Cost(4 * workload.num_parameters, 5 * workload.gradient_nbytes, 2 * tensors)
@@ -149,7 +149,7 @@ class _Ring:
         return cls(tuple(on), len(devices), load[slowest], max(map(len, routes)))
 
     def cost(self, nbytes: int) -> Cost:
-        """The bytes on the most loaded link, and the messages that follow one another."""
+        """Return the bytes on the most loaded link, and the messages that follow one another."""
         n = self.num_workers
         sent = 2 * (n - 1) / n * nbytes
         return Cost(nbytes=sent * self.num_sharing, num_calls=2 * (n - 1) * self.num_hops)

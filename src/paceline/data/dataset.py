@@ -1,0 +1,118 @@
+"""What every data source gives: samples that hand out whole batches, for training and testing."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from paceline.core.errors import InvalidInput
+from paceline.data.sampler import ShardedBatches
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Samples(Protocol):
+    """Indexed samples: float32 inputs and int64 class numbers. Usable in a torch DataLoader."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def __getitem__(self, index: int) -> Batch:
+        """Return one input of the sample shape, and its class number as a 0-d tensor."""
+        ...
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Return the inputs (len(indices), *sample_shape) and class numbers (len(indices),)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSamples:
+    """Samples that lie in memory. A batch costs one index operation on each tensor."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.inputs[index], self.targets[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Return one batch; see Samples."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        # index_select is the faster one, except on repeated channels, where it copies one by one.
+        is_plain = self.inputs.is_contiguous()
+        inputs = self.inputs.index_select(0, rows) if is_plain else self.inputs[rows]
+        return inputs, self.targets.index_select(0, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification task; every input has `sample_shape`, class numbers are 0..num_classes-1."""
+
+    name: str
+    train: Samples
+    test: Samples
+    num_classes: int
+    sample_shape: tuple[int, ...]
+
+
+def loader(samples: Samples, batches: ShardedBatches, *, num_workers: int = 0) -> DataLoader[Batch]:
+    """Return the (inputs, targets) batches of one rank; the order is the one of `batches`.
+
+    Call `batches.set_epoch` before each pass. `num_workers` processes decode image files; samples
+    in memory are read by the training process itself, so there it must be 0. torch's global random
+    state is left alone. Raises InvalidInput if the arguments do not fit each other.
+    """
+    if len(samples) != batches.num_samples:
+        raise InvalidInput(
+            f"the batches were made for {batches.num_samples} samples, but there are {len(samples)}"
+        )
+    if num_workers and isinstance(samples, TensorSamples):
+        raise InvalidInput(
+            f"samples in memory are read without worker processes: num_workers must be 0, "
+            f"not {num_workers}"
+        )
+    return DataLoader(
+        cast("TorchDataset[Batch]", samples),  # torch asks for __getitem__, whatever its type says
+        batch_sampler=batches,
+        collate_fn=_as_is,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator().manual_seed(batches.seed % 2**64),
+    )
+
+
+def require_memory(num_samples: int, sample_shape: tuple[int, ...], source: str) -> None:
+    """Raise InvalidInput if float32 samples of this shape exceed the memory of this machine."""
+    nbytes = 4 * num_samples * prod(sample_shape)
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if nbytes > available:
+        raise InvalidInput(
+            f"{source}: {num_samples} samples of {shape_text(sample_shape)} float32 values take "
+            f"{nbytes / 2**30:,.1f} GiB, but this machine has {available / 2**30:,.1f} GiB of "
+            "memory; take fewer or smaller samples"
+        )
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape as it is written in a spec: 3x224x224."""
+    return "x".join(map(str, shape))
+
+
+def _as_is(batch: Any) -> Any:
+    # torch declares a list of samples here; what it passes on is what __getitems__ returned.
+    return batch

@@ -1,0 +1,44 @@
+"""Carry out an order: as one of torchrun's ranks, or with workers of our own."""
+
+import os
+import sys
+import time
+from uuid import uuid4
+
+from paceline.core.errors import InvalidInput
+from paceline.links.launch import launch
+from paceline.settings import TrainSettings
+from paceline.worker import Order, work
+
+
+def new_run_id(settings: TrainSettings) -> str:
+    """Return a name for a run's folder that says when it was and of what."""
+    model = settings.model.replace(":", ".")
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{uuid4().hex[:4]}"
+
+
+def under_torchrun() -> bool:
+    """Whether this process is already one rank of a run."""
+    return "RANK" in os.environ
+
+
+def carry_out(order: Order) -> int:
+    """Do what is ordered and return the exit code.
+
+    Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
+    WorkersFailed for what they have said.
+    """
+    if under_torchrun():
+        return work(order)
+    cores = len(os.sched_getaffinity(0))
+    if order.settings.workers > _MOST_PER_CORE * cores:
+        raise InvalidInput(
+            f"workers: {order.settings.workers} do not fit on {cores} cores; "
+            f"at most {_MOST_PER_CORE} can share one"
+        )
+    command = [sys.executable, "-m", "paceline.worker", order.model_dump_json()]
+    launch(command, order.settings.workers, order.settings.port)
+    return 0
+
+
+_MOST_PER_CORE = 4

@@ -1,0 +1,1 @@
+"""Between processes: starting workers, process groups, and what flows between them."""

@@ -1,0 +1,113 @@
+"""The result of a run, as result.json holds it."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from paceline.core.compare import Comparison
+from paceline.core.errors import InvalidInput
+from paceline.planner import Forecast
+from paceline.settings import TrainSettings, first_fault
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlanRow(_Record):
+    """One line of the plan table."""
+
+    strategy: str
+    workers: int
+    step_s: float
+    samples_per_s: float
+    wire_nbytes_per_step: float
+    why: str
+
+    @classmethod
+    def of(cls, forecast: Forecast) -> Self:
+        """Return the line of a forecast."""
+        return cls(
+            strategy=forecast.strategy,
+            workers=forecast.workers,
+            step_s=forecast.step_s,
+            samples_per_s=forecast.samples_per_s,
+            wire_nbytes_per_step=forecast.wire_nbytes,
+            why=forecast.why,
+        )
+
+
+class EpochRow(_Record):
+    """One epoch: mean training loss, loss and accuracy on the test samples, and its duration."""
+
+    number: int
+    train_loss: float
+    test_loss: float
+    accuracy: float
+    seconds: float
+
+
+class ComparisonRow(_Record):
+    """One quantity in seconds a step; `error` is that of the first against the second."""
+
+    quantity: str
+    left_s: float
+    right_s: float
+    error: float | None
+
+
+class ComparisonTable(_Record):
+    """Two timelines side by side; `left` and `right` say what they are, such as "predicted"."""
+
+    left: str
+    right: str
+    rows: tuple[ComparisonRow, ...]
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Self:
+        """Return the table of a comparison."""
+        rows = tuple(
+            ComparisonRow(
+                quantity=row.quantity, left_s=row.left_s, right_s=row.right_s, error=row.error
+            )
+            for row in comparison.rows
+        )
+        return cls(left=comparison.left, right=comparison.right, rows=rows)
+
+
+class Result(_Record):
+    """What a run did: result.json.
+
+    `measured_step_s` is the median over all steps but the traced ones; `comparison` is about the
+    traced ones. `faults` lists where the trace departs from the plan.
+    """
+
+    id: str
+    settings: TrainSettings
+    machine: dict[str, Any]
+    plans: tuple[PlanRow, ...]
+    epochs: tuple[EpochRow, ...]
+    accuracy: float
+    predicted_step_s: float
+    measured_step_s: float
+    samples_per_s: float
+    comparison: ComparisonTable
+    faults: tuple[str, ...]
+    peak_memory_bytes: tuple[int, ...]
+
+    @property
+    def prediction_error(self) -> float:
+        """How far the predicted step is from the measured one, as a share of the measured."""
+        return self.predicted_step_s / self.measured_step_s - 1
+
+
+def read_result(folder: Path) -> Result:
+    """Return the result in a run's folder; InvalidInput names the file and what is wrong."""
+    path = folder / "result.json"
+    try:
+        return Result.model_validate_json(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {first_fault(error)}") from None

@@ -1,0 +1,185 @@
+"""What each rank does in a run: build, describe, profile, plan; train, and write it down."""
+
+import resource
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from paceline.core.compare import compare, conform
+from paceline.core.errors import InvalidInput
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Workload
+from paceline.data import Dataset, ShardedBatches, load, loader
+from paceline.links.group import Group
+from paceline.models import describe, find
+from paceline.planner import Forecast, forecast, rank
+from paceline.record.clock import clock_for
+from paceline.record.merge import gather_timeline
+from paceline.record.recorder import Recorder
+from paceline.record.trace import write_trace
+from paceline.report import write_report
+from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from paceline.settings import TrainSettings
+from paceline.strategies import STRATEGIES, find_strategy
+from paceline.training.loop import Epoch, Job, Outcome
+from paceline.training.profile import Profile, profile
+from paceline.training.step import SGD, Share, shares
+from paceline.training.this_machine import facts
+
+_SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model and its data on one rank; `workload` describes the rank's part of a step."""
+
+    settings: TrainSettings
+    group: Group
+    model: nn.Module
+    data: Dataset
+    workload: Workload
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.settings.epochs * -(-len(self.data.train) // self.settings.batch_size)
+
+    @property
+    def sgd(self) -> SGD:
+        """The optimizer's settings."""
+        return SGD(self.settings.learning_rate, self.settings.momentum)
+
+
+def build(settings: TrainSettings, group: Group) -> Setup:
+    """Load the data, build the model for it, and describe it. InvalidInput if they do not fit."""
+    if group.world_size != settings.workers:
+        raise InvalidInput(f"workers: {settings.workers} asked for, {group.world_size} started")
+    settings.config()
+    architecture = find(settings.model)
+    data = load(settings.data, architecture.input_shape, settings.seed)
+    torch.manual_seed(settings.seed)
+    model = architecture.build(data.num_classes)
+    size = -(-settings.batch_size // settings.workers)
+    inputs = torch.zeros(size, *data.sample_shape)
+    workload = describe(model, inputs, settings.model)
+    _check_outputs(model, data, settings.model)
+    return Setup(settings, group, model.to(group.device), data, workload)
+
+
+@torch.no_grad()
+def _check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
+    inputs, _ = data.train.__getitems__([0])
+    outputs = model.eval()(inputs)
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
+        shape = getattr(outputs, "shape", type(outputs).__name__)
+        raise InvalidInput(f"model {name}: gives {shape}, but must give (batch, classes)")
+    if outputs.shape[1] < data.num_classes:
+        raise InvalidInput(
+            f"model {name}: has {outputs.shape[1]} outputs, but {data.name} has "
+            f"{data.num_classes} classes"
+        )
+
+
+def profile_here(setup: Setup) -> Profile:
+    """Measure the model and the link on this machine, on all ranks together."""
+    settings, group = setup.settings, setup.group
+    batches = ShardedBatches(
+        len(setup.data.train), settings.batch_size, group.rank, group.world_size, settings.seed
+    )
+    data = loader(setup.data.train, batches)
+
+    def source() -> Iterator[Share]:
+        return shares(batches, data, group.device)
+
+    nbytes = setup.workload.gradient_nbytes
+    return profile(
+        setup.model, setup.workload, source, setup.sgd, group, settings.profile_s, nbytes
+    )
+
+
+def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
+    """Return what each strategy would take with these workers, best first."""
+    forecasts = []
+    for strategy in STRATEGIES.values():
+        chosen = strategy.name == setup.settings.strategy
+        config = (
+            setup.settings.config() if chosen else strategy.config(workers=setup.group.world_size)
+        )
+        forecasts.append(
+            forecast(setup.workload, measured.machine, strategy, config, measured.cost)
+        )
+    return rank(forecasts)
+
+
+def train_here(
+    setup: Setup,
+    chosen: Forecast,
+    report: Callable[[Epoch], None],
+    advance: Callable[[], None],
+) -> tuple[Outcome, Timeline]:
+    """Train on all ranks; return this rank's outcome and the timeline of all ranks."""
+    settings, group = setup.settings, setup.group
+    device = chosen.devices[group.rank]
+    job = Job(
+        model=setup.model,
+        data=setup.data,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        sgd=setup.sgd,
+        group=group,
+        recorder=Recorder(clock_for(group.device), device, group.rank),
+        report=report,
+        advance=advance,
+    )
+    torch.manual_seed(settings.seed)  # the profile has drawn random numbers
+    module, _, name = find_strategy(settings.strategy).run.partition(":")
+    outcome: Outcome = getattr(import_module(module), name)(job, settings.config())
+    return outcome, gather_timeline(outcome.spans, group)
+
+
+def result_of(
+    setup: Setup,
+    run_id: str,
+    forecasts: Sequence[Forecast],
+    outcome: Outcome,
+    measured: Timeline,
+) -> Result:
+    """Bring together what all ranks have to say of a run. All ranks must call it together."""
+    settings, group = setup.settings, setup.group
+    chosen = next(f for f in forecasts if f.strategy == settings.strategy)
+    plan = find_strategy(settings.strategy).plan(
+        setup.workload, chosen.machine, chosen.config, Window(measured.num_steps())
+    )
+    measured_step_s = median(outcome.step_seconds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Result(
+        id=run_id,
+        settings=settings,
+        machine=facts(group),
+        plans=tuple(PlanRow.of(forecast) for forecast in forecasts),
+        epochs=tuple(EpochRow(**asdict(epoch)) for epoch in outcome.epochs),
+        accuracy=outcome.epochs[-1].accuracy,
+        predicted_step_s=chosen.step_s,
+        measured_step_s=measured_step_s,
+        samples_per_s=settings.batch_size / measured_step_s,
+        comparison=ComparisonTable.of(compare(chosen.timeline, measured)),
+        faults=tuple(conform(plan, measured, _SLACK_S)),
+        peak_memory_bytes=tuple(group.gather(peak)),
+    )
+
+
+def write(result: Result, timelines: Iterable[Timeline]) -> Path:
+    """Write result.json, trace.json and report.html, and return their folder."""
+    folder = result.settings.output / result.id
+    folder.mkdir(parents=True, exist_ok=True)
+    write_trace(folder / "trace.json", timelines)
+    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_report(folder)
+    return folder

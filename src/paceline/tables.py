@@ -1,0 +1,53 @@
+"""The tables that a terminal shows."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from paceline.report.format import duration, nbytes, share
+from paceline.result import ComparisonTable, PlanRow, Result
+
+
+def plan_table(rows: Sequence[PlanRow], title: str) -> Table:
+    """Return the ranked plans, best first."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("strategy")
+    for column in ("workers", "predicted step", "samples/s", "wire/step"):
+        table.add_column(column, justify="right")
+    table.add_column("why", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.strategy,
+            str(row.workers),
+            duration(row.step_s),
+            f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
+            nbytes(row.wire_nbytes_per_step),
+            row.why,
+        )
+    return table
+
+
+def comparison_table(comparison: ComparisonTable) -> Table:
+    """Return two timelines side by side, per step."""
+    table = Table(title="Seconds per step", title_justify="left")
+    table.add_column("")
+    for column in (comparison.left, comparison.right, "error"):
+        table.add_column(column, justify="right")
+    for row in comparison.rows:
+        error = "" if row.error is None else f"{row.error:+.1%}"
+        table.add_row(row.quantity, duration(row.left_s), duration(row.right_s), error)
+    return table
+
+
+def summary(result: Result, folder: str) -> str:
+    """Return what a run achieved, in a few lines."""
+    return "\n".join(
+        (
+            f"accuracy   {share(result.accuracy)} of the test samples",
+            f"step       predicted {duration(result.predicted_step_s)}, "
+            f"measured {duration(result.measured_step_s)} ({result.prediction_error:+.1%})",
+            f"throughput {result.samples_per_s:,.0f} samples/s with "
+            f"{result.settings.workers} workers",
+            f"written    {folder}/result.json, trace.json, report.html",
+        )
+    )

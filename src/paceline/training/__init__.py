@@ -1,0 +1,1 @@
+"""The training step, the loop around it, and the profile of it: the same step in all three."""

@@ -1,0 +1,147 @@
+"""The loop of the synchronous strategies: epochs of steps, each followed by a test."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Span
+from paceline.data.dataset import Dataset, Samples, loader
+from paceline.data.sampler import ShardedBatches
+from paceline.links.group import Group
+from paceline.record.recorder import Recorder
+from paceline.training.step import SGD, Share, shares, train_step
+
+_MOST_TRACED = 20
+_NUM_WARM_UP = 2
+_FEWEST_STEPS = _NUM_WARM_UP + 2  # a period needs two
+_TEST_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch achieved: mean training loss, and loss and accuracy on the test samples."""
+
+    number: int
+    train_loss: float
+    test_loss: float
+    accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a strategy's runner needs on one rank.
+
+    `batch_size` is global. `report` is called after each epoch, `advance` after each step.
+    """
+
+    model: nn.Module
+    data: Dataset
+    batch_size: int
+    epochs: int
+    seed: int
+    sgd: SGD
+    group: Group
+    recorder: Recorder
+    report: Callable[[Epoch], None]
+    advance: Callable[[], None]
+
+    def batches(self) -> ShardedBatches:
+        """Return this rank's share of the training samples."""
+        group, samples = self.group, len(self.data.train)
+        return ShardedBatches(samples, self.batch_size, group.rank, group.world_size, self.seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a runner returns: the epochs, this rank's traced spans, and its steps' seconds."""
+
+    epochs: tuple[Epoch, ...]
+    spans: tuple[Span, ...]
+    step_seconds: tuple[float, ...]
+
+
+def train(job: Job, wrapped: nn.Module) -> Outcome:
+    """Train `wrapped`, which is the job's model in whatever exchanges its gradients.
+
+    The last steps of the second epoch (of the only one, if there is one) are traced. The seconds of
+    steps that are traced, the first of an epoch, or of the warm-up are not among `step_seconds`.
+    InvalidInput if an epoch has too few steps to be measured.
+    """
+    batches = job.batches()
+    if len(batches) < _FEWEST_STEPS:
+        raise InvalidInput(
+            f"batch_size: {job.batch_size} makes {len(batches)} steps of {batches.num_samples} "
+            f"samples; an epoch needs at least {_FEWEST_STEPS} to be measured"
+        )
+    optimizer = job.sgd.optimizer(job.model)
+    data = loader(job.data.train, batches)
+    traced_epoch = min(1, job.epochs - 1)
+    untraced = len(batches) - min(_MOST_TRACED, len(batches) - _NUM_WARM_UP)
+    epochs: list[Epoch] = []
+    seconds: list[float] = []
+    for number in range(job.epochs):
+        started = time.monotonic()
+        batches.set_epoch(number)
+        wrapped.train()
+        source = shares(batches, data, job.group.device)
+        loss = _steps(job, wrapped, optimizer, source, untraced if number == traced_epoch else None)
+        ends = job.recorder.step_ends()
+        if number == traced_epoch:
+            ends = ends[:untraced]
+        seconds += [end - start for start, end in pairwise(ends[_NUM_WARM_UP - 1 :])]
+        loss /= len(batches) * job.group.world_size
+        epochs.append(_test(job, number, loss, time.monotonic() - started))
+        job.report(epochs[-1])
+    return Outcome(tuple(epochs), tuple(job.recorder.spans()), tuple(seconds))
+
+
+def _steps(
+    job: Job,
+    wrapped: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Iterator[Share],
+    first_traced: int | None,
+) -> float:
+    """Take all steps of an epoch and return the sum of this rank's weighted losses."""
+    total = torch.zeros((), device=job.group.device)
+    for step in range(len(job.batches())):
+        if step == first_traced:
+            job.recorder.start_trace(job.model)
+        total += train_step(wrapped, optimizer, source, job.recorder)
+        job.advance()
+    job.recorder.stop_trace()
+    return float(total)
+
+
+def _test(job: Job, number: int, own_loss: float, seconds: float) -> Epoch:
+    """Test each rank's share of the test samples, and bring the sums together."""
+    own = evaluate(job.model, job.data.test, job.group)
+    rows = job.group.gather([own_loss, *own])
+    train_loss, test_loss, correct = (sum(column) for column in zip(*rows, strict=True))
+    num_samples = len(job.data.test)
+    return Epoch(number, train_loss, test_loss / num_samples, correct / num_samples, seconds)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, samples: Samples, group: Group) -> tuple[float, int]:
+    """Return the summed loss and the number of right answers on this rank's share of the samples.
+
+    Every sample is tested by exactly one rank.
+    """
+    model.eval()
+    loss, correct = 0.0, 0
+    own = range(group.rank, len(samples), group.world_size)
+    for first in range(0, len(own), _TEST_BATCH):
+        inputs, targets = samples.__getitems__(own[first : first + _TEST_BATCH])
+        targets = targets.to(group.device)
+        outputs = model(inputs.to(group.device))
+        loss += float(cross_entropy(outputs, targets, reduction="sum"))
+        correct += int((outputs.argmax(1) == targets).sum())
+    return loss, correct

@@ -1,0 +1,163 @@
+"""One rank of a run, from joining the others to writing the result.
+
+`python -m paceline.worker` is how the launcher starts a rank; under torchrun every rank calls
+`work` itself. Rank 0 speaks for all: tables and results on standard output, progress on standard
+error.
+"""
+
+import os
+import sys
+import traceback
+from typing import Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.core.errors import InvalidInput, PacelineError
+from paceline.links.group import Group, process_group
+from paceline.native import die_with_parent
+from paceline.result import PlanRow, Result
+from paceline.runs import build, plan_here, profile_here, result_of, train_here, write
+from paceline.settings import TrainSettings
+from paceline.tables import comparison_table, plan_table, summary
+from paceline.training.loop import Epoch
+
+
+class Order(BaseModel):
+    """What the ranks are to do: train, or only profile and plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    verb: Literal["train", "plan"]
+    settings: TrainSettings
+    run_id: str
+    as_json: bool = False
+    debug: bool = False
+
+
+def work(order: Order) -> int:
+    """Do this rank's part of the order and return the exit code; errors are one line each."""
+    try:
+        with process_group(order.settings.deadline_s) as group:
+            _share_cores()
+            try:
+                _carry_out(order, group)
+            except InvalidInput as error:
+                if group.first_to_say(str(error)):
+                    raise
+                return 2
+    except PacelineError as error:
+        return _say(order, str(error), 2 if isinstance(error, InvalidInput) else 1)
+    except Exception as error:
+        rank = os.environ.get("RANK", "0")
+        return _say(order, f"internal error in worker {rank}: {error!r} (--debug shows where)", 1)
+    return 0
+
+
+def _say(order: Order, message: str, exit_code: int) -> int:
+    if order.debug:
+        traceback.print_exc()
+    sys.stderr.write(f"paceline: {message}\n")
+    return exit_code
+
+
+def _share_cores() -> None:
+    """Divide the cores among the ranks of this machine, unless the user has done so."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+
+
+def _carry_out(order: Order, group: Group) -> None:
+    quiet = group.rank != 0
+    out, err = Console(quiet=quiet), Console(stderr=True, quiet=quiet)
+    setup = build(order.settings, group)
+    err.print(
+        f"{order.settings.model}: {setup.workload.num_parameters:,} parameters in "
+        f"{len(setup.workload.layers)} layers; profiling for {order.settings.profile_s:g} s"
+    )
+    measured = profile_here(setup)
+    forecasts = plan_here(setup, measured)
+    rows = tuple(PlanRow.of(forecast) for forecast in forecasts)
+    title = f"Predicted from a profile, {order.settings.batch_size} samples a step"
+    if order.verb == "plan":
+        _print_plan(rows, title, order, out)
+        return
+    (err if order.as_json else out).print(plan_table(rows, title))
+    chosen = next(f for f in forecasts if f.strategy == order.settings.strategy)
+    with _Progress(order, setup.num_steps, err) as progress:
+        outcome, timeline = train_here(setup, chosen, progress.report, progress.advance)
+    result = result_of(setup, order.run_id, forecasts, outcome, timeline)
+    if group.rank == 0:
+        folder = write(result, (chosen.timeline, timeline))
+        _print_result(result, str(folder), order, out)
+
+
+def _print_plan(rows: tuple[PlanRow, ...], title: str, order: Order, out: Console) -> None:
+    if order.as_json:
+        plans = TypeAdapter(tuple[PlanRow, ...]).dump_python(rows)
+        out.print_json(data={"model": order.settings.model, "origin": "predicted", "plans": plans})
+    else:
+        out.print(plan_table(rows, title))
+
+
+def _print_result(result: Result, folder: str, order: Order, out: Console) -> None:
+    if order.as_json:
+        out.print_json(result.model_dump_json())
+        return
+    out.print(comparison_table(result.comparison))
+    out.print(summary(result, folder), highlight=False)
+
+
+class _Progress:
+    """A bar in a terminal, a line for each epoch everywhere."""
+
+    def __init__(self, order: Order, num_steps: int, console: Console) -> None:
+        self._console = console
+        self._num_epochs = order.settings.epochs
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._steps = self._bar.add_task("", total=num_steps)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def advance(self) -> None:
+        """Count a step."""
+        self._bar.advance(self._steps)
+
+    def report(self, epoch: Epoch) -> None:
+        """Say what an epoch achieved."""
+        self._console.print(
+            f"epoch {epoch.number + 1}/{self._num_epochs}: train loss {epoch.train_loss:.4f}, "
+            f"test loss {epoch.test_loss:.4f}, accuracy {epoch.accuracy:.2%}",
+            highlight=False,
+        )
+
+
+def main() -> None:
+    """Carry out the order that the launcher gave as the only argument."""
+    die_with_parent(int(os.environ["PACELINE_LAUNCHER"]))
+    code = work(Order.model_validate_json(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: after a peer's death the threads of the process group may wait for it for ever.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
