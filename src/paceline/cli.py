@@ -7,10 +7,10 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
+from typer.exceptions import TyperException
 
-from paceline.core.errors import InvalidInput, PacelineError
+from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
 app = typer.Typer(
     help="Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand.",
@@ -223,8 +223,12 @@ def main() -> None:
     """Run the command line: exit code 0 if the work was done, 2 if what was asked cannot be."""
     try:
         code = app(standalone_mode=False)
-    except click.ClickException as error:
+    except TyperException as error:
         code = _fail(f"{error.format_message()} (see paceline --help)", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _fail("interrupted", 130)
+    except WorkersFailed as error:
+        code = error.exit_code
     except PacelineError as error:
         code = _fail(str(error), 2 if isinstance(error, InvalidInput) else 1)
     except Exception as error:

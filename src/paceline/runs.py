@@ -27,7 +27,7 @@ from paceline.report import write_report
 from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
 from paceline.settings import TrainSettings
 from paceline.strategies import STRATEGIES, find_strategy
-from paceline.training.loop import Epoch, Job, Outcome
+from paceline.training.loop import Epoch, Job, Outcome, share_batches
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
 from paceline.training.this_machine import facts
@@ -43,12 +43,13 @@ class Setup:
     group: Group
     model: nn.Module
     data: Dataset
+    batches: ShardedBatches
     workload: Workload
 
     @property
     def num_steps(self) -> int:
         """Steps of the whole run."""
-        return self.settings.epochs * -(-len(self.data.train) // self.settings.batch_size)
+        return self.settings.epochs * len(self.batches)
 
     @property
     def sgd(self) -> SGD:
@@ -63,13 +64,14 @@ def build(settings: TrainSettings, group: Group) -> Setup:
     settings.config()
     architecture = find(settings.model)
     data = load(settings.data, architecture.input_shape, settings.seed)
+    batches = share_batches(data, settings.batch_size, settings.seed, group)
     torch.manual_seed(settings.seed)
-    model = architecture.build(data.num_classes)
+    model = architecture.build(None if architecture.num_classes is None else data.num_classes)
     size = -(-settings.batch_size // settings.workers)
     inputs = torch.zeros(size, *data.sample_shape)
     workload = describe(model, inputs, settings.model)
     _check_outputs(model, data, settings.model)
-    return Setup(settings, group, model.to(group.device), data, workload)
+    return Setup(settings, group, model.to(group.device), data, batches, workload)
 
 
 @torch.no_grad()
@@ -89,13 +91,10 @@ def _check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
 def profile_here(setup: Setup) -> Profile:
     """Measure the model and the link on this machine, on all ranks together."""
     settings, group = setup.settings, setup.group
-    batches = ShardedBatches(
-        len(setup.data.train), settings.batch_size, group.rank, group.world_size, settings.seed
-    )
-    data = loader(setup.data.train, batches)
+    data = loader(setup.data.train, setup.batches)
 
     def source() -> Iterator[Share]:
-        return shares(batches, data, group.device)
+        return shares(setup.batches, data, group.device)
 
     nbytes = setup.workload.gradient_nbytes
     return profile(
@@ -129,9 +128,8 @@ def train_here(
     job = Job(
         model=setup.model,
         data=setup.data,
-        batch_size=settings.batch_size,
+        batches=setup.batches,
         epochs=settings.epochs,
-        seed=settings.seed,
         sgd=setup.sgd,
         group=group,
         recorder=Recorder(clock_for(group.device), device, group.rank),

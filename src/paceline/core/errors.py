@@ -15,3 +15,11 @@ class InvalidInput(PacelineError):
 
 class WorkerLost(PacelineError):
     """A worker ended, or stopped answering, before the run was done."""
+
+
+class WorkersFailed(PacelineError):
+    """The workers ended with an error that they have reported themselves."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"the workers ended with exit code {exit_code}")
+        self.exit_code = exit_code

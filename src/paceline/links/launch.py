@@ -15,19 +15,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from paceline.core.errors import InvalidInput, PacelineError, WorkerLost
+from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # for the others to notice by themselves that one is gone, and to say so
 _TERMINATION_S = 2.0
-
-
-class WorkersFailed(PacelineError):
-    """The workers ended with an error that they have already reported."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(f"the workers ended with exit code {exit_code}")
-        self.exit_code = exit_code
 
 
 @dataclass

@@ -38,8 +38,9 @@ def gather_timeline(spans: Sequence[Span], group: Group, origin: Origin = "measu
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
     """Return one timeline of spans that share a clock.
 
-    Spans of one name are one collective: it starts when the last rank has joined it, because what
-    the others do until then is waiting, and ends when the last rank has left it.
+    Spans of one name are one collective. It starts when the last rank has joined it, for what the
+    others do until then is waiting, and ends when the first rank has its result: what holds up a
+    rank after that is its own.
     """
     merged: dict[str, Span] = {}
     for spans in ranks:
@@ -52,10 +53,11 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
 
 
 def _join(one: Span, other: Span) -> Span:
+    start_s = max(one.start_s, other.start_s)
     return one._replace(
         on=tuple(dict.fromkeys((*one.on, *other.on))),
-        start_s=max(one.start_s, other.start_s),
-        end_s=max(one.end_s, other.end_s),
+        start_s=start_s,
+        end_s=max(start_s, min(one.end_s, other.end_s)),
     )
 
 

@@ -38,24 +38,19 @@ class Epoch:
 class Job:
     """All that a strategy's runner needs on one rank.
 
-    `batch_size` is global. `report` is called after each epoch, `advance` after each step.
+    `batches` are this rank's share of the training samples. `report` is called after each epoch,
+    `advance` after each step.
     """
 
     model: nn.Module
     data: Dataset
-    batch_size: int
+    batches: ShardedBatches
     epochs: int
-    seed: int
     sgd: SGD
     group: Group
     recorder: Recorder
     report: Callable[[Epoch], None]
     advance: Callable[[], None]
-
-    def batches(self) -> ShardedBatches:
-        """Return this rank's share of the training samples."""
-        group, samples = self.group, len(self.data.train)
-        return ShardedBatches(samples, self.batch_size, group.rank, group.world_size, self.seed)
 
 
 @dataclass(frozen=True)
@@ -67,19 +62,28 @@ class Outcome:
     step_seconds: tuple[float, ...]
 
 
+def share_batches(data: Dataset, batch_size: int, seed: int, group: Group) -> ShardedBatches:
+    """Return this rank's share of the training samples; `batch_size` is that of all ranks.
+
+    InvalidInput if an epoch has too few steps to be measured.
+    """
+    num_samples = len(data.train)
+    batches = ShardedBatches(num_samples, batch_size, group.rank, group.world_size, seed)
+    if len(batches) < _FEWEST_STEPS:
+        raise InvalidInput(
+            f"batch_size: {batch_size} makes {len(batches)} steps of {num_samples} samples; "
+            f"an epoch needs at least {_FEWEST_STEPS} to be measured"
+        )
+    return batches
+
+
 def train(job: Job, wrapped: nn.Module) -> Outcome:
     """Train `wrapped`, which is the job's model in whatever exchanges its gradients.
 
     The last steps of the second epoch (of the only one, if there is one) are traced. The seconds of
     steps that are traced, the first of an epoch, or of the warm-up are not among `step_seconds`.
-    InvalidInput if an epoch has too few steps to be measured.
     """
-    batches = job.batches()
-    if len(batches) < _FEWEST_STEPS:
-        raise InvalidInput(
-            f"batch_size: {job.batch_size} makes {len(batches)} steps of {batches.num_samples} "
-            f"samples; an epoch needs at least {_FEWEST_STEPS} to be measured"
-        )
+    batches = job.batches
     optimizer = job.sgd.optimizer(job.model)
     data = loader(job.data.train, batches)
     traced_epoch = min(1, job.epochs - 1)
@@ -111,7 +115,7 @@ def _steps(
 ) -> float:
     """Take all steps of an epoch and return the sum of this rank's weighted losses."""
     total = torch.zeros((), device=job.group.device)
-    for step in range(len(job.batches())):
+    for step in range(len(job.batches)):
         if step == first_traced:
             job.recorder.start_trace(job.model)
         total += train_step(wrapped, optimizer, source, job.recorder)

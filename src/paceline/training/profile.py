@@ -54,8 +54,8 @@ def profile(
 ) -> Profile:
     """Profile `model` for about `seconds`, on all ranks together; the model itself is not touched.
 
-    `workload` describes one rank's part of a step. `source` begins an epoch of training data each time that it is called. The link between the
-    ranks is measured with messages of up to `exchange_nbytes`.
+    `workload` describes one rank's part of a step. `source` begins an epoch of training data each
+    time that it is called. The link is measured with messages of up to `exchange_nbytes`.
     """
     recorder = Recorder(clock_for(group.device), "", group.rank)
     copied = copy.deepcopy(model).train()

@@ -38,8 +38,8 @@ def this_machine(
 ) -> Machine:
     """Return a machine with one device for each rank and links as fast as the measured all-reduces.
 
-    `reductions` are a small and a large one. A profile sees no topology: all ranks are put on one host, those on CPUs joined by its link with
-    itself, GPUs in a ring.
+    `reductions` are a small and a large one. A profile sees no topology: all ranks are put on one
+    host, those on CPUs joined by its link with itself, GPUs in a ring.
     """
     memory = _memory_bytes()
     kind = "gpu" if group.device.type == "cuda" else "cpu"

@@ -1,0 +1,235 @@
+"""The arithmetic and the memory traffic of one PyTorch operation.
+
+A multiplication and an addition are two operations. Matrix products, convolutions and attention
+follow PyTorch's own formulas (`torch.utils.flop_counter`), except for what those get wrong: they
+count the weight gradient of a grouped convolution once per group, and the fused CPU kernels for
+LSTMs and attention as nothing. Everything else, which they leave out, is counted from its
+definition: each addition, multiplication, division, comparison, root, exponential and logarithm is
+one operation; the constants stand in the tables below. An operation in none of the tables costs
+one per value it returns. Moving data, a look-up in an embedding too, costs bytes only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
+
+_Formula = Callable[[Sequence[Any], Any], int]
+
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+# These write their result without reading the tensor whose shape or storage they take.
+_FILLS = frozenset(
+    {"zeros", "zeros_like", "new_zeros", "zero", "ones", "ones_like", "new_ones", "full"}
+    | {"full_like", "new_full", "fill", "arange", "scalar_tensor"}
+)
+_RANDOM = frozenset({"bernoulli", "uniform", "normal", "random", "rand_like", "randn_like"})
+# These read only the rows that they look up.
+_LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
+_MOVES = _ALLOCATIONS | _FILLS | _LOOKUPS
+_MOVES |= {"clone", "copy", "_to_copy", "cat", "stack", "repeat", "flip", "roll", "constant_pad_nd"}
+_MOVES |= {"select_backward", "slice_backward", "slice_scatter", "select_scatter", "tril", "triu"}
+_MOVES |= {"reflection_pad2d", "replication_pad2d", "upsample_nearest2d", "unfold", "scatter"}
+
+# Operations per value of the first argument.
+_PER_INPUT = {
+    "sigmoid": 4,  # 1 / (1 + exp(-x))
+    "tanh": 5,  # 1 - 2 / (exp(2 x) + 1)
+    "silu": 5,  # x sigmoid(x)
+    "gelu": 5,  # x / 2 (1 + erf(x / sqrt(2)))
+    "softplus": 3,
+    "sigmoid_backward": 3,  # g y (1 - y)
+    "tanh_backward": 3,  # g (1 - y y)
+    "silu_backward": 9,
+    "gelu_backward": 12,
+    "_softmax": 5,  # maximum, difference, exponential, sum, quotient
+    "_safe_softmax": 5,
+    "_log_softmax": 5,
+    "_softmax_backward_data": 4,  # y (g - sum(g y))
+    "_log_softmax_backward_data": 4,
+    "native_layer_norm": 8,  # mean 1, variance 3, normalise and scale 4
+    "native_layer_norm_backward": 13,
+    "native_group_norm": 8,
+    "native_group_norm_backward": 13,
+    "_fused_rms_norm": 4,
+    "_fused_rms_norm_backward": 9,
+    "var": 4,
+    "var_mean": 4,
+    "std": 4,
+    "_adaptive_avg_pool2d": 1,
+    "_adaptive_avg_pool3d": 1,
+    "adaptive_max_pool2d": 1,
+    "max_pool2d_with_indices_backward": 1,
+    "max_pool3d_with_indices_backward": 1,
+    "embedding_dense_backward": 1,  # each gradient row is added to its row of the table
+}
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists, tuples, mappings and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+def stored_nbytes(tensor: Tensor) -> int:
+    """Bytes that the values of `tensor` take: repeated (expanded) values are stored once."""
+    if tensor.layout == torch.sparse_coo:
+        return stored_nbytes(tensor._indices()) + stored_nbytes(tensor._values())
+    if tensor.layout != torch.strided:
+        return tensor.numel() * tensor.element_size()
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    values = prod(size for size, stride in sides if stride or not size)
+    return min(values * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def allocates(func: OpOverload) -> bool:
+    """Whether `func` only takes memory, without reading or writing any."""
+    return _base_name(func) in _ALLOCATIONS
+
+
+def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Bytes that one operation reads and writes; the caller leaves out views."""
+    name, written = _base_name(func), sum(map(stored_nbytes, outputs))
+    if allocates(func):
+        return 0
+    if name in _FILLS or name in _RANDOM:
+        return written
+    if name in _LOOKUPS:
+        return 2 * written + sum(map(stored_nbytes, inputs[1:]))
+    if name == "copy":
+        return written + sum(map(stored_nbytes, inputs[1:]))
+    return written + sum(map(stored_nbytes, inputs))
+
+
+def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """Floating-point operations of one call of `func`; the caller leaves out views."""
+    name = _base_name(func)
+    if name in _MOVES:
+        return 0
+    if name in _FORMULAS:
+        return _FORMULAS[name](args, out)
+    if func.overloadpacket in flop_registry:
+        return int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+    if not any(t.is_floating_point() for t in tensors_in((args, out))):
+        return 0
+    if name in _PER_INPUT or torch.Tag.reduction in func.tags:
+        return _PER_INPUT.get(name, 1) * next(tensors_in(args)).numel()
+    return max((t.numel() for t in tensors_in(out)), default=0)
+
+
+def _base_name(func: OpOverload) -> str:
+    """`add` for aten.add.Tensor and for its in-place form; the full name outside of aten."""
+    name: str = func.overloadpacket.__name__ if func.namespace == "aten" else func.name()
+    return name.removesuffix("_")
+
+
+def _convolution_backward(args: Sequence[Any], out: Any) -> int:
+    """Gradients of input and weight each take as many operations as the forward pass."""
+    gradient, x, weight = args[:3]
+    transposed, mask = args[7], args[10]
+    pixels = (x if transposed else gradient).shape[2:]
+    product = 2 * x.shape[0] * prod(pixels) * weight.numel()
+    return int(product * (mask[0] + mask[1]) + gradient.numel() * mask[2])
+
+
+def _batch_norm(args: Sequence[Any], out: Any) -> int:
+    """Mean 1, variance 3 (both only in training), normalise and scale 4."""
+    return int(args[0].numel() * (8 if args[5] else 4))
+
+
+def _batch_norm_backward(args: Sequence[Any], out: Any) -> int:
+    """Normalise again 2, two sums 3, gradient of the input 4 (1 where the statistics are fixed)."""
+    return int(args[0].numel() * (9 if args[7] else 6))
+
+
+def _pool(args: Sequence[Any], out: Any) -> int:
+    """One operation per value of the window and value returned."""
+    output: Tensor = next(tensors_in(out))
+    return output.numel() * _window(args[1], args[0].dim())
+
+
+def _average_pool_backward(args: Sequence[Any], out: Any) -> int:
+    return int(args[0].numel() * _window(args[2], args[0].dim()))
+
+
+def _window(size: Sequence[int], dim: int) -> int:
+    # One number stands for all sides of a window; a batch has two dimensions more than its images.
+    return prod(size) if len(size) > 1 else int(size[0]) ** (dim - 2)
+
+
+def _rnn(args: Sequence[Any], out: Any) -> int:
+    """Every step multiplies every sample with all weight matrices; the cells cost little."""
+    x, weights = args[0], args[1] if isinstance(args[1], list | tuple) else args[1:5]
+    return int(2 * prod(x.shape[:-1]) * sum(w.numel() for w in weights if w.dim() == 2))
+
+
+def _rnn_backward(args: Sequence[Any], out: Any) -> int:
+    return 2 * _rnn(args, out)
+
+
+def _power(args: Sequence[Any], out: Any) -> int:
+    """Count x * x, sqrt(x) and 1 / x as one operation and exp(b log(x)) as three."""
+    single = not isinstance(args[1], Tensor) and args[1] in {2, 0.5, -1}
+    return int(out.numel() * (1 if single else 3))
+
+
+def _trilinear(args: Sequence[Any], out: Any) -> int:
+    """Two multiplications and an addition per point of the space that the three tensors span."""
+    shapes = []
+    for tensor, new_dims in zip(args[:3], args[3:6], strict=True):
+        shape = list(tensor.shape)
+        for dim in sorted(new_dims):
+            shape.insert(dim, 1)
+        shapes.append(shape)
+    return 3 * int(prod(torch.broadcast_shapes(*shapes)))
+
+
+def _attention(args: Sequence[Any], out: Any) -> int:
+    formula = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
+    return int(formula(*args[:3], out_val=out))
+
+
+def _attention_backward(args: Sequence[Any], out: Any) -> int:
+    formula = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward]
+    return int(formula(*args[:4], out_val=out))
+
+
+_FORMULAS: dict[str, _Formula] = {
+    "convolution_backward": _convolution_backward,
+    "pow": _power,
+    "_trilinear": _trilinear,
+    "mv": lambda args, out: 2 * args[0].numel(),
+    "addmv": lambda args, out: 2 * args[1].numel(),
+    "dot": lambda args, out: 2 * args[0].numel(),
+    "_embedding_bag": lambda args, out: args[1].numel() * args[0].shape[1],
+    "_embedding_bag_backward": lambda args, out: args[1].numel() * args[0].shape[1],
+    "index_add": lambda args, out: args[3].numel(),
+    "scatter_add": lambda args, out: args[3].numel(),
+    "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
+    "native_batch_norm": _batch_norm,
+    "cudnn_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "mkldnn_rnn_layer": _rnn,
+    "mkldnn_rnn_layer_backward": _rnn_backward,
+    "_cudnn_rnn": _rnn,
+    "_cudnn_rnn_backward": _rnn_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+}
+for _dims in ("2d", "3d"):
+    _FORMULAS[f"max_pool{_dims}_with_indices"] = _pool
+    _FORMULAS[f"avg_pool{_dims}"] = _pool
+    _FORMULAS[f"avg_pool{_dims}_backward"] = _average_pool_backward

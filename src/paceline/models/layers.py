@@ -1,0 +1,50 @@
+"""What a layer of a model is: shared by the description of a model and by its recordings."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from paceline.core.errors import InvalidInput
+
+ROOT = "(root)"
+
+
+@dataclass(frozen=True, eq=False)
+class LayerModule:
+    """A module that owns trainable parameters itself, not only through its children.
+
+    `name` is the module's qualified name in the model ("features.0"), or "(root)" for the model
+    itself. `parameters` pairs the qualified name of each of its own trainable parameters with the
+    tensor. A parameter that several modules share stands only in the first.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: tuple[tuple[str, nn.Parameter], ...]
+
+
+def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
+    """Return the layers of `model` in the order in which its modules are registered.
+
+    Frozen parameters are left out, and a module without trainable parameters of its own is no
+    layer. In a training step the layers may run in another order: `Workload.layers` has that one.
+    Raises InvalidInput for parameters whose shape is not known yet (PyTorch's lazy modules).
+    """
+    layers: list[LayerModule] = []
+    seen: set[nn.Parameter] = set()
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        own: list[tuple[str, nn.Parameter]] = []
+        for short, parameter in module.named_parameters(recurse=False):
+            if is_lazy(parameter):
+                raise InvalidInput(
+                    f"parameter {prefix + short!r} has no shape yet: run the model on one batch "
+                    "first, so that its lazy modules are initialised"
+                )
+            if parameter.requires_grad and parameter not in seen:
+                seen.add(parameter)
+                own.append((prefix + short, parameter))
+        if own:
+            layers.append(LayerModule(name or ROOT, module, tuple(own)))
+    return tuple(layers)

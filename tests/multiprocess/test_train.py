@@ -1,0 +1,102 @@
+"""Whole runs with real worker processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.record.trace import read_trace
+
+QUICK = ("--profile-s", "0.2", "--epochs", "2")
+
+
+@pytest.fixture
+def result(tmp_path: Path, paceline) -> dict:
+    done = paceline("train", "lenet5", "--data", "digits", "--workers", "2", "--json", *QUICK)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_a_run_writes_its_three_files_and_what_they_say_fits_together(result, tmp_path):
+    folder = tmp_path / "runs" / result["id"]
+    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert result["samples_per_s"] == pytest.approx(64 / result["measured_step_s"])
+    assert result["plans"][0]["step_s"] == result["predicted_step_s"]
+    assert result["accuracy"] == result["epochs"][-1]["accuracy"]
+    assert len(result["peak_memory_bytes"]) == 2
+
+
+def test_the_measured_timeline_conforms_to_the_plan(result, tmp_path):
+    assert result["faults"] == []
+    timelines = read_trace(tmp_path / "runs" / result["id"] / "trace.json")
+    measured = timelines["measured"]
+    assert measured.num_steps() == 20
+    # 61,706 gradients fit in one bucket, which both ranks reduce together.
+    reductions = [span for span in measured.spans if span.name.startswith("s0/reduce")]
+    assert [span.name for span in reductions] == ["s0/reduce[0]"]
+    assert {resource.owner for resource in reductions[0].on} == {"cpu0", "cpu1"}
+
+
+def test_the_trace_has_no_overlapping_slices_on_a_track(result, tmp_path):
+    events = json.loads((tmp_path / "runs" / result["id"] / "trace.json").read_text())
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events["traceEvents"]:
+        if event["ph"] == "X":
+            start, end = event["ts"], event["ts"] + event["dur"]
+            tracks.setdefault((event["pid"], event["tid"]), []).append((start, end))
+    assert len(tracks) == 4 + 5  # lanes of two devices, measured; predicted, and the link
+    for slices in tracks.values():
+        slices.sort()
+        nanosecond = 1e-3
+        assert all(a[1] <= b[0] + nanosecond / 2 for a, b in zip(slices, slices[1:], strict=False))
+
+
+def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, start):
+    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = start(*module, "-m", "paceline", "train", "lenet5", "--json", *QUICK).finish()
+    assert done.code == 0, done.err
+    other = json.loads(done.out)
+    assert [row["train_loss"] for row in other["epochs"]] == [
+        row["train_loss"] for row in result["epochs"]
+    ]
+
+
+def test_compare_and_report_work_on_the_files_alone(result, tmp_path, paceline):
+    folder = f"runs/{result['id']}"
+    done = paceline("compare", folder, "--json")
+    again = json.loads(done.out)["rows"]
+    for row, written in zip(again, result["comparison"]["rows"], strict=True):
+        assert row["quantity"] == written["quantity"]
+        for side in ("left_s", "right_s"):  # the trace counts nanoseconds
+            assert row[side] == pytest.approx(written[side], abs=2e-9)
+    report = tmp_path / folder / "report.html"
+    report.unlink()
+    assert paceline("report", folder).code == 0
+    assert report.exists()
+
+
+def test_one_worker_needs_no_exchange(paceline):
+    done = paceline("train", "lenet5", "--workers", "1", "--json", *QUICK)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["plans"][0]["wire_nbytes_per_step"] == 0
+
+
+def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
+    done = paceline("plan", "lenet5", "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["plans"]
+    # 61,706 float32 gradients: each of two ranks sends all of them through the host's link.
+    assert [row["wire_nbytes_per_step"] for row in rows] == [2 * 4 * 61_706]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_of_the_users_own(paceline, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))\n"
+    )
+    done = paceline("train", "mine:net", "--json", *QUICK)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["faults"] == []

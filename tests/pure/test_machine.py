@@ -1,0 +1,221 @@
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from paceline.core.cost import (
+    Measured,
+    Rate,
+    Roofline,
+    compute_lane,
+    exchange_lane,
+    link_lane,
+)
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.plan import Cost, Kind, Task
+from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from paceline.machine_file import read_machine
+
+HOST = {
+    "cores": 2,
+    "memory_bytes": "8 GiB",
+    "memory_bandwidth_bytes_per_s": "10 GB/s",
+    "source": "made up",
+}
+DEVICE = {
+    "flops_per_s": "1 Tflop/s",
+    "memory_bytes": "8 GiB",
+    "memory_bandwidth_bytes_per_s": "100 GB/s",
+    "source": "made up",
+}
+
+
+def machine(devices: list[tuple[str, str, str]], links: list[tuple[str, str, str]]) -> Machine:
+    hosts = sorted({host for _, host, _ in devices})
+    return Machine.model_validate(
+        {
+            "name": "test",
+            "hosts": [HOST | {"name": host} for host in hosts],
+            "devices": [
+                DEVICE | {"name": name, "host": host, "kind": kind} for name, host, kind in devices
+            ],
+            "links": [
+                {"between": [a, b], "bandwidth_bytes_per_s": w, "latency_s": "10 us", "source": "-"}
+                for a, b, w in links
+            ],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "value"),
+    [
+        (BytesPerSecond, "1 Gbit/s", 125e6),
+        (BytesPerSecond, "16 GB/s", 16e9),
+        (BytesPerSecond, "1GiB/s", 2**30),
+        (Bytes, "24 GiB", 24 * 2**30),
+        (Bytes, 512, 512),
+        (Seconds, "50 us", 50e-6),
+        (Seconds, "1.5e2 ns", 150e-9),
+        (FlopsPerSecond, "9.3 Tflop/s", 9.3e12),
+    ],
+)
+def test_quantities_are_read_in_base_units(unit, text, value):
+    assert TypeAdapter(unit).validate_python(text) == pytest.approx(value, rel=1e-12)
+
+
+@given(st.floats(1e-3, 1e6, allow_nan=False), st.sampled_from(["k", "M", "G", "T"]))
+def test_a_quantity_written_out_is_read_back(number: float, prefix: str):
+    factor = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[prefix]
+    read = TypeAdapter(BytesPerSecond).validate_python(f"{number} {prefix}bit/s")
+    assert read == pytest.approx(number * factor / 8)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_quantity_or_a_clear_error(text: str):
+    try:
+        assert TypeAdapter(Seconds).validate_python(text) >= 0
+    except ValueError as error:
+        assert "unit" in str(error) or "quantity" in str(error) or "number" in str(error)
+
+
+def names(route) -> list[str]:
+    return [f"{hop.source}->{hop.target}" for hop in route]
+
+
+def test_routes_take_the_fewest_hops_and_then_the_widest_way():
+    gpus = [(f"gpu{i}", "box", "gpu") for i in range(4)]
+    links = [
+        ("gpu0", "gpu1", "20 GB/s"),
+        ("gpu1", "gpu3", "20 GB/s"),
+        ("gpu0", "gpu2", "40 GB/s"),
+        ("gpu2", "gpu3", "40 GB/s"),
+    ]
+    m = machine(gpus, links)
+    assert names(m.route(m.devices[0], m.devices[1])) == ["gpu0->gpu1"]
+    assert names(m.route(m.devices[0], m.devices[3])) == ["gpu0->gpu2", "gpu2->gpu3"]
+    assert names(m.route(m.devices[3], m.devices[0])) == ["gpu3->gpu2", "gpu2->gpu0"]
+
+
+def test_cores_stand_where_their_host_stands():
+    m = machine(
+        [("cpu0", "a", "cpu"), ("cpu1", "a", "cpu"), ("cpu2", "b", "cpu")],
+        [("a", "a", "1 GB/s"), ("a", "b", "1 Gbit/s")],
+    )
+    assert names(m.route(m.devices[0], m.devices[1])) == ["a->a"]
+    assert names(m.route(m.devices[0], m.devices[2])) == ["a->b"]
+
+
+def test_a_missing_way_is_named():
+    apart = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [])
+    with pytest.raises(ValueError, match="no link leads from 'a' to 'b'"):
+        apart.route(*apart.devices)
+    together = machine([("cpu0", "a", "cpu"), ("cpu1", "a", "cpu")], [])
+    with pytest.raises(ValueError, match="two workers on 'a' need a link"):
+        together.route(*together.devices)
+
+
+@pytest.mark.parametrize(
+    ("flops", "nbytes", "num_calls", "seconds"),
+    [(4e12, 0, 0, 4.0), (0, 300e9, 0, 3.0), (1e12, 500e9, 0, 5.0), (1e12, 0, 10, 1.0001)],
+)
+def test_roofline_takes_the_slower_of_arithmetic_and_traffic(flops, nbytes, num_calls, seconds):
+    rate = Rate(flops_per_s=1e12, nbytes_per_s=100e9, call_latency_s=1e-5)
+    lane = compute_lane("gpu0")
+    task = Task("t", Kind.FORWARD, (lane,), Cost(flops, nbytes, num_calls))
+    assert Roofline({lane: rate}).seconds(task) == pytest.approx(seconds)
+
+
+def test_a_transfer_is_priced_by_its_link_and_not_by_the_devices_that_it_holds():
+    m = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [("a", "b", "1 Gbit/s")])
+    on = (link_lane("b", "a"), exchange_lane("cpu0"), exchange_lane("cpu1"))
+    task = Task("t", Kind.REDUCE, on, Cost(nbytes=125e6, num_calls=2))
+    assert Roofline.of(m).seconds(task) == pytest.approx(1 + 2e-5)
+
+
+def test_nothing_to_price_by_is_an_error():
+    task = Task("t", Kind.REDUCE, (exchange_lane("cpu0"),), Cost(1))
+    with pytest.raises(ValueError, match=r"none of \['cpu0/exchange'\] has a rate"):
+        Roofline({}).seconds(task)
+
+
+def test_measured_prices_come_first():
+    lane = compute_lane("cpu0")
+    cost = Measured({("cpu0", Kind.FORWARD, "conv1"): 0.5}, Roofline({lane: Rate(1.0)}))
+    known = Task("a", Kind.FORWARD, (lane,), Cost(7), part="conv1")
+    unknown = Task("b", Kind.BACKWARD, (lane,), Cost(7), part="conv1")
+    assert (cost.seconds(known), cost.seconds(unknown)) == (0.5, 7.0)
+
+
+GOOD = """
+    name = "pair"
+
+    [[hosts]]
+    name = "a"
+    cores = 2
+    memory_bytes = "8 GiB"
+    memory_bandwidth_bytes_per_s = "10 GB/s"
+    source = "data sheet"
+
+    [[devices]]
+    name = "gpu0"
+    host = "a"
+    kind = "gpu"
+    flops_per_s = "1 Tflop/s"
+    memory_bytes = "8 GiB"
+    memory_bandwidth_bytes_per_s = "100 GB/s"
+    source = "data sheet"
+
+    [[links]]
+    between = ["gpu0", "a"]
+    bandwidth_bytes_per_s = "16 GB/s"
+    latency_s = "10 us"
+    source = "data sheet"
+"""
+
+
+def test_a_machine_file_is_read(tmp_path: Path):
+    path = tmp_path / "pair.toml"
+    path.write_text(dedent(GOOD))
+    assert read_machine(path).links[0].bandwidth_bytes_per_s == 16e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('host = "a"\n', "", "devices.0.host: Field required"),
+        ('"16 GB/s"', '"-16 GB/s"', "links.0.bandwidth_bytes_per_s: '-16 GB/s' is not a quantity"),
+        ('"16 GB/s"', "-16e9", "links.0.bandwidth_bytes_per_s: Input should be greater than 0"),
+        ('"16 GB/s"', '"16 GB"', "links.0.bandwidth_bytes_per_s: unknown unit 'GB' in '16 GB'"),
+        ('["gpu0", "a"]', '["gpu0", "b"]', "links.gpu0--b.between: nothing is called 'b'"),
+        ('host = "a"', 'host = "c"', "devices.gpu0.host: no host 'c'; known: ['a']"),
+        ('kind = "gpu"', 'kind = "tpu"', "devices.0.kind: Input should be 'cpu' or 'gpu'"),
+        ('name = "gpu0"', 'name = "a"', "names must be unique, but ['a'] stand twice"),
+        ("cores = 2", "cores = 2\ncorse = 3", "hosts.0.corse: Extra inputs are not permitted"),
+        ("cores = 2", "cores = ", "not TOML: Invalid value (at line 6, column 9)"),
+    ],
+)
+def test_a_bad_machine_file_is_named_with_its_field(tmp_path: Path, old, new, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(dedent(GOOD).replace(old, new, 1))
+    with pytest.raises(InvalidInput) as caught:
+        read_machine(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_machine_file_is_named(tmp_path: Path):
+    with pytest.raises(InvalidInput, match=r"none.toml: cannot be read: No such file"):
+        read_machine(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("path", sorted(Path("machines").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_machine_of_the_repository_is_valid_and_connected(path: Path):
+    known = read_machine(path)
+    for device in known.devices[1:]:
+        known.route(known.devices[0], device)

@@ -1,0 +1,235 @@
+"""The costs that `describe` finds, against counts by hand and published totals."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.core.workload import Layer, Workload
+from paceline.models import describe, find
+from paceline.models.trace import CostCounter
+
+
+def only(workload: Workload) -> Layer:
+    (layer,) = workload.layers
+    return layer
+
+
+def test_linear_costs_two_operations_per_weight_and_sample() -> None:
+    layer = only(describe(nn.Linear(4, 3), torch.zeros(2, 4)))
+    assert layer.forward.flops == 2 * 2 * 4 * 3
+    assert layer.forward.nbytes == 4 * (3 + 2 * 4 + 4 * 3 + 2 * 3)  # bias, input, weight, output
+    assert layer.forward.num_calls == 1
+    assert layer.backward.flops == 2 * 2 * 4 * 3 + 2 * 3  # weight and bias; no input gradient
+    assert layer.activation_nbytes == 4 * 2 * 3
+
+
+def test_second_linear_also_pays_for_the_gradient_of_its_input() -> None:
+    workload = describe(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5)), torch.zeros(2, 4))
+    assert workload.layers[1].backward.flops == 2 * (2 * 2 * 3 * 5) + 2 * 5
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_convolution_costs_the_same_per_weight_with_groups(groups: int) -> None:
+    first, second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 3, groups=groups, bias=False)
+    layer = describe(nn.Sequential(first, second), torch.zeros(2, 3, 7, 6)).layers[1]
+    product = 2 * (2 * 5 * 4) * (8 * (4 // groups) * 9)
+    assert layer.forward.flops == product
+    assert layer.backward.flops == 2 * product
+
+
+def test_convolution_without_input_gradient_agrees_with_torch() -> None:
+    model, batch = nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.zeros(2, 3, 9, 9)
+    with FlopCounterMode(display=False) as counter:
+        model(batch).sum().backward()
+    layer = only(describe(model, batch))
+    bias_gradient = 2 * 8 * 5 * 5
+    assert layer.forward.flops + layer.backward.flops == counter.get_total_flops() + bias_gradient
+
+
+def test_transposed_convolution() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(4, 6, 3, groups=2, bias=False))
+    layer = describe(model, torch.zeros(2, 3, 7, 6)).layers[1]
+    assert layer.forward.flops == 2 * (2 * 7 * 6) * (4 * 3 * 9)
+    assert layer.backward.flops == 2 * layer.forward.flops
+
+
+def test_lstm() -> None:
+    steps, samples, inputs, hidden = 5, 2, 4, 3
+    layer = only(describe(nn.LSTM(inputs, hidden), torch.zeros(steps, samples, inputs)))
+    products = 2 * steps * samples * 4 * hidden * (inputs + hidden)
+    # Per unit: 4 additions in the gates, three sigmoids of 4, two tanh of 5, 4 in the cell.
+    cells = steps * samples * hidden * (4 + 3 * 4 + 2 * 5 + 4)
+    assert layer.forward.flops == products + cells
+
+
+def test_wide_lstm_is_mostly_its_matrix_products_on_every_path() -> None:
+    steps, samples, inputs, hidden = 5, 4, 96, 256
+    model, batch = nn.LSTM(inputs, hidden), torch.zeros(steps, samples, inputs)
+    per_step = 2 * samples * 4 * hidden
+    products = steps * per_step * (inputs + hidden)
+    # All weights get gradients; none is needed for the data and for the state before the first.
+    gradients = products + (steps - 1) * per_step * hidden
+    accumulation = (steps - 1) * 4 * hidden * (inputs + hidden)
+    layer = only(describe(model, batch))
+    assert products < layer.forward.flops < 1.02 * products
+    assert gradients + accumulation < layer.backward.flops < 1.02 * (gradients + accumulation)
+    # On real values the CPU has a kernel of its own, which also computes the missing gradients.
+    with CostCounter() as forward:
+        outputs, _ = model(batch)
+    gradient = torch.ones_like(outputs)
+    with CostCounter() as backward:
+        outputs.backward(gradient)
+    assert products <= forward.counts[0] < 1.02 * products
+    assert gradients <= backward.counts[0] <= 2.02 * products
+
+
+def test_embedding_moves_rows_and_adds_gradients() -> None:
+    layer = only(describe(nn.Embedding(1000, 3), torch.zeros(2, 5, dtype=torch.long)))
+    assert layer.forward.flops == 0
+    assert layer.forward.nbytes == 8 * 2 * 5 + 2 * (4 * 2 * 5 * 3)  # not the whole table
+    assert layer.backward.flops == 2 * 5 * 3
+
+
+@pytest.mark.parametrize(("training", "forward", "backward"), [(True, 8, 9), (False, 4, 6)])
+def test_batch_norm(training: bool, forward: int, backward: int) -> None:
+    model = nn.BatchNorm2d(3).train(training)
+    layer = only(describe(model, torch.zeros(2, 3, 4, 5)))
+    assert layer.forward.flops == pytest.approx(forward * 2 * 3 * 4 * 5, abs=1)
+    assert layer.backward.flops == backward * 2 * 3 * 4 * 5
+
+
+def count(operation: Callable[..., Any], *tensors: Tensor) -> tuple[int, int, int]:
+    counter = CostCounter()
+    with counter:
+        operation(*tensors)
+    return counter.counts
+
+
+X = torch.zeros(2, 3, 8, 6)
+Q = torch.zeros(2, 2, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("operation", "flops", "nbytes"),
+    [
+        (lambda x: x + 1, 288, 2 * 1152),
+        (torch.relu_, 288, 2 * 1152),
+        (torch.sigmoid, 4 * 288, 2 * 1152),
+        (lambda x: x**2, 288, 2 * 1152),
+        (lambda x: x**0.75, 3 * 288, 2 * 1152),
+        (lambda x: x.sum(), 288, 1152 + 4),
+        (lambda x: x.mean((2, 3)), 288, 1152 + 4 * 6),
+        (lambda x: F.softmax(x, 1), 5 * 288, 2 * 1152),
+        (lambda x: F.max_pool2d(x, 2), 4 * 72, 1152 + 72 * (4 + 8)),
+        (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), 4 * 72, 1152 + 72 * 4),
+        (lambda x: F.avg_pool2d(x, (3, 1), 1), 3 * 216, 1152 + 216 * 4),
+        (lambda x: F.layer_norm(x, (6,)), 8 * 288, 2 * 1152 + 2 * 48 * 4),
+        (lambda x: x[:, 1:].transpose(1, 2).expand(2, 8, 2, 6).detach(), 0, 0),
+        (lambda x: torch.cat([x, x]), 0, 4 * 1152),
+        (lambda x: torch.empty_like(x), 0, 0),
+        (lambda x: torch.ones_like(x), 0, 1152),
+        (lambda x: torch.arange(10) + 1, 0, 80 + 160),
+        (lambda x: x[:1].expand(2, 3, 8, 6) + x, 288, 576 + 2 * 1152),
+        (lambda x: x[0, 0] @ x[0, 0, 0], 2 * 48, 4 * (48 + 6 + 8)),
+        (lambda x: x[0, 0, 0] @ x[0, 0, 1], 2 * 6, 4 * (6 + 6 + 1)),
+        (lambda x: F.bilinear(x[0, 0], x[0, 1], torch.zeros(5, 6, 6)), 3 * 8 * 5 * 36, None),
+        (lambda x: F.scaled_dot_product_attention(Q, Q, Q), 2 * 2 * (2 * 2 * 5 * 5 * 4), None),
+    ],
+)
+def test_single_operations(
+    operation: Callable[[Tensor], Any], flops: int, nbytes: int | None
+) -> None:
+    counted = count(operation, X.clone())
+    assert counted[0] == flops
+    assert nbytes is None or counted[1] == nbytes
+
+
+@pytest.mark.parametrize(
+    ("operation", "num_calls"),
+    [
+        (torch.t, 0),
+        (Tensor.t_, 0),
+        (torch.empty_like, 0),
+        (torch.zeros_like, 1),
+        (lambda x: x.t() + x.t(), 1),
+    ],
+)
+def test_views_and_allocations_are_no_calls(
+    operation: Callable[[Tensor], Any], num_calls: int
+) -> None:
+    assert count(operation, torch.zeros(3, 4))[2] == num_calls
+
+
+def test_recurrent_kernels_of_cudnn_are_counted() -> None:
+    # The kernel cannot run here, but it has shapes.
+    x, state = torch.empty(5, 2, 4, device="meta"), torch.empty(1, 2, 3, device="meta")
+    weights = [torch.empty(shape, device="meta") for shape in ((12, 4), (12, 3), (12,), (12,))]
+    lstm = 2
+    kernel = torch.ops.aten._cudnn_rnn.default
+    flops, _, _ = count(
+        lambda: kernel(
+            x, weights, 4, None, state, state, lstm, 3, 0, 1, False, 0.0, True, False, [], None
+        )
+    )
+    assert flops == 2 * 5 * 2 * 12 * (4 + 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "tolerance"),
+    [
+        ("alexnet", 0.7244e9, 0.01),  # of bvlc_alexnet's convolutions and full layers
+        ("vgg16", 15.47e9, 0.005),
+        ("googlenet", 1.502e9, 0.08),  # Szegedy et al. 2014, the sum of Table 1
+        ("resnet18", 1.8e9, 0.03),  # He et al. 2015, Table 1
+        ("resnet50", 3.8e9, 0.03),
+        ("resnet101", 7.6e9, 0.03),
+        ("resnet152", 11.3e9, 0.03),
+    ],
+)
+def test_forward_pass_has_the_published_multiply_adds(
+    name: str, published: float, tolerance: float
+) -> None:
+    architecture = find(name)
+    with torch.device("meta"):
+        model = architecture.build(None)
+        workload = describe(model, torch.empty(4, *(architecture.input_shape or ())))
+    assert sum(layer.forward.flops for layer in workload.layers) / 2 / 4 == pytest.approx(
+        published, rel=tolerance
+    )
+
+
+@pytest.mark.parametrize("name", ["lenet5", "mlp-12-8-5"])
+def test_segments_add_up_to_the_whole_real_step(name: str) -> None:
+    architecture = find(name)
+    model = architecture.build(None)
+    batch = torch.randn(3, *(architecture.input_shape or ()))
+    workload = describe(model, batch)
+    with CostCounter() as forward:
+        scores = model(batch)
+    gradient = torch.ones_like(scores)
+    with CostCounter() as backward:
+        scores.backward(gradient)
+    for phase, counter in (("forward", forward), ("backward", backward)):
+        costs = [getattr(layer, phase) for layer in workload.layers]
+        total = (
+            sum(cost.flops for cost in costs),
+            sum(cost.nbytes for cost in costs),
+            sum(cost.num_calls for cost in costs),
+        )
+        assert total == counter.counts
+
+
+def test_alexnet_hands_9216_values_per_image_to_its_full_layers() -> None:
+    # Du et al. 2017, Table 1: 2.4 million values for 256 images.
+    with torch.device("meta"):
+        workload = describe(find("alexnet").build(None), torch.empty(256, 3, 227, 227))
+    conv5, fc6 = workload.layers[4], workload.layers[5]
+    assert conv5.activation_nbytes == 256 * 256 * 6 * 6 * 4
+    assert round(conv5.activation_nbytes / 4 / 1e6, 1) == 2.4
+    assert fc6.activation_nbytes == 256 * 4096 * 4
+    assert [conv5.name, fc6.name] == ["features.12", "classifier.1"]

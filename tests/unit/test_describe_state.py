@@ -1,0 +1,148 @@
+"""`describe` leaves the model as it was, and says in one line what it cannot describe."""
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+from paceline.core.workload import Layer, Workload
+from paceline.models import describe
+
+
+def only(workload: Workload) -> Layer:
+    (layer,) = workload.layers
+    return layer
+
+
+class Recording(nn.Module):
+    """Counts its calls and remembers on which device it ran; may look at its values."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.lstm = nn.LSTM(4, 3)
+        self.constant = torch.full((3,), 2.0)
+        self.looks = looks
+        self.calls = 0
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        random.random()
+        DEVICES.append(x.device.type)
+        x.add_(1)
+        if self.looks and float(x.sum()) < 0:
+            raise AssertionError("only with real values")
+        outputs, _ = self.lstm(F.dropout(self.norm(x), 0.5)[None])
+        self.last = outputs * self.constant + torch.zeros(3)
+        return self.last
+
+
+DEVICES: list[str] = []
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_model_is_left_as_it_was(looks: bool) -> None:
+    model = Recording(looks).train()
+    model.lstm.eval()
+    model.norm.weight.grad = torch.full((4,), 7.0)
+    model.lstm.register_forward_hook(lambda *_: None)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    generator, python = torch.get_rng_state(), random.getstate()
+    batch = torch.ones(3, 4)
+    DEVICES.clear()
+
+    describe(model, batch)
+
+    expected = ["meta", "cpu"] if looks else ["meta"]
+    assert expected == DEVICES
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
+    assert all(p.device.type == "cpu" and p.is_leaf for p in model.parameters())
+    assert torch.equal(model.norm.weight.grad, torch.full((4,), 7.0))
+    assert model.norm.bias.grad is None
+    assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
+    assert [len(m._forward_pre_hooks) for m in model.modules()] == [0, 0, 0]
+    assert len(model.lstm._forward_hooks) == 1
+    assert (model.training, model.norm.training, model.lstm.training) == (True, True, False)
+    assert (model.calls, model.last) == (0, None)
+    assert torch.equal(batch, torch.ones(3, 4))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert random.getstate() == python
+
+
+def test_model_that_looks_at_values_is_described_alike() -> None:
+    blind, seeing = (describe(Recording(looks), torch.ones(3, 4)) for looks in (False, True))
+    assert blind.backward_order == seeing.backward_order
+    for one, other in zip(blind.layers, seeing.layers, strict=True):
+        assert (one.name, one.activation_nbytes) == (other.name, other.activation_nbytes)
+
+
+def test_description_works_without_gradients_enabled() -> None:
+    with torch.no_grad():
+        assert only(describe(nn.Linear(4, 3), torch.zeros(2, 4))).backward.flops > 0
+    with torch.inference_mode():
+        assert only(describe(nn.Linear(4, 3), torch.zeros(2, 4))).backward.flops > 0
+
+
+def test_hook_whose_owner_cannot_be_copied_still_runs() -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.calls = 0
+
+        def see(self, *_: Any) -> None:
+            with self.lock:
+                self.calls += 1
+
+    watcher, model = Watcher(), nn.Linear(4, 3)
+    model.register_forward_pre_hook(watcher.see)
+    describe(model, torch.zeros(2, 4))
+    assert watcher.calls == 1
+
+
+def test_model_on_the_meta_device_can_be_described() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(100_000, 100_000)
+    assert describe(model, torch.zeros(1, 100_000)).num_parameters == 100_000 * 100_001
+
+
+class Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Locked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "message"),
+    [
+        (nn.ReLU(), torch.zeros(2, 4), "ReLU has no trainable parameters"),
+        (nn.Linear(4, 3), torch.zeros(2, 5), r"batch of shape \(2, 5\): RuntimeError: mat1 and"),
+        (nn.BatchNorm1d(4), torch.zeros(1, 4), "ValueError: Expected more than 1 value"),
+        (Constant(), torch.zeros(2, 4), "no output of the model depends on a trainable"),
+        (Locked(), torch.zeros(2, 4), "Locked cannot be copied: TypeError: cannot pickle"),
+        (nn.LazyLinear(3), torch.zeros(2, 4), "parameter 'weight' has no shape yet"),
+        (nn.Linear(4, 3), torch.tensor(1.0), r"the example batch has shape \(\)"),
+        (nn.Linear(4, 3), torch.zeros(0, 4), r"the example batch has shape \(0, 4\)"),
+        (nn.Linear(4, 3), (), "a tensor or a tuple of tensors"),
+        (nn.Linear(4, 3), [torch.zeros(2, 4)], "a tensor or a tuple of tensors"),
+    ],
+)
+def test_errors_are_one_clear_line(model: nn.Module, batch: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as error:
+        describe(model, batch)
+    assert "\n" not in str(error.value)
