@@ -38,6 +38,7 @@ Options = Annotated[
 Port = Annotated[
     int, typer.Option(help="The loopback port where workers meet; 0 takes a free one.")
 ]
+ProfileSeconds = Annotated[float, typer.Option(help="How long to profile before planning.")]
 Output = Annotated[Path, typer.Option(help="Where the folder of the run is made.")]
 
 
@@ -53,7 +54,7 @@ def train(
     learning_rate: Annotated[float, typer.Option(help="Of SGD with momentum.")] = 0.02,
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order.")] = 0,
-    profile_s: Annotated[float, typer.Option(help="Seconds to profile before planning.")] = 4.0,
+    profile_s: ProfileSeconds = 4.0,
     deadline_s: Annotated[float, typer.Option(help="How long a worker may not answer.")] = 30.0,
     port: Port = 0,
     output: Output = Path("runs"),
@@ -77,13 +78,20 @@ def plan(
     input_shape: Annotated[
         str | None, typer.Option(help="Of one sample, such as 3x224x224; for a model of your own.")
     ] = None,
+    profile_s: ProfileSeconds = 4.0,
     port: Port = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Predict what each strategy would take, best first."""
     if machine is None:
-        settings = {"model": model, "data": data, "batch_size": batch_size, "port": port}
+        settings = {
+            "model": model,
+            "data": data,
+            "batch_size": batch_size,
+            "profile_s": profile_s,
+            "port": port,
+        }
         _carry_out("plan", settings | _common(None, workers), as_json, debug)
         return
     from paceline.api import plan as plan_on

@@ -1,0 +1,5 @@
+"""One HTML page about a run, drawn from the files of its folder and from nothing else."""
+
+from paceline.report.page import write_report
+
+__all__ = ["write_report"]

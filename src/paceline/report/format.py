@@ -1,0 +1,64 @@
+"""Numbers as people read them: three significant digits and the unit that suits them."""
+
+from math import isfinite
+
+_SECONDS = (("ns", 1e-9, 999.5), ("us", 1e-6, 999.5), ("ms", 1e-3, 999.5), ("s", 1.0, 99.95))
+_LEAST_S = 0.5e-12  # what is left of sums and differences of times is no time
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".
+
+    It is within 0.5 % of `seconds`; less than half a picosecond is 0 s.
+    """
+    if not isfinite(seconds):
+        return str(seconds)
+    if abs(seconds) < _LEAST_S:
+        return "0 s"
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    for unit, factor, limit in _SECONDS:
+        if seconds / factor < limit:
+            return f"{_three_digits(seconds / factor)} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min"
+
+
+def nbytes(count: float) -> str:
+    """Return an amount of memory or traffic such as "512 B", "1.50 KiB" or "243 MiB".
+
+    Means may be fractions of a byte. It is within 0.5 % of `count`, from a byte up.
+    """
+    if not isfinite(count):
+        return str(count)
+    if count < 0:
+        return f"-{nbytes(-count)}"
+    if count < 1024 and float(count).is_integer():
+        return f"{count:.0f} B"
+    exponent = 0
+    while count / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
+        exponent += 1
+    return f"{_three_digits(count / 1024**exponent)} {_BYTES[exponent]}"
+
+
+def share(fraction: float, decimals: int = 1, signed: bool = False) -> str:
+    """Return a fraction such as 0.1234 in percent, "12.3 %"; `signed` ones always show + or -."""
+    sign = "+" if signed else "-"
+    return f"{100 * fraction:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)
+
+
+def number(value: float) -> str:
+    """Return a plain number or a rate: "0.123", "12.3" or "12,345"."""
+    return _three_digits(value) if abs(value) < 99.95 else f"{value:,.0f}"
+
+
+def _three_digits(value: float) -> str:
+    """Return a number with three significant digits, but never with an exponent from 1 up."""
+    size = abs(value)
+    if size < 0.9995:
+        return f"{value:.3g}"
+    return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"

@@ -1,0 +1,289 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from paceline.core.compare import compare, conform
+from paceline.core.cost import Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.plan import Cost, Plan
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Layer, Parameter, Workload
+from paceline.record.trace import write_trace
+from paceline.report import write_report
+from paceline.report.format import duration, share
+from paceline.report.markup import Html, element, table
+from paceline.report.palette import PARTS
+from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from paceline.settings import TrainSettings
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.allreduce.plan import plan
+
+HOSTILE = '<script>alert("model")</script>&<b>'
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+def machine() -> Machine:
+    host = Host(
+        name="host", cores=2, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e10, source="test"
+    )
+    devices = tuple(
+        Device(
+            name=f"cpu{i}",
+            host="host",
+            kind="cpu",
+            flops_per_s=1e10,
+            memory_bytes=1e9,
+            memory_bandwidth_bytes_per_s=1e10,
+            source="test",
+        )
+        for i in range(2)
+    )
+    link = Link(between=("host", "host"), bandwidth_bytes_per_s=1e9, latency_s=1e-5, source="test")
+    return Machine(name="test", hosts=(host,), devices=devices, links=(link,))
+
+
+def workload(layer: str) -> Workload:
+    layers = tuple(
+        Layer(
+            name,
+            (Parameter("weight", (512, 1024)),),
+            4096,
+            Cost(flops=1e8, nbytes=1e6, num_calls=1),
+            Cost(flops=2e8, nbytes=2e6, num_calls=1),
+        )
+        for name in (layer, "last")
+    )
+    return Workload("test", 32, layers, (1, 0), 4096)
+
+
+def timelines(layer: str = "first") -> tuple[Plan, Timeline, Timeline]:
+    """Return a plan of 6 steps, its prediction, and one that is half as fast, as if measured."""
+    tasks = plan(workload(layer), machine(), AllReduce(workers=2, bucket_mb=1), Window(6))
+    predicted = simulate(tasks, Roofline.of(machine()))
+    measured = Timeline(
+        (
+            span._replace(
+                on=tuple(r for r in span.on if r.lane != "wire"),
+                start_s=2 * span.start_s,
+                end_s=2 * span.end_s,
+            )
+            for span in predicted.spans
+        ),
+        "measured",
+    )
+    return tasks, predicted, measured
+
+
+def result(model: str = "test", layer: str = "first") -> Result:
+    tasks, predicted, measured = timelines(layer)
+    return Result(
+        id="20260102-030405-test-0a1b",
+        settings=TrainSettings(model=model, epochs=2, options={"bucket_mb": 1}),
+        machine={"processor": "Some & Processor", "memory_bytes": 2**30, "sets": ["avx2", "fma"]},
+        plans=(
+            PlanRow(
+                strategy="allreduce",
+                workers=2,
+                step_s=0.0123,
+                samples_per_s=5203.2,
+                wire_nbytes_per_step=3 * 2**19,
+                why="computes 73 % of the step",
+            ),
+            PlanRow(
+                strategy="tree",
+                workers=2,
+                step_s=0.0246,
+                samples_per_s=2601.6,
+                wire_nbytes_per_step=2**21,
+                why="exchanges <everything>",
+            ),
+        ),
+        epochs=(
+            EpochRow(number=0, train_loss=1.5, test_loss=1.25, accuracy=0.5, seconds=4),
+            EpochRow(number=1, train_loss=0.75, test_loss=0.8125, accuracy=0.9625, seconds=3.5),
+        ),
+        accuracy=0.9625,
+        predicted_step_s=0.0123,
+        measured_step_s=0.015,
+        samples_per_s=4266.7,
+        comparison=ComparisonTable.of(compare(predicted, measured)),
+        faults=tuple(conform(tasks, measured)),
+        peak_memory_bytes=(300 * 2**20, 301 * 2**20),
+    )
+
+
+def write_run(folder: Path, content: Result, *recorded: Timeline) -> str:
+    (folder / "result.json").write_text(content.model_dump_json())
+    write_trace(folder / "trace.json", recorded)
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    return path.read_text()
+
+
+class Page(HTMLParser):
+    """Collects a page's elements and texts, and whether each element is closed where it should."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.rows: list[list[str]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self.open:
+            self.scripts.append(data)
+            return
+        self.texts.append(data)
+        if {"th", "td"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    _, predicted, measured = timelines()
+    return write_run(tmp_path_factory.mktemp("run"), result(), predicted, measured)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+class TestPage:
+    def test_is_well_formed(self, page: Page) -> None:
+        assert page.open == []
+
+    def test_opens_without_a_network(self, page: Page) -> None:
+        for tag, attributes in page.tags:
+            assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
+        assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
+        styles = "".join(page.texts)
+        assert "@import" not in styles
+        assert "url(" not in styles
+
+    def test_brings_plotly_along_once_and_stays_small(self, html: str, page: Page) -> None:
+        assert sum("plotly.js v" in script for script in page.scripts) == 1
+        assert len(html.encode()) < 6e6
+
+    @pytest.mark.parametrize("name", ["learning", "parts", "steps"])
+    def test_draws_each_figure(self, page: Page, name: str) -> None:
+        ids = [attributes.get("id") for _, attributes in page.tags]
+        assert ids.count(f"figure-{name}") == 1
+        assert sum(f'"figure-{name}",' in script for script in page.scripts) == 1
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *("96.25 %", "12.3 ms", "15.0 ms", "-18.0 %", "4,267"),
+            *("20260102-030405-test-0a1b", "2026-01-02 03:04:05"),
+            *("bucket_mb = 1", "Some & Processor", "1.00 GiB", "avx2, fma", "30.0 s"),
+        ],
+    )
+    def test_says(self, page: Page, value: str) -> None:
+        assert value in page.text
+
+    def test_tables_hold_the_plans_and_epochs(self, page: Page) -> None:
+        why = "computes 73 % of the step"
+        chosen = ["allreducethis run", "2", "12.3 ms", "5,203", "1.50 MiB", why]
+        assert chosen in page.rows
+        assert ["tree", "2", "24.6 ms", "2,602", "2.00 MiB", "exchanges <everything>"] in page.rows
+        assert ["2", "0.7500", "0.8125", "96.25 %", "3.50 s"] in page.rows
+
+    def test_compares_all_quantities_under_the_names_of_their_origins(self, page: Page) -> None:
+        assert ["per step", "predicted", "measured", "error of predicted"] in page.rows
+        for row in result().comparison.rows:
+            label = PARTS[row.quantity].label if row.quantity in PARTS else row.quantity
+            error = "-" if row.error is None else share(row.error, signed=True)
+            assert [label, duration(row.left_s), duration(row.right_s), error] in page.rows
+
+    def test_is_the_same_each_time(self, html: str, tmp_path: Path) -> None:
+        _, predicted, measured = timelines()
+        assert write_run(tmp_path, result(), predicted, measured) == html
+
+
+class TestConformity:
+    def test_is_stated(self, tmp_path: Path) -> None:
+        tasks, predicted, _ = timelines()
+        assert conform(tasks, predicted) == []
+        faultless = result().model_copy(update={"faults": ()})
+        assert "The trace conforms to the plan." in Page(write_run(tmp_path, faultless)).text
+
+    def test_faults_are_listed_and_those_left_out_are_counted(self, tmp_path: Path) -> None:
+        faults = tuple(f"fault {i} <here>" for i in range(25))
+        text = Page(write_run(tmp_path, result().model_copy(update={"faults": faults}))).text
+        assert "in 25 places" in text
+        assert "fault 19 <here>" in text
+        assert "fault 20" not in text
+        assert "and 5 more, in result.json" in text
+
+
+class TestHostileText:
+    def test_stays_text(self, tmp_path: Path) -> None:
+        _, predicted, measured = timelines(HOSTILE)
+        html = write_run(tmp_path, result(HOSTILE, HOSTILE), predicted, measured)
+        page = Page(html)
+        assert page.open == []
+        assert HOSTILE in page.text
+        # Neither the page nor what plotly draws may contain the tag itself.
+        assert "<script>alert" not in html.lower()
+
+    def test_in_attributes_and_cells_is_escaped(self) -> None:
+        assert element("p", "<&", title='"x"') == '<p title="&quot;x&quot;">&lt;&amp;</p>'
+        assert element("p", Html("<br>")) == "<p><br></p>"
+        assert "<td" in table(["a"], [["<td>"]])
+        assert "&lt;td&gt;" in table(["a"], [["<td>"]])
+
+
+class TestInputs:
+    @pytest.mark.parametrize("missing", ["result.json", "trace.json"])
+    @pytest.mark.parametrize("content", [None, "{", "[]"])
+    def test_that_are_missing_or_damaged_are_named(
+        self, tmp_path: Path, missing: str, content: str | None
+    ) -> None:
+        write_run(tmp_path, result())
+        (tmp_path / "report.html").unlink()
+        (tmp_path / missing).unlink()
+        if content is not None:
+            (tmp_path / missing).write_text(content)
+        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path / missing))):
+            write_report(tmp_path)
+        assert not (tmp_path / "report.html").exists()
+
+    def test_without_a_timeline_say_so(self, tmp_path: Path) -> None:
+        assert "holds no timeline" in Page(write_run(tmp_path, result())).text
+
+    def test_rehearsed_timelines_are_labelled_as_such(self, tmp_path: Path) -> None:
+        _, predicted, measured = timelines()
+        rehearsed = Timeline(measured.spans, "rehearsed")
+        content = result().model_copy(
+            update={"comparison": ComparisonTable.of(compare(predicted, rehearsed))}
+        )
+        page = Page(write_run(tmp_path, content, predicted, rehearsed))
+        assert ["per step", "predicted", "rehearsed", "error of predicted"] in page.rows
+        assert any("rehearsed: 2 of 6 steps" in script for script in page.scripts)
+        assert not any("measured: 2 of 6" in script for script in page.scripts)

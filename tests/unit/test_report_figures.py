@@ -1,0 +1,159 @@
+import pytest
+
+from paceline.core.plan import Kind, Resource, task_name
+from paceline.core.timeline import Span, Timeline
+from paceline.report.excerpt import excerpt
+from paceline.report.figures import learning_curves, step_parts, steps_in_time
+from paceline.report.palette import KINDS, PARTS
+from paceline.result import ComparisonRow, ComparisonTable, EpochRow
+
+CPU0, CPU1 = Resource("cpu0", "compute"), Resource("cpu1", "compute")
+EXCHANGE = (
+    Resource("host->host", "wire"),
+    Resource("cpu0", "exchange"),
+    Resource("cpu1", "exchange"),
+)
+
+
+def window(num_steps: int, part: str = "layer") -> Timeline:
+    """Return steps of 10 s on two devices: 5 s forward, 3 s exchange, 2 s update."""
+    spans = []
+    for step in range(num_steps):
+        begin = 10.0 * step
+        for worker, lane in enumerate((CPU0, CPU1)):
+            for kind, start, end in ((Kind.FORWARD, 0, 5), (Kind.STEP, 8, 10)):
+                name = task_name(step, kind, part, worker)
+                spans.append(Span(name, kind, (lane,), begin + start, begin + end))
+        name = task_name(step, Kind.REDUCE, "0")
+        spans.append(Span(name, Kind.REDUCE, EXCHANGE, begin + 5, begin + 8))
+    return Timeline(spans, "measured")
+
+
+class TestStepsInTime:
+    def test_shows_all_timelines_on_one_scale(self) -> None:
+        slow = window(6)
+        fast = Timeline(
+            (s._replace(start_s=s.start_s / 2, end_s=s.end_s / 2) for s in slow.spans), "predicted"
+        )
+        figure = steps_in_time([excerpt(slow), excerpt(fast)])
+        assert figure.layout.xaxis.matches == "x2" or figure.layout.xaxis2.matches == "x"
+        assert figure.layout.xaxis.range[1] == pytest.approx(20, rel=0.01)
+        lasting = {
+            (bar.xaxis, bar.name): {round(length, 6) for length in bar.x} for bar in figure.data
+        }
+        assert lasting["x", "forward"] == {5}
+        assert lasting["x2", "forward"] == {2.5}
+        assert lasting["x", "reduce"] == {3}
+
+    def test_names_each_kind_once_and_draws_it_in_its_colour(self) -> None:
+        figure = steps_in_time([excerpt(window(6)), excerpt(window(4))])
+        named = [bar.name for bar in figure.data if bar.showlegend]
+        assert named == ["forward", "reduce", "weight update"]
+        colours = {bar.name: bar.marker.color for bar in figure.data}
+        assert colours == {
+            KINDS[kind].label: KINDS[kind].colour for kind in (Kind.FORWARD, Kind.REDUCE, Kind.STEP)
+        }
+
+    def test_tells_name_and_duration(self) -> None:
+        figure = steps_in_time([excerpt(window(6))])
+        assert "s2/forward[layer]@worker1<br>5.00 s" in figure.data[0].customdata
+
+    def test_escapes_what_plotly_would_read_as_markup(self) -> None:
+        figure = steps_in_time([excerpt(window(6, "<a href='x'>"))])
+        assert "s2/forward[&lt;a href='x'&gt;]@worker0<br>5.00 s" in figure.data[0].customdata
+        lane = Resource("<b>cpu", "compute")
+        span = Span("s0/step", Kind.STEP, (lane,), 0.0, 1.0)
+        (bar,) = steps_in_time([excerpt(Timeline([span], "measured"))]).data
+        assert bar.y == ("&lt;b&gt;cpu/compute",)
+
+
+def test_learning_curves_count_epochs_from_one() -> None:
+    epochs = [
+        EpochRow(number=i, train_loss=3 - i, test_loss=4 - i, accuracy=i / 2, seconds=1)
+        for i in range(2)
+    ]
+    lines = {line.name: (line.x, line.y) for line in learning_curves(epochs).data}
+    assert lines == {
+        "train loss": ((1, 2), (3, 2)),
+        "test loss": ((1, 2), (4, 3)),
+        "test accuracy": ((1, 2), (0, 0.5)),
+    }
+
+
+class TestStepParts:
+    def test_stack_up_to_the_sum_of_what_is_not_hidden(self) -> None:
+        seconds = {"step": 10, "load": 1, "forward": 2, "backward": 3, "update": 0.5}
+        seconds |= {"hidden": 2.5, "exposed": 1.5, "idle": 2}
+        rows = tuple(
+            ComparisonRow(quantity=q, left_s=s, right_s=2 * s, error=-0.5)
+            for q, s in seconds.items()
+        )
+        figure = step_parts(ComparisonTable(left="predicted", right="measured", rows=rows))
+        placed = {bar.name: (bar.base[1], bar.base[1] + bar.x[1]) for bar in figure.data}
+        assert placed == {
+            "load": (0, 2),
+            "forward": (2, 6),
+            "backward": (6, 12),
+            "hidden communication": (7, 12),
+            "exposed communication": (12, 15),
+            "weight update": (15, 16),
+            "idle": (16, 20),
+        }
+
+    def test_have_the_colours_of_their_kinds(self) -> None:
+        assert PARTS["forward"] == KINDS[Kind.FORWARD]
+        assert set(KINDS) == set(Kind)
+        looks = [(fill.colour, fill.hatched) for fill in KINDS.values()]
+        assert len(set(looks)) == len(looks)
+
+
+class TestExcerpt:
+    def test_is_two_steps_from_the_middle_and_starts_at_zero(self) -> None:
+        measured = window(6)
+        shown = excerpt(measured)
+        assert shown.title == "measured: 2 of 6 steps"
+        assert shown.length_s == 2 * measured.period_s() == 20
+        assert list(shown.step_ends_s) == [10, 20]
+        track = shown.rows[CPU0]
+        assert track[0].start_s == 0
+        assert {span.name.partition("/")[0] for span in track} == {"s2", "s3"}
+
+    def test_keeps_the_lanes_of_a_device_together_and_links_last(self) -> None:
+        assert [str(resource) for resource in excerpt(window(6)).rows] == [
+            *("cpu0/compute", "cpu0/exchange", "cpu1/compute", "cpu1/exchange"),
+            "host->host/wire",
+        ]
+
+    def test_follows_the_device_that_updates_most_often(self) -> None:
+        fast, slow = Resource("gpu", "compute"), Resource("cpu", "compute")
+        spans = [Span(f"fast{i}", Kind.STEP, (fast,), i, i + 0.5) for i in range(9)]
+        spans += [Span(f"slow{i}", Kind.STEP, (slow,), 4 * i, 4 * i + 4) for i in range(2)]
+        shown = excerpt(Timeline(spans, "measured"))
+        assert shown.title == "measured: 2 of 9 steps"
+        assert shown.length_s == 2
+        # It runs from 3.5 to 5.5: both slow steps reach into it, and are drawn up to its ends.
+        assert [span.name for span in shown.rows[slow]] == ["slow0", "slow1"]
+        (bars,) = steps_in_time([shown]).data
+        drawn = [
+            (base, base + length)
+            for base, length, row in zip(bars.base, bars.x, bars.y, strict=True)
+            if row == "cpu/compute"
+        ]
+        assert drawn == [(0, 0.5), (0.5, 2)]
+
+    @pytest.mark.parametrize("num_updates", [0, 1])
+    def test_is_everything_where_no_step_repeats(self, num_updates: int) -> None:
+        lane = Resource("cpu", "compute")
+        spans = [Span("forward", Kind.FORWARD, (lane,), 5.0, 6.0)]
+        spans += [Span(f"step{i}", Kind.STEP, (lane,), 6.0, 8.0) for i in range(num_updates)]
+        shown = excerpt(Timeline(spans, "measured"))
+        assert shown.title == "measured: the whole timeline"
+        assert shown.length_s == 1 + 2 * num_updates
+        assert shown.rows[lane][0].start_s == 0
+
+    def test_two_updates_make_one_step(self) -> None:
+        lane = Resource("cpu", "compute")
+        spans = [Span(f"step{i}", Kind.STEP, (lane,), i, i + 1.0) for i in range(2)]
+        shown = excerpt(Timeline(spans, "measured"))
+        assert shown.title == "measured: 1 of 2 steps"
+        assert [span.name for span in shown.rows[lane]] == ["step1"]

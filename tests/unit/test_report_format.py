@@ -1,0 +1,106 @@
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from paceline.report.format import duration, nbytes, number, share
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+BYTES = {unit: 1024.0**i for i, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB"))}
+
+
+def parsed(text: str, units: dict[str, float]) -> float:
+    """Read "2 h 5 min" back: pairs of a number and a unit."""
+    words = text.replace(",", "").split()
+    return sum(
+        float(value) * units[unit] for value, unit in zip(words[::2], words[1::2], strict=True)
+    )
+
+
+class TestFormat:
+    @pytest.mark.parametrize(
+        ("seconds", "text"),
+        [
+            (0, "0 s"),
+            (2.2e-19, "0 s"),
+            (1.5e-9, "1.50 ns"),
+            (999.4e-9, "999 ns"),
+            (999.6e-9, "1.00 us"),
+            (0.0123456, "12.3 ms"),
+            (0.9996, "1.00 s"),
+            (-0.25, "-250 ms"),
+            (99.9, "99.9 s"),
+            (99.96, "1 min 40 s"),
+            (200, "3 min 20 s"),
+            (5999.6, "1 h 40 min"),
+            (7500, "2 h 5 min"),
+            (float("nan"), "nan"),
+        ],
+    )
+    def test_duration(self, seconds: float, text: str) -> None:
+        assert duration(seconds) == text
+
+    @given(st.floats(1e-9, 1e9))
+    @example(59.999)
+    @example(5999.5)
+    def test_duration_is_within_half_a_percent(self, seconds: float) -> None:
+        assert parsed(duration(seconds), SECONDS) == pytest.approx(seconds, rel=0.00501)
+
+    @given(st.floats(1e-9, 99))
+    def test_duration_has_three_digits(self, seconds: float) -> None:
+        digits = duration(seconds).split()[0]
+        assert "e" not in digits
+        assert len(digits.replace(".", "")) == 3
+
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [
+            (0, "0 B"),
+            (1000, "1000 B"),
+            (10.5, "10.5 B"),
+            (1023.7, "1.00 KiB"),
+            (1536, "1.50 KiB"),
+            (1023.6 * 1024, "1.00 MiB"),
+            (-2048, "-2.00 KiB"),
+            (243e6, "232 MiB"),
+            (float("inf"), "inf"),
+        ],
+    )
+    def test_nbytes(self, count: float, text: str) -> None:
+        assert nbytes(count) == text
+
+    @given(st.floats(1, 1e17) | st.integers(1, 2**60))
+    def test_nbytes_is_within_half_a_percent(self, count: float) -> None:
+        assert parsed(nbytes(count), BYTES) == pytest.approx(count, rel=0.00501)
+
+    @given(st.integers(0, 1023))
+    def test_small_numbers_of_bytes_are_exact(self, count: int) -> None:
+        assert nbytes(count) == f"{count} B"
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (share(0.1234), "12.3 %"),
+            (share(-0.0001), "0.0 %"),
+            (share(0.97222, 2), "97.22 %"),
+            (share(0.05, signed=True), "+5.0 %"),
+            (share(-0.05, signed=True), "-5.0 %"),
+            (share(12.5, signed=True), "+1,250.0 %"),
+            (share(float("nan")), "nan"),
+        ],
+    )
+    def test_share(self, text: str, expected: str) -> None:
+        assert text == expected
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (0, "0"),
+            (float("nan"), "nan"),
+            (0.1234, "0.123"),
+            (12.34, "12.3"),
+            (99.96, "100"),
+            (12345.6, "12,346"),
+        ],
+    )
+    def test_number(self, value: float, text: str) -> None:
+        assert number(value) == text
