@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline
 .PHONY: demo test test-gpu check format clean
 
 demo: .venv/installed
-	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 20
+	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
 
 test: .venv/developed
 	$(BIN)/python -m pytest tests --ignore=tests/gpu

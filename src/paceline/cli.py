@@ -51,7 +51,7 @@ def train(
     workers: Workers = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 3,
     batch_size: BatchSize = 64,
-    learning_rate: Annotated[float, typer.Option(help="Of SGD with momentum.")] = 0.02,
+    learning_rate: Annotated[float, typer.Option(help="Of SGD with momentum.")] = 0.05,
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order.")] = 0,
     profile_s: ProfileSeconds = 4.0,

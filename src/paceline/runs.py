@@ -96,9 +96,14 @@ def profile_here(setup: Setup) -> Profile:
     def source() -> Iterator[Share]:
         return shares(setup.batches, data, group.device)
 
-    nbytes = setup.workload.gradient_nbytes
+    runner = import_module(find_strategy(settings.strategy).run)
+
+    def exchange_of(nbytes: int) -> Callable[[], None]:
+        once: Callable[[], None] = runner.exchange(nbytes, settings.config(), group)
+        return once
+
     return profile(
-        setup.model, setup.workload, source, setup.sgd, group, settings.profile_s, nbytes
+        setup.model, setup.workload, source, setup.sgd, group, settings.profile_s, exchange_of
     )
 
 
@@ -137,8 +142,8 @@ def train_here(
         advance=advance,
     )
     torch.manual_seed(settings.seed)  # the profile has drawn random numbers
-    module, _, name = find_strategy(settings.strategy).run.partition(":")
-    outcome: Outcome = getattr(import_module(module), name)(job, settings.config())
+    runner = import_module(find_strategy(settings.strategy).run)
+    outcome: Outcome = runner.train(job, settings.config())
     return outcome, gather_timeline(outcome.spans, group)
 
 
@@ -160,7 +165,7 @@ def result_of(
     return Result(
         id=run_id,
         settings=settings,
-        machine=facts(group),
+        machine=facts(group.device),
         plans=tuple(PlanRow.of(forecast) for forecast in forecasts),
         epochs=tuple(EpochRow(**asdict(epoch)) for epoch in outcome.epochs),
         accuracy=outcome.epochs[-1].accuracy,

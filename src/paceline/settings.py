@@ -24,7 +24,7 @@ class TrainSettings(BaseModel):
     workers: Annotated[int, Field(ge=1)] = 2
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_size: Annotated[int, Field(ge=1)] = 64
-    learning_rate: Annotated[float, Field(gt=0)] = 0.02
+    learning_rate: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     profile_s: Annotated[float, Field(gt=0)] = 4.0

@@ -10,12 +10,12 @@ import sys
 import traceback
 from typing import Literal, Self
 
-import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.core.errors import InvalidInput, PacelineError
+from paceline.links.cores import share_cores
 from paceline.links.group import Group, process_group
 from paceline.native import die_with_parent
 from paceline.result import PlanRow, Result
@@ -41,7 +41,7 @@ def work(order: Order) -> int:
     """Do this rank's part of the order and return the exit code; errors are one line each."""
     try:
         with process_group(order.settings.deadline_s) as group:
-            _share_cores()
+            share_cores(group.device)
             try:
                 _carry_out(order, group)
             except InvalidInput as error:
@@ -61,13 +61,6 @@ def _say(order: Order, message: str, exit_code: int) -> int:
         traceback.print_exc()
     sys.stderr.write(f"paceline: {message}\n")
     return exit_code
-
-
-def _share_cores() -> None:
-    """Divide the cores among the ranks of this machine, unless the user has done so."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def _carry_out(order: Order, group: Group) -> None:

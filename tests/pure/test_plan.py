@@ -39,12 +39,13 @@ def test_work_cannot_be_negative():
 
 
 def test_tasks_that_a_cost_model_cannot_tell_apart_are_priced_once():
+    one = Cost(1)
     tasks = [
-        Task("s0/forward", Kind.FORWARD, LANE, Cost(1)),
+        Task("s0/forward", Kind.FORWARD, LANE, one),
         Task("s0/other", Kind.FORWARD, LANE, Cost(2)),
-        Task("s1/forward", Kind.FORWARD, LANE, Cost(1)),
-        Task("s1/backward", Kind.BACKWARD, LANE, Cost(1)),
-        Task("s1/part", Kind.FORWARD, LANE, Cost(1), part="conv1"),
+        Task("s1/forward", Kind.FORWARD, LANE, one),
+        Task("s1/backward", Kind.BACKWARD, LANE, one),
+        Task("s1/part", Kind.FORWARD, LANE, one, part="conv1"),
     ]
     sorts, sort_of = Plan(tasks).priced_alike
     assert sort_of == [0, 1, 0, 2, 3]

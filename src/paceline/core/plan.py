@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 from paceline.core.workload import Cost
@@ -105,26 +106,28 @@ class Plan:
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
         """All resources, in the order of their first use."""
-        return tuple(dict.fromkeys(resource for task in self.tasks for resource in task.on))
+        sets = dict.fromkeys(task.on for task in self.tasks)
+        return tuple(dict.fromkeys(resource for on in sets for resource in on))
 
     @cached_property
     def columns(self) -> tuple[tuple[object, ...], ...]:
         """Names, kinds, resources and parts of all tasks: what a span takes over from its task."""
-        return tuple(
-            tuple(getattr(task, field) for task in self.tasks)
-            for field in ("name", "kind", "on", "part")
-        )
+        fields = ("name", "kind", "on", "part")
+        return tuple(tuple(map(attrgetter(field), self.tasks)) for field in fields)
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
         """One task of each sort, and for each task the index of its sort.
 
-        No cost model can tell two tasks of a sort apart: a window repeats its steps, so that there
-        are few sorts to price however long it is.
+        No cost model can tell two tasks of a sort apart. A window repeats its steps, so that there
+        are few sorts to price, however long it is.
         """
         sorts: dict[tuple[object, ...], int] = {}
+        # A cost is told by its identity: steps share their layers' costs, and hashing one in Python
+        # takes longer than scheduling a task.
+        number = sorts.setdefault
         sort_of = [
-            sorts.setdefault((task.kind, task.part, task.on, task.cost), len(sorts))
+            number((task.kind, task.part, task.on, id(task.cost)), len(sorts))
             for task in self.tasks
         ]
         first = dict(zip(reversed(sort_of), reversed(self.tasks), strict=True))
@@ -134,11 +137,8 @@ class Plan:
     def held(self) -> list[tuple[int, ...]]:
         """For each task the indices into `resources` that it holds."""
         number = {resource: i for i, resource in enumerate(self.resources)}
-        seen: dict[tuple[Resource, ...], tuple[int, ...]] = {}
-        result = []
-        for task in self.tasks:
-            indices = seen.get(task.on)
-            if indices is None:
-                indices = seen[task.on] = tuple(number[resource] for resource in task.on)
-            result.append(indices)
-        return result
+        seen = {
+            on: tuple(number[resource] for resource in on)
+            for on in dict.fromkeys(task.on for task in self.tasks)
+        }
+        return [seen[task.on] for task in self.tasks]

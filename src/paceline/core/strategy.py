@@ -25,8 +25,8 @@ class Strategy:
     """A way of training in parallel.
 
     `plan` takes what one worker does in a step, the machine, a `config` and a window. `run` names
-    the function that does the real work as "package.module:function", so that planning never
-    imports torch.
+    the module that does the real work, so that planning never imports torch: its `train` trains,
+    and its `exchange` exchanges gradients alone, to be measured.
     """
 
     name: str

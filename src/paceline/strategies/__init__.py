@@ -8,7 +8,7 @@ from paceline.strategies.allreduce.plan import plan as plan_allreduce
 STRATEGIES = {
     strategy.name: strategy
     for strategy in (
-        Strategy("allreduce", AllReduce, plan_allreduce, "paceline.strategies.allreduce.run:train"),
+        Strategy("allreduce", AllReduce, plan_allreduce, "paceline.strategies.allreduce.run"),
     )
 }
 

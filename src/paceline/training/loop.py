@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 
 import torch
 from torch import nn
@@ -102,6 +103,11 @@ def train(job: Job, wrapped: nn.Module) -> Outcome:
         seconds += [end - start for start, end in pairwise(ends[_NUM_WARM_UP - 1 :])]
         loss /= len(batches) * job.group.world_size
         epochs.append(_test(job, number, loss, time.monotonic() - started))
+        if not isfinite(epochs[-1].train_loss):
+            raise InvalidInput(
+                f"learning_rate: with {job.sgd.learning_rate:g} the training loss is "
+                f"{epochs[-1].train_loss} after epoch {number + 1}; choose a smaller one"
+            )
         job.report(epochs[-1])
     return Outcome(tuple(epochs), tuple(job.recorder.spans()), tuple(seconds))
 

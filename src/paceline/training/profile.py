@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.core.cost import Measured, Roofline
@@ -29,10 +27,11 @@ from paceline.training.this_machine import Reduction, Speed, this_machine
 
 _NUM_WARM_UP = 5
 _SMALL_NBYTES = 1024
-_MOST_STEPS = 400
+_MOST_ROUNDS = 400
 _MOST_TRACED = 100
-_NUM_REDUCTIONS = 40
+_LARGEST_NBYTES = 32 * 2**20  # beyond it, twice the bytes take twice the time
 Key = tuple[Kind, str]
+Exchange = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -50,32 +49,65 @@ def profile(
     sgd: SGD,
     group: Group,
     seconds: float,
-    exchange_nbytes: int,
+    exchange_of: Callable[[int], Exchange],
 ) -> Profile:
     """Profile `model` for about `seconds`, on all ranks together; the model itself is not touched.
 
     `workload` describes one rank's part of a step. `source` begins an epoch of training data each
-    time that it is called. The link is measured with messages of up to `exchange_nbytes`.
+    time that it is called. `exchange_of(nbytes)` returns a function that exchanges gradients of
+    that size as the strategy does it. Computing and exchanging take turns, as they do in training:
+    ranks arrive at an exchange as unevenly, and find caches and cores as they will then.
     """
     recorder = Recorder(clock_for(group.device), "", group.rank)
     copied = copy.deepcopy(model).train()
     optimizer = sgd.optimizer(copied)
     endless = _repeat(source)
+    sizes = _sizes(workload)
+    exchanges = [exchange_of(nbytes) for nbytes in sizes] if group.world_size > 1 else []
 
-    def steps(num_steps: int) -> list[float]:
-        group.barrier()
-        for _ in range(num_steps):
+    def rounds(num_rounds: int) -> list[list[float]]:
+        """Return the seconds of a step and of each exchange, one row a round."""
+        clock = clock_for(group.device)
+        rows = []
+        for _ in range(num_rounds):
+            marks = [clock.mark()]
             train_step(copied, optimizer, endless, recorder)
-        return [end - start for start, end in pairwise(recorder.step_ends())]
+            marks.append(clock.mark())
+            for exchange in exchanges:
+                exchange()
+                marks.append(clock.mark())
+            rows.append([end - start for start, end in pairwise(clock.seconds(marks))])
+        return rows
 
-    slowest = max(group.gather(median(steps(_NUM_WARM_UP))))
-    num_steps = max(_NUM_WARM_UP, min(_MOST_STEPS, int(seconds / 2 / slowest)))
-    whole = median(steps(num_steps))
+    slowest = max(median(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
+    num_rounds = max(_NUM_WARM_UP, min(_MOST_ROUNDS, int(seconds / 2 / slowest)))
+    untraced = rounds(num_rounds)
     recorder.start_trace(copied)
-    steps(min(num_steps, _MOST_TRACED))
+    rounds(min(num_rounds, _MOST_TRACED))
     recorder.stop_trace()
-    parts = _scaled(recorder.spans(), whole)
-    return _of_ranks(parts, workload, _reductions(group, exchange_nbytes), group)
+    rows = group.gather(untraced)
+    whole = _straggling(rows) * median(row[0] for row in untraced)
+    reductions = [
+        Reduction(nbytes, median(min(rank[i][1 + j] for rank in rows) for i in range(num_rounds)))
+        for j, nbytes in enumerate(sizes if exchanges else ())
+    ]
+    return _of_ranks(_scaled(recorder.spans(), whole), workload, reductions, group)
+
+
+def _sizes(workload: Workload) -> tuple[int, int]:
+    """Return the bytes of a small and of a large exchange."""
+    large = max(2 * _SMALL_NBYTES, min(workload.gradient_nbytes, _LARGEST_NBYTES))
+    return _SMALL_NBYTES, large // 4 * 4
+
+
+def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return how much longer the slowest rank of a step takes than the slowest takes as a rule.
+
+    Ranks that wait for each other in every step pay for every delay of any of them.
+    """
+    typical = max(median(row[0] for row in rank) for rank in rows)
+    together = median(max(row[0] for row in step) for step in zip(*rows, strict=True))
+    return float(together / typical)
 
 
 def _repeat(source: Callable[[], Iterator[Share]]) -> Iterator[Share]:
@@ -96,37 +128,10 @@ def _scaled(spans: Sequence[Span], whole_s: float) -> dict[Key, float]:
     return {key: scale * seconds for key, seconds in medians.items()}
 
 
-def _reductions(group: Group, nbytes: int) -> tuple[Reduction, Reduction] | None:
-    """Measure a small and a large all-reduce between all ranks; None if there is one rank."""
-    if group.world_size == 1:
-        return None
-    small, large = _SMALL_NBYTES, max(nbytes, 2 * _SMALL_NBYTES)
-    return (
-        Reduction(small, _all_reduce_seconds(group, small)),
-        Reduction(large, _all_reduce_seconds(group, large)),
-    )
-
-
-def _all_reduce_seconds(group: Group, nbytes: int) -> float:
-    """Return the median seconds of an all-reduce, as the rank sees it that joins it last."""
-    values = torch.zeros(nbytes // 4, device=group.device)
-    clock = clock_for(group.device)
-    durations = []
-    for repeat in range(_NUM_WARM_UP + _NUM_REDUCTIONS):
-        group.barrier()
-        marks = [clock.mark()]
-        dist.all_reduce(values)
-        marks.append(clock.mark())
-        start, end = clock.seconds(marks)
-        if repeat >= _NUM_WARM_UP:
-            durations.append(end - start)
-    return float(median(min(row) for row in zip(*group.gather(durations), strict=True)))
-
-
 def _of_ranks(
     parts: dict[Key, float],
     workload: Workload,
-    reductions: tuple[Reduction, Reduction] | None,
+    reductions: Sequence[Reduction],
     group: Group,
 ) -> Profile:
     rows = group.gather([[kind.value, part, seconds] for (kind, part), seconds in parts.items()])

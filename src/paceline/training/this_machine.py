@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,13 +33,11 @@ class Speed:
     nbytes_per_s: float
 
 
-def this_machine(
-    group: Group, speeds: list[Speed], reductions: tuple[Reduction, Reduction] | None
-) -> Machine:
+def this_machine(group: Group, speeds: Sequence[Speed], reductions: Sequence[Reduction]) -> Machine:
     """Return a machine with one device for each rank and links as fast as the measured all-reduces.
 
-    `reductions` are a small and a large one. A profile sees no topology: all ranks are put on one
-    host, those on CPUs joined by its link with itself, GPUs in a ring.
+    `reductions` are a small and a large one, or none. A profile sees no topology: all ranks are put
+    on one host, those on CPUs joined by its link with itself, GPUs in a ring.
     """
     memory = _memory_bytes()
     kind = "gpu" if group.device.type == "cuda" else "cpu"
@@ -68,7 +66,7 @@ def this_machine(
 
 
 def _links(
-    group: Group, devices: tuple[Device, ...], reductions: tuple[Reduction, Reduction]
+    group: Group, devices: Sequence[Device], reductions: Sequence[Reduction]
 ) -> Iterator[Link]:
     """Yield the links under which the cost of a ring all-reduce is what was measured.
 
@@ -94,15 +92,15 @@ def _links(
         )
 
 
-def facts(group: Group) -> dict[str, Any]:
+def facts(device: torch.device) -> dict[str, Any]:
     """Return what a reader of a measurement must know of the machine and the versions."""
-    on_gpu = group.device.type == "cuda"
+    on_gpu = device.type == "cuda"
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "instruction_sets": instruction_sets(),
         "memory_bytes": _memory_bytes(),
-        "device": torch.cuda.get_device_name(group.device) if on_gpu else "cpu",
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "system": f"{platform.system()} {platform.release()}",
         "threads_per_worker": torch.get_num_threads(),
         "python": platform.python_version(),

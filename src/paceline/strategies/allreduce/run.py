@@ -3,6 +3,7 @@
 It is the baseline that every claim is measured against, and so it is the real one.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.links.group import Group
+from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.training.loop import Job, Outcome
@@ -34,6 +36,45 @@ def wrap(model: nn.Module, config: AllReduce, group: Group, recorder: Recorder) 
     )
     parallel.register_comm_hook(recorder, _recorded_all_reduce)
     return parallel
+
+
+class _Ready(torch.autograd.Function):
+    """A gradient that is ready at once: all that its backward pass takes is the exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
+
+
+class _Gradient(nn.Module):
+    """A module of one parameter that computes nothing."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        super().__init__()
+        self.parameter = nn.Parameter(torch.zeros(nbytes // 4, device=device))
+        self.gradient = torch.zeros_like(self.parameter)
+
+    def forward(self) -> Tensor:
+        result: Tensor = _Ready.apply(self.parameter, self.gradient)  # type: ignore[no-untyped-call]
+        return result
+
+
+def exchange(nbytes: int, config: AllReduce, group: Group) -> Callable[[], None]:
+    """Return a function that exchanges float32 gradients of that size as `train` does."""
+    module = _Gradient(nbytes, group.device)
+    recorder = Recorder(clock_for(group.device), "", group.rank)
+    parallel = wrap(module, config, group, recorder)
+
+    def once() -> None:
+        parallel().backward()
+        module.zero_grad()
+
+    return once
 
 
 def _recorded_all_reduce(
