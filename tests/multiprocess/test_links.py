@@ -10,7 +10,11 @@ from paceline.models import describe, find
 from paceline.strategies.allreduce.plan import buckets
 
 PROGRAMS = Path(__file__).parent / "programs"
-LAUNCH = "import sys; from paceline.links.launch import launch; launch([sys.executable, *sys.argv[1:]], 2)"
+LAUNCH = """
+import sys
+from paceline.links.launch import launch
+launch([sys.executable, *sys.argv[1:]], 2)
+"""
 
 
 def run(start, program: str, *arguments: str):

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from processes import Started
 from paceline.record.trace import read_trace
+from processes import Started
 
 QUICK = ("--profile-s", "0.2", "--epochs", "2")
 
@@ -65,7 +66,7 @@ def test_the_trace_has_no_overlapping_slices_on_a_track(result, folder):
     for slices in tracks.values():
         slices.sort()
         nanosecond = 1e-3
-        assert all(a[1] <= b[0] + nanosecond / 2 for a, b in zip(slices, slices[1:], strict=False))
+        assert all(a[1] <= b[0] + nanosecond / 2 for a, b in pairwise(slices))
 
 
 def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, start):

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -92,7 +93,7 @@ def test_no_child_starts_before_its_parents_end_and_no_resource_is_shared(
     for task in plan.tasks:
         assert all(spans[task.name].start_s >= spans[name].end_s for name in task.after)
     for track in timeline.tracks.values():
-        assert all(a.end_s <= b.start_s for a, b in zip(track, track[1:], strict=False))
+        assert all(a.end_s <= b.start_s for a, b in pairwise(track))
 
 
 def test_a_chain_takes_the_sum_and_a_fan_the_longest():

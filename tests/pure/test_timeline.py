@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +82,7 @@ def seconds_in(pairs: list[tuple[int, int]]) -> set[int]:
 def test_unions_and_intersections_equal_those_of_sets_of_seconds(left, right):
     one, other = union(spans_of(left)), union(spans_of(right))
     assert length(one) == len(seconds_in(left))
-    assert all(a[1] < b[0] for a, b in zip(one, one[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in pairwise(one))
     assert length(intersection(one, other)) == len(seconds_in(left) & seconds_in(right))
 
 

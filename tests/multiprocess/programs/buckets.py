@@ -6,9 +6,10 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 from paceline.links.group import process_group
 from paceline.models import find
-from torch.nn.parallel import DistributedDataParallel
 
 name, bucket_mb = sys.argv[1], json.loads(sys.argv[2])
 with process_group(60) as group:
