@@ -34,7 +34,7 @@ def test_breakdown_tells_hidden_from_exposed_communication_and_idle_time():
     parts = breakdown(TWO_STEPS)
     assert (parts.load_s, parts.forward_s, parts.backward_s, parts.update_s) == (0, 2, 4, 1)
     assert (parts.hidden_s, parts.exposed_s) == (2, 1)
-    assert parts.idle_s == 0.5
+    assert parts.idle_s == 1
     assert (parts.communication_s, parts.compute_s) == (3, 7)
 
 
@@ -53,6 +53,24 @@ def test_breakdown_is_the_mean_of_the_devices():
 def test_breakdown_of_nothing_is_refused():
     with pytest.raises(ValueError, match="no computation"):
         breakdown(Timeline([], "measured"))
+
+
+def test_a_step_that_was_held_up_is_not_typical():
+    starts = (0, 9, 18, 77, 86, 95)  # the third step took 50 s longer
+    timeline = Timeline([s for i, at in enumerate(starts) for s in a_step(at, i)], "measured")
+    assert timeline.period_s() == 9
+    assert breakdown(timeline) == breakdown(TWO_STEPS)
+
+
+def test_steps_that_alternate_count_alike():
+    ends = (3, 6, 10, 13, 17, 20, 24, 27, 31)
+    spans = [span(f"s{i}/step", Kind.STEP, COMPUTE, end - 1, end) for i, end in enumerate(ends)]
+    assert Timeline(spans, "measured").period_s() == 3.5
+
+
+def test_the_parts_add_up_to_the_step():
+    parts = breakdown(TWO_STEPS)
+    assert parts.compute_s + parts.exposed_s + parts.idle_s == TWO_STEPS.period_s()
 
 
 def test_utilisation_is_the_share_of_the_makespan():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind
-from paceline.core.timeline import Span, Timeline, intersection, length, union
+from paceline.core.timeline import Interval, Timeline, intersection, length, union
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,7 @@ class Breakdown:
     """Seconds per step of one device, or the mean of all devices.
 
     `exposed_s` is communication during which the device computes nothing; `hidden_s` runs beside
-    its computation; `idle_s` is neither.
+    its computation; `idle_s` is neither. All but `hidden_s` add up to the step.
     """
 
     load_s: float
@@ -56,28 +56,29 @@ def breakdown(timeline: Timeline) -> Breakdown:
 
 
 def _of_device(timeline: Timeline, device: str) -> Breakdown:
+    """Return the breakdown of the device's typical steps, or of all if it has no two updates."""
     spans = {
         span
         for resource, track in timeline.tracks.items()
         if resource.owner == device
         for span in track
     }
-    steps = sum(span.kind is Kind.STEP for span in spans) or 1
-    compute = union(span for span in spans if span.kind in COMPUTE)
-    exchange = union(span for span in spans if span.kind in COMMUNICATION)
+    steps = timeline.typical_steps.get(device) or [(timeline.start_s, timeline.end_s)]
+
+    def during(*kinds: Kind) -> list[Interval]:
+        chosen = union(span for span in spans if span.kind in kinds)
+        return list(intersection(chosen, steps))
+
+    compute, exchange = during(*COMPUTE), during(*COMMUNICATION)
     hidden = length(intersection(compute, exchange))
     exposed = length(exchange) - hidden
-    idle = timeline.makespan_s - length(compute) - exposed
-    return Breakdown(
-        load_s=_total(spans, Kind.LOAD) / steps,
-        forward_s=_total(spans, Kind.FORWARD) / steps,
-        backward_s=_total(spans, Kind.BACKWARD) / steps,
-        update_s=_total(spans, Kind.STEP) / steps,
-        hidden_s=hidden / steps,
-        exposed_s=exposed / steps,
-        idle_s=max(0.0, idle) / steps,
-    )
-
-
-def _total(spans: set[Span], kind: Kind) -> float:
-    return sum(span.duration_s for span in spans if span.kind is kind)
+    seconds = {
+        "load_s": length(during(Kind.LOAD)),
+        "forward_s": length(during(Kind.FORWARD)),
+        "backward_s": length(during(Kind.BACKWARD)),
+        "update_s": length(during(Kind.STEP)),
+        "hidden_s": hidden,
+        "exposed_s": exposed,
+        "idle_s": max(0.0, length(steps) - length(compute) - exposed),
+    }
+    return Breakdown(**{name: total / len(steps) for name, total in seconds.items()})

@@ -28,6 +28,7 @@ class Span(NamedTuple):
 
 
 Columns = tuple[Sequence[Any], ...]
+Interval = tuple[float, float]
 _START, _END = Span._fields.index("start_s"), Span._fields.index("end_s")
 
 
@@ -90,18 +91,27 @@ class Timeline:
         }
 
     def period_s(self) -> float:
-        """Return the mean time between the ends of a device's weight updates.
+        """Return the time between weight updates of a device: the mean of its typical steps.
 
         ValueError if no device updates twice: one step has a makespan, but no period.
         """
-        gaps, devices = 0.0, 0
-        for ends in self._update_ends().values():
-            if len(ends) > 1:
-                gaps += (ends[-1] - ends[0]) / (len(ends) - 1)
-                devices += 1
-        if not devices:
+        means = [length(steps) / len(steps) for steps in self.typical_steps.values()]
+        if not means:
             raise ValueError("a period needs two weight updates on one device")
-        return gaps / devices
+        return sum(means) / len(means)
+
+    @cached_property
+    def typical_steps(self) -> dict[str, list[Interval]]:
+        """For each device that updates twice or more, its typical steps, from update to update.
+
+        These are the middle half by duration: a step in which the machine did something else does
+        not count, and steps that alternate between two durations count alike.
+        """
+        return {
+            owner: _middle_half(list(pairwise(ends)))
+            for owner, ends in self._update_ends().items()
+            if len(ends) > 1
+        }
 
     def num_steps(self) -> int:
         """Return the number of weight updates of the device that made the most."""
@@ -113,6 +123,12 @@ class Timeline:
             if span.kind is Kind.STEP:
                 ends[span.on[0].owner].append(span.end_s)
         return {owner: sorted(times) for owner, times in ends.items()}
+
+
+def _middle_half(steps: list[Interval]) -> list[Interval]:
+    by_duration = sorted(steps, key=lambda step: step[1] - step[0])
+    outer = len(steps) // 4
+    return sorted(by_duration[outer : len(steps) - outer])
 
 
 def _by_time(span: Span) -> tuple[float, float]:
@@ -145,9 +161,6 @@ def _predecessors(timeline: Timeline) -> dict[str, list[Span]]:
         for earlier, later in pairwise(track):
             before[later.name].append(earlier)
     return before
-
-
-Interval = tuple[float, float]
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:

@@ -68,11 +68,10 @@ def learning(epochs: Sequence[EpochRow]) -> Html:
 def parts(comparison: ComparisonTable) -> Html:
     """Return where a step goes, on both sides of the comparison."""
     note = (
-        f"A step as {comparison.left} and as {comparison.right}, on average over the devices; what "
-        "is measured here are the traced steps, which recording makes a little slower. The step is "
-        "the time between weight updates and the parts are means over the whole trace, so that "
-        "their sum may differ a little. Hidden communication runs beside the computation and adds "
-        "nothing to the step; exposed communication does."
+        f"A step as {comparison.left} and as {comparison.right}, on average over the devices "
+        "and over the typical steps: the middle half by duration. What is measured here are the "
+        "traced steps, which recording makes a little slower. Hidden communication runs beside the "
+        "computation and adds nothing to the step; exposed communication does."
     )
     head = ("per step", comparison.left, comparison.right, f"error of {comparison.left}")
     rows = [
