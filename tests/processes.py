@@ -10,6 +10,15 @@ from pathlib import Path
 DEADLINE_S = 90.0
 
 
+def is_running(pid: int) -> bool:
+    """Whether the process runs; one that has ended but was not yet waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 @dataclass
 class Finished:
     code: int

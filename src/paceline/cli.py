@@ -14,7 +14,6 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
 app = typer.Typer(
     help="Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -85,6 +84,8 @@ def plan(
 ) -> None:
     """Predict what each strategy would take, best first."""
     if machine is None:
+        if input_shape is not None:
+            raise InvalidInput("input_shape: the data say it; it is for plans with --machine")
         settings = {
             "model": model,
             "data": data,
@@ -97,11 +98,8 @@ def plan(
     from paceline.api import plan as plan_on
     from paceline.result import PlanRow
 
-    forecasts = plan_on(model, machine, batch_size, _shape(input_shape))
-    rows = [PlanRow.of(forecast) for forecast in forecasts if workers in (None, forecast.workers)]
-    if not rows:
-        most = max(forecast.workers for forecast in forecasts)
-        raise InvalidInput(f"workers: {workers} do not fit; {machine} allows up to {most}")
+    forecasts = plan_on(model, machine, batch_size, _shape(input_shape), workers)
+    rows = [PlanRow.of(forecast) for forecast in forecasts]
     _print_plans(rows, model, str(machine), batch_size, as_json)
 
 
@@ -118,16 +116,18 @@ def compare(
     from rich.console import Console
 
     from paceline.core.compare import compare as compare_timelines
-    from paceline.record.trace import read_trace
+    from paceline.record.trace import read_timeline
     from paceline.result import ComparisonTable
     from paceline.tables import comparison_table
 
-    left = read_trace(first / "trace.json")
-    if second is None:
-        table = ComparisonTable.of(compare_timelines(left["predicted"], left["measured"]))
-    else:
-        right = read_trace(second / "trace.json")
-        table = ComparisonTable.of(compare_timelines(left["measured"], right["measured"]))
+    left = read_timeline(first / "trace.json", "measured" if second else "predicted")
+    right = read_timeline((second or first) / "trace.json", "measured")
+    try:
+        table = ComparisonTable.of(compare_timelines(left, right))
+    except ValueError as error:
+        folders = " or ".join(str(folder) for folder in (first, second) if folder)
+        raise InvalidInput(f"{folders}: {error}") from None
+    if second is not None:
         table = table.model_copy(update={"left": first.name, "right": second.name})
     if as_json:
         _print_json(table.model_dump())
@@ -151,6 +151,7 @@ def report(
         typer.echo(path)
 
 
+_INTERRUPTED = 130  # what typer returns after Ctrl-C
 _NOT_SETTINGS = ("options", "workers", "as_json", "debug")
 
 
@@ -197,9 +198,7 @@ def _carry_out(verb: str, settings: dict[str, Any], as_json: bool, debug: bool) 
             "debug": debug,
         }
     )
-    code = carry_out(order)
-    if code:
-        raise typer.Exit(code)
+    carry_out(order)
 
 
 def _print_plans(rows: list[Any], model: str, machine: str, batch_size: int, as_json: bool) -> None:
@@ -231,10 +230,10 @@ def main() -> None:
     """Run the command line: exit code 0 if the work was done, 2 if what was asked cannot be."""
     try:
         code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            sys.stderr.write("paceline: interrupted\n")
     except TyperException as error:
         code = _fail(f"{error.format_message()} (see paceline --help)", 2)
-    except (KeyboardInterrupt, typer.Abort):
-        code = _fail("interrupted", 130)
     except WorkersFailed as error:
         code = error.exit_code
     except PacelineError as error:

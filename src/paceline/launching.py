@@ -3,12 +3,13 @@
 import os
 import sys
 import time
+from pathlib import Path
 from uuid import uuid4
 
 from paceline.core.errors import InvalidInput
 from paceline.links.launch import launch
 from paceline.settings import TrainSettings
-from paceline.worker import Order, work
+from paceline.worker import Order, leave, work
 
 
 def new_run_id(settings: TrainSettings) -> str:
@@ -22,14 +23,19 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ
 
 
-def carry_out(order: Order) -> int:
-    """Do what is ordered and return the exit code.
+def carry_out(order: Order) -> None:
+    """Do what is ordered.
 
     Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
-    WorkersFailed for what they have said.
+    WorkersFailed for what they have said. A rank of torchrun that has said it ends here.
     """
+    if order.verb == "train":
+        _check_output(order.settings.output)
     if under_torchrun():
-        return work(order)
+        code = work(order)
+        if code:
+            leave(code)
+        return
     cores = len(os.sched_getaffinity(0))
     if order.settings.workers > _MOST_PER_CORE * cores:
         raise InvalidInput(
@@ -38,7 +44,13 @@ def carry_out(order: Order) -> int:
         )
     command = [sys.executable, "-m", "paceline.worker", order.model_dump_json()]
     launch(command, order.settings.workers, order.settings.port)
-    return 0
+
+
+def _check_output(folder: Path) -> None:
+    """Raise InvalidInput if results could not be written: before training, not after it."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InvalidInput(f"output: {nearest} is no folder that can be written into")
 
 
 _MOST_PER_CORE = 4

@@ -106,7 +106,7 @@ def read_result(folder: Path) -> Result:
     """Return the result in a run's folder; InvalidInput names the file and what is wrong."""
     path = folder / "result.json"
     try:
-        return Result.model_validate_json(path.read_text())
+        return Result.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from paceline.core.errors import InvalidInput
 from paceline.strategies import find_strategy
 
+_LARGEST_FLOAT32 = 3.4e38
+_LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
+
 
 class TrainSettings(BaseModel):
     """What `paceline train` does. `batch_size` is that of a step over all workers.
@@ -24,11 +27,11 @@ class TrainSettings(BaseModel):
     workers: Annotated[int, Field(ge=1)] = 2
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_size: Annotated[int, Field(ge=1)] = 64
-    learning_rate: Annotated[float, Field(gt=0)] = 0.05
+    learning_rate: Annotated[float, Field(gt=0, le=_LARGEST_FLOAT32)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    profile_s: Annotated[float, Field(gt=0)] = 4.0
-    deadline_s: Annotated[float, Field(gt=0)] = 30.0
+    profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
+    deadline_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 30.0
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     output: Path = Path("runs")
 
@@ -43,6 +46,8 @@ class TrainSettings(BaseModel):
     def config(self) -> Any:
         """Return the strategy's configuration; InvalidInput names a field that is wrong."""
         strategy = find_strategy(self.strategy)
+        if "workers" in self.options:
+            raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
         values = self.options | {"workers": self.workers}
         return validated(TypeAdapter(strategy.config), values, f"strategy {self.strategy}")
 

@@ -8,7 +8,7 @@ error.
 import os
 import sys
 import traceback
-from typing import Literal, Self
+from typing import Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from rich.console import Console
@@ -26,7 +26,10 @@ from paceline.training.loop import Epoch
 
 
 class Order(BaseModel):
-    """What the ranks are to do: train, or only profile and plan."""
+    """What the ranks are to do: train, or only profile and plan.
+
+    Results go to standard output, `as_json` or as tables, unless `quiet`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,6 +37,7 @@ class Order(BaseModel):
     settings: TrainSettings
     run_id: str
     as_json: bool = False
+    quiet: bool = False
     debug: bool = False
 
 
@@ -64,8 +68,8 @@ def _say(order: Order, message: str, exit_code: int) -> int:
 
 
 def _carry_out(order: Order, group: Group) -> None:
-    quiet = group.rank != 0
-    out, err = Console(quiet=quiet), Console(stderr=True, quiet=quiet)
+    silent = group.rank != 0
+    out, err = Console(quiet=silent or order.quiet), Console(stderr=True, quiet=silent)
     setup = build(order.settings, group)
     err.print(
         f"{order.settings.model}: {setup.workload.num_parameters:,} parameters in "
@@ -142,14 +146,21 @@ class _Progress:
         )
 
 
+def leave(code: int) -> NoReturn:
+    """End this rank at once.
+
+    Not by sys.exit: after a peer's death the threads of the process group may wait for it for ever,
+    or abort this process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """Carry out the order that the launcher gave as the only argument."""
     die_with_parent(int(os.environ["PACELINE_LAUNCHER"]))
-    code = work(Order.model_validate_json(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: after a peer's death the threads of the process group may wait for it for ever.
-    os._exit(code)
+    leave(work(Order.model_validate_json(sys.argv[1])))
 
 
 if __name__ == "__main__":

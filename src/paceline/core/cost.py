@@ -8,6 +8,8 @@ from typing import Protocol
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Resource, Task
 
+_WIRE = "wire"
+
 
 class CostModel(Protocol):
     """Prices tasks."""
@@ -38,7 +40,7 @@ def exchange_lane(device: str) -> Resource:
 
 def link_lane(source: str, target: str) -> Resource:
     """Return one direction of a link."""
-    return Resource(f"{source}->{target}", "wire")
+    return Resource(f"{source}->{target}", _WIRE)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Roofline:
     """A task takes as long as the slower of its arithmetic and its traffic, plus its latencies.
 
     Of all resources that a task holds, the slowest sets the time. A resource without a rate is only
-    held. Raises ValueError for a task that holds no resource with a rate.
+    held, and so is a device beside a link: the bytes are those on the wire, not its memory traffic.
+    Raises ValueError for a task that holds no resource with a rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -68,7 +71,9 @@ class Roofline:
 
     def seconds(self, task: Task) -> float:
         """Return how long the task holds its resources."""
-        rates = [self.rates[resource] for resource in task.on if resource in self.rates]
+        held = [resource for resource in task.on if resource in self.rates]
+        links = [resource for resource in held if resource.lane == _WIRE]
+        rates = [self.rates[resource] for resource in links or held]
         if not rates:
             raise ValueError(f"{task.name}: none of {[str(r) for r in task.on]} has a rate")
         return max(_seconds(task, rate) for rate in rates)

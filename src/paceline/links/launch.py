@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,14 +50,17 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         master_listen_fd=listener.detach(),
     )
     workers: list[_Worker] = []
-    previous = signal.signal(signal.SIGTERM, _exit_on_signal)
+    # Only the main thread may handle signals, and gets them.
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, _exit_on_signal) if is_main else None
     try:
         for rank in range(num_workers):
             workers.append(_start(command, rank, num_workers, port))  # noqa: PERF401 - one may fail
         _wait(workers)
     finally:
         _end(workers)
-        signal.signal(signal.SIGTERM, previous)
+        if is_main:
+            signal.signal(signal.SIGTERM, previous)
         del store
 
 

@@ -3,9 +3,11 @@
 Every step leaves one mark at its end. A traced step leaves marks at the borders of its phases, at
 the first entry of each layer in forward, and when each layer's gradients are ready in backward.
 The time between the last gradient and the end of backward is no layer's: it is spent waiting for
-the exchange.
+the exchange. A layer that leaves no mark (never entered, or without gradients) has an empty share,
+where `describe` has it.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +56,7 @@ class Recorder:
         self._device = device
         self._rank = rank
         self._hooks: list[RemovableHandle] = []
+        self._layers: list[str] = []
         self._step = 0
         self._phases: list[_Phase] = []
         self._exchanges: list[_Exchange] = []
@@ -69,7 +72,9 @@ class Recorder:
         """Record the spans of the following steps of `model`, until `stop_trace`."""
         self._step = 0
         self._phases, self._exchanges = [], []
-        for layer in layers_of(model):
+        layers = layers_of(model)
+        self._layers = [layer.name for layer in layers]
+        for layer in layers:
             self._watch(layer)
 
     def stop_trace(self) -> None:
@@ -134,9 +139,9 @@ class Recorder:
         marks = self._clock.seconds([phase.start, *(mark for _, mark in phase.borders), phase.end])
         borders = [(part, time) for (part, _), time in zip(phase.borders, marks[1:], strict=False)]
         if phase.kind is Kind.FORWARD:
-            shares = _between_entries(borders, marks[0], marks[-1])
+            shares = _between_entries(borders, marks[0], marks[-1], self._layers)
         elif phase.kind is Kind.BACKWARD:
-            shares = _up_to_last(borders, marks[0])
+            shares = _up_to_last(borders, marks[0], self._layers)
         else:
             shares = [("", marks[0], marks[-1])]
         on = (compute_lane(self._device),)
@@ -154,32 +159,65 @@ class Recorder:
                 task_name(exchange.step, Kind.REDUCE, exchange.part),
                 Kind.REDUCE,
                 on,
-                start,
-                end,
+                started,
+                max(started, end),
                 exchange.part,
             )
             for exchange, start, end in zip(exchanges, starts, ends, strict=True)
+            for started in (self._after_layer(exchange.step, start),)
         ]
+
+    def _after_layer(self, step: int, start: float) -> float:
+        """Return when the layer is done in whose midst a collective was joined.
+
+        A bucket may close between two gradients of a layer, which autograd has computed together
+        and hands over one by one. A plan has them ready at once, and so has the recording.
+        """
+        for phase in self._phases:
+            if phase.step == step and phase.kind is Kind.BACKWARD:
+                times = self._clock.seconds([mark for _, mark in phase.borders])
+                return _end_of_run([part for part, _ in phase.borders], times, start)
+        return start
+
+
+def _end_of_run(parts: Sequence[str], times: Sequence[float], moment: float) -> float:
+    """Return the time of the last mark that follows the moment without another part's between."""
+    last = bisect_right(times, moment)
+    while 0 < last < len(parts) and parts[last] == parts[last - 1]:
+        moment, last = times[last], last + 1
+    return moment
 
 
 def _between_entries(
-    borders: Sequence[tuple[str, float]], start: float, end: float
+    borders: Sequence[tuple[str, float]], start: float, end: float, layers: Sequence[str]
 ) -> list[tuple[str, float, float]]:
-    """Give each layer the time from its first entry to the first entry of the next."""
-    first: dict[str, float] = {}
+    """Give each layer the time from its first entry to the first entry of the next.
+
+    One that is never entered follows the one registered before it.
+    """
+    first: dict[str, float] = {} if borders else {layers[0]: start}
     for part, time in borders:
         first.setdefault(part, time)
     starts = [start, *list(first.values())[1:]]
-    return list(zip(first, starts, [*starts[1:], end], strict=False))
+    shares = list(zip(first, starts, [*starts[1:], end], strict=False))
+    for i, layer in enumerate(layers):
+        if layer not in first:
+            parts = [part for part, _, _ in shares]
+            at = parts.index(layers[i - 1]) + 1 if i else 0
+            time = shares[at - 1][2] if at else start
+            shares.insert(at, (layer, time, time))
+    return shares
 
 
 def _up_to_last(
-    borders: Sequence[tuple[str, float]], start: float
+    borders: Sequence[tuple[str, float]], start: float, layers: Sequence[str]
 ) -> list[tuple[str, float, float]]:
-    """Give each layer the time until the last of its gradients is ready."""
+    """Give each layer the time until the last of its gradients is ready, the others nothing."""
     last: dict[str, float] = {}
     for part, time in borders:
         last.pop(part, None)
         last[part] = time
     ends = list(last.values())
-    return list(zip(last, [start, *ends[:-1]], ends, strict=False))
+    end = ends[-1] if ends else start
+    never = [(layer, end, end) for layer in layers if layer not in last]
+    return [*zip(last, [start, *ends[:-1]], ends, strict=False), *never]

@@ -79,6 +79,14 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
     return {origin: Timeline(spans[origin].values(), origin) for origin in spans}
 
 
+def read_timeline(path: Path, origin: Origin) -> Timeline:
+    """Return one of the timelines of a file; InvalidInput names the file if it is not there."""
+    timelines = read_trace(path)
+    if origin not in timelines:
+        raise InvalidInput(f"{path}: has no {origin} timeline")
+    return timelines[origin]
+
+
 def _origin(event: dict[str, Any]) -> Origin:
     for origin in get_args(Origin):
         if event["args"]["origin"] == origin:

@@ -20,7 +20,7 @@ from paceline.training.step import SGD, Share, shares, train_step
 
 _MOST_TRACED = 20
 _NUM_WARM_UP = 2
-_FEWEST_STEPS = _NUM_WARM_UP + 2  # a period needs two
+_FEWEST_STEPS = _NUM_WARM_UP + 3  # one to be measured, and two that are traced, for a period
 _TEST_BATCH = 256
 
 
@@ -88,7 +88,7 @@ def train(job: Job, wrapped: nn.Module) -> Outcome:
     optimizer = job.sgd.optimizer(job.model)
     data = loader(job.data.train, batches)
     traced_epoch = min(1, job.epochs - 1)
-    untraced = len(batches) - min(_MOST_TRACED, len(batches) - _NUM_WARM_UP)
+    untraced = len(batches) - _num_traced(len(batches), job.epochs)
     epochs: list[Epoch] = []
     seconds: list[float] = []
     for number in range(job.epochs):
@@ -103,13 +103,24 @@ def train(job: Job, wrapped: nn.Module) -> Outcome:
         seconds += [end - start for start, end in pairwise(ends[_NUM_WARM_UP - 1 :])]
         loss /= len(batches) * job.group.world_size
         epochs.append(_test(job, number, loss, time.monotonic() - started))
-        if not isfinite(epochs[-1].train_loss):
-            raise InvalidInput(
-                f"learning_rate: with {job.sgd.learning_rate:g} the training loss is "
-                f"{epochs[-1].train_loss} after epoch {number + 1}; choose a smaller one"
-            )
+        _check_finite(epochs[-1], job.sgd)
         job.report(epochs[-1])
     return Outcome(tuple(epochs), tuple(job.recorder.spans()), tuple(seconds))
+
+
+def _num_traced(num_steps: int, num_epochs: int) -> int:
+    """Return how many steps are traced; an only epoch keeps half of its steps to be measured."""
+    steady = num_steps - _NUM_WARM_UP
+    return min(_MOST_TRACED, steady if num_epochs > 1 else max(2, steady // 2))
+
+
+def _check_finite(epoch: Epoch, sgd: SGD) -> None:
+    if not (isfinite(epoch.train_loss) and isfinite(epoch.test_loss)):
+        raise InvalidInput(
+            f"learning_rate: with {sgd.learning_rate:g} the training loss is {epoch.train_loss} "
+            f"and the test loss {epoch.test_loss} after epoch {epoch.number + 1}; "
+            "choose a smaller one"
+        )
 
 
 def _steps(

@@ -71,13 +71,15 @@ def _links(
     """Yield the links under which the cost of a ring all-reduce is what was measured.
 
     It sends 2 (n - 1) messages of 1/n of the bytes, one after another; n at a time share the one
-    link that CPUs have.
+    link that CPUs have. The latency is what remains of the small one when its bytes are paid.
     """
     small, large = reductions
     n, on_cpu = len(devices), group.device.type == "cpu"
-    nbytes = 2 * (n - 1) / n * (large.nbytes - small.nbytes) * (n if on_cpu else 1)
     # Noise can make the larger one the faster; then its own speed is a bound.
-    seconds = max(large.seconds - small.seconds, 0.01 * large.seconds)
+    difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
+    seconds_per_byte = difference_s / (large.nbytes - small.nbytes)
+    sent = 2 * (n - 1) / n * (n if on_cpu else 1)  # over a link, for each byte of gradients
+    waiting_s = max(0.0, small.seconds - seconds_per_byte * small.nbytes)
     host = devices[0].host
     ends = [(host, host)]
     if not on_cpu:
@@ -85,8 +87,8 @@ def _links(
     for between in ends:
         yield Link(
             between=between,
-            bandwidth_bytes_per_s=nbytes / seconds,
-            latency_s=small.seconds / (2 * (n - 1)),
+            bandwidth_bytes_per_s=sent / seconds_per_byte,
+            latency_s=waiting_s / (2 * (n - 1)),
             uses_cores=on_cpu and len({member.boot_id for member in group.members}) == 1,
             source=_PROFILED,
         )

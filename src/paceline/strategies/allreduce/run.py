@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
@@ -18,10 +19,23 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.training.loop import Job, Outcome
 from paceline.training.loop import train as train_synchronously
 
+_UNUSED_MARK = "parameters that were not used in producing loss"
+
 
 def train(job: Job, config: AllReduce) -> Outcome:
-    """Train the job's model on all ranks of its group."""
-    return train_synchronously(job, wrap(job.model, config, job.group, job.recorder))
+    """Train the job's model on all ranks of its group.
+
+    InvalidInput if a trainable parameter gets no gradient, which DistributedDataParallel refuses.
+    """
+    try:
+        return train_synchronously(job, wrap(job.model, config, job.group, job.recorder))
+    except RuntimeError as error:
+        if _UNUSED_MARK not in str(error):
+            raise
+        raise InvalidInput(
+            "model: some trainable parameters get no gradient; use them, or freeze them with "
+            "requires_grad_(False)"
+        ) from error
 
 
 def wrap(model: nn.Module, config: AllReduce, group: Group, recorder: Recorder) -> nn.Module:

@@ -1,0 +1,172 @@
+"""paceline.train and paceline.plan, as a program of the user's calls them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as package
+from paceline.core.errors import InvalidInput
+from paceline.machine_file import read_machine
+
+MACHINE = Path(__file__).parents[2] / "machines" / "two-core-epyc.toml"
+
+# As a newcomer writes it: nothing protects the module from being imported by its workers.
+PROGRAM = """
+import json
+from pathlib import Path
+
+import paceline
+
+run = paceline.train("lenet5", workers=2, epochs=2, profile_s=0.2, options={"bucket_mb": 5})
+wanted = run.report("mine.html")
+again = run.report(run.folder / "report.html")
+print(json.dumps({
+    "accuracy": run.accuracy,
+    "result": json.loads(run.result.model_dump_json()),
+    "origin": run.timeline.origin,
+    "steps": run.timeline.num_steps(),
+    "files": sorted(path.name for path in run.folder.iterdir()),
+    "folder": str(run.folder),
+    "reports": [str(wanted), str(again)],
+    "alike": wanted.read_bytes() == again.read_bytes(),
+}))
+"""
+
+IN_A_THREAD = """
+import threading
+import paceline
+
+runs = []
+
+def train():
+    try:
+        runs.append(paceline.train("lenet5", workers=1, epochs=1, profile_s=0.1))
+    except BaseException as error:
+        runs.append(error)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+print(type(runs[0]).__name__)
+"""
+
+REFUSED = """
+import json
+import paceline
+from paceline.core.errors import InvalidInput, WorkersFailed
+
+try:
+    paceline.train("lenet5", workers=0)
+except InvalidInput as error:
+    print(error)
+try:
+    paceline.train("lenet6", profile_s=0.1)
+except WorkersFailed as error:
+    print(error.exit_code)
+"""
+
+UNDER_TORCHRUN = """
+import os
+import paceline
+from paceline.core.errors import InvalidInput
+
+try:
+    paceline.train("lenet5", profile_s=0.1)
+except InvalidInput as error:
+    os.write(1, f"refused: {error}\\n".encode())
+"""
+
+
+def program(start, tmp_path, text: str, *launcher: str):
+    (tmp_path / "program.py").write_text(text)
+    return start(*launcher, "program.py").finish()
+
+
+def test_a_program_trains_and_looks_at_its_run(start, tmp_path):
+    done = program(start, tmp_path, PROGRAM)
+    assert done.code == 0, done.err
+    # What the program prints is its own: progress and tables stay away from its output.
+    assert done.out.count("\n") == 1
+    said = json.loads(done.out)
+    folder = tmp_path / said["folder"]
+    assert folder.parent == tmp_path / "runs"
+    assert said["files"] == ["report.html", "result.json", "trace.json"]
+    assert said["result"] == json.loads((folder / "result.json").read_text())
+    assert said["accuracy"] == said["result"]["accuracy"] > 0.5
+    assert said["result"]["faults"] == []
+    assert said["result"]["settings"]["options"] == {"bucket_mb": 5}
+    assert (said["origin"], said["steps"]) == ("measured", 20)
+    assert said["reports"] == ["mine.html", f"{said['folder']}/report.html"]
+    assert said["alike"]
+    assert "lenet5" in (tmp_path / "mine.html").read_text()
+
+
+def test_a_thread_of_a_program_may_train(start, tmp_path):
+    done = program(start, tmp_path, IN_A_THREAD)
+    assert (done.code, done.out) == (0, "Run\n"), done.err
+
+
+def test_what_cannot_be_done_is_an_exception_of_the_program(start, tmp_path):
+    done = program(start, tmp_path, REFUSED)
+    assert done.code == 0, done.err
+    field, code = done.out.splitlines()
+    assert field == "workers: Input should be greater than or equal to 1, not 0"
+    assert code == "2"
+    assert done.err.count("\n") == 1  # which the workers have said
+    assert "lenet6" in done.err
+
+
+def test_under_torchrun_a_program_is_told_what_to_do(start, tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = program(start, tmp_path, UNDER_TORCHRUN, *launcher)
+    assert done.code == 0, done.err
+    message = "refused: paceline.train starts workers of its own: run this program without torchrun"
+    assert [line[: len(message)] for line in done.out.splitlines()] == [message] * 2
+
+
+def test_a_module_of_the_programs_own_is_planned_for():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    before = torch.get_rng_state()
+    forecasts = package.plan(model, MACHINE, batch_size=33, input_shape=(1, 8, 8))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [one.samples_per_s for one in forecasts] == sorted(
+        (one.samples_per_s for one in forecasts), reverse=True
+    )
+    by_workers = {one.workers: one for one in forecasts}
+    num_parameters = 64 * 100 + 100 + 100 * 10 + 10
+    assert by_workers[2].wire_nbytes == 2 * 4 * num_parameters
+    # 33 samples are 17 and 16: the step takes as long as the larger part.
+    assert by_workers[2].samples_per_s == pytest.approx(34 / by_workers[2].step_s)
+    assert by_workers[1].samples_per_s == pytest.approx(33 / by_workers[1].step_s)
+
+
+def test_a_machine_may_be_a_file_or_an_object():
+    from_file = package.plan("lenet5", str(MACHINE))
+    from_object = package.plan("lenet5", read_machine(MACHINE))
+    assert [one.step_s for one in from_file] == [one.step_s for one in from_object]
+
+
+def test_no_more_workers_are_planned_for_than_samples():
+    assert [one.workers for one in package.plan("lenet5", MACHINE, batch_size=1)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: must be at least 1, not 0"),
+        ({"workers": 3}, "workers: 3 do not fit; machine two-core-epyc .* allows 1 to 2"),
+        ({"input_shape": ()}, "input_shape: sizes must be at least 1"),
+        ({"input_shape": (1, 0, 32)}, "input_shape: sizes must be at least 1"),
+        ({"machine": "none.toml"}, r"none\.toml: cannot be read"),
+        ({"model": nn.Linear(3, 3)}, "input_shape: model Linear does not say it"),
+        ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU has no trainable parameters"),
+        ({"model": "lenet6"}, "no model is called 'lenet6'"),
+    ],
+)
+def test_what_cannot_be_planned_for_is_refused(arguments, message):
+    with pytest.raises(InvalidInput, match=message):
+        package.plan(**{"model": "lenet5", "machine": MACHINE} | arguments)

@@ -1,0 +1,71 @@
+"""A rank of torchrun that is killed: the others say so and end, and nothing is left."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import Started, is_running
+
+# torchrun ends all ranks as soon as it sees that one is gone; it looks this often, by default ten
+# times a second. The ranks notice by themselves within milliseconds, but not on a busy machine.
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--monitor-interval", "1")
+TRAIN = ("-m", "paceline", "train", "lenet5", "--profile-s", "0.2", "--epochs", "1000")
+
+
+@pytest.fixture
+def training(start):
+    """Start ranks that would train for minutes; afterwards none of them may be left."""
+    found: dict[int, int] = {}
+
+    def begin(num_ranks: int) -> tuple[Started, dict[int, int]]:
+        run = start(*TORCHRUN, "--nproc-per-node", str(num_ranks), *TRAIN)
+        lines = iter(run.process.stderr.readline, "")
+        assert any(line.startswith("epoch 1/") for line in lines)
+        found.update(ranks(run.process.pid))
+        return run, found
+
+    yield begin
+    left = [pid for pid in found.values() if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def ranks(torchrun: int) -> dict[int, int]:
+    """The process number of each rank; torchrun gives each a process group of its own."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            environment = (stat.parent / "environ").read_text().split("\0")
+        except OSError:
+            continue
+        names = dict(entry.partition("=")[::2] for entry in environment)
+        if parent == torchrun and "RANK" in names:
+            found[int(names["RANK"])] = int(stat.parent.name)
+    return found
+
+
+@pytest.mark.parametrize(("num_ranks", "victim"), [(2, 0), (3, 1)])
+def test_every_other_rank_says_in_one_line_which_one_died(training, num_ranks: int, victim: int):
+    run, pids = training(num_ranks)
+    assert sorted(pids) == list(range(num_ranks))
+    killed = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    done = run.finish(30)
+    assert time.monotonic() - killed < 12
+    assert done.code != 0
+    assert not any(is_running(pid) for pid in pids.values())
+    lines = sorted(line for line in done.err.splitlines() if line.startswith("paceline: "))
+    survivors = [rank for rank in range(num_ranks) if rank != victim]
+    assert len(lines) == len(survivors), done.err
+    for rank, line in zip(survivors, lines, strict=True):
+        assert line.startswith(f"paceline: worker {rank} stops: ")
+        assert f"worker {victim} (process {pids[victim]})" in line
+        assert line.endswith("died in the middle of the run")
+    # The only traceback is torchrun's own, and no survivor is aborted.
+    assert done.err.count("Traceback (most recent call last)") == 1
+    assert "SIGABRT" not in done.err

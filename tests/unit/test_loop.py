@@ -1,0 +1,208 @@
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
+from paceline.data.dataset import Dataset, TensorSamples, loader
+from paceline.data.sampler import ShardedBatches
+from paceline.links.group import Group, Member
+from paceline.record.clock import HostClock
+from paceline.record.recorder import Recorder
+from paceline.training.loop import Job, Outcome, evaluate, share_batches, train
+from paceline.training.step import SGD, shares, train_step
+from ticking import Ticking
+
+CPU = torch.device("cpu")
+
+
+def rank(number: int = 0, world_size: int = 1) -> Group:
+    members = tuple(Member(i, i, "boot") for i in range(world_size))
+    return Group(number, world_size, CPU, members, None)
+
+
+def samples(num: int, num_classes: int = 3, width: int = 4, dtype=torch.float32) -> TensorSamples:
+    source = torch.Generator().manual_seed(num)
+    inputs = torch.randn(num, width, generator=source, dtype=dtype)
+    return TensorSamples(inputs, torch.randint(num_classes, (num,), generator=source))
+
+
+def closed_form(inputs: Tensor, targets: Tensor, linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """The gradients of the mean cross entropy of a linear model, from the formula."""
+    wrong = (inputs @ linear.weight.t() + linear.bias).softmax(1)
+    wrong[torch.arange(len(targets)), targets] -= 1
+    return wrong.t() @ inputs / len(targets), wrong.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "world_size"), [(7, 7, 3), (21, 6, 4), (20, 11, 3), (12, 12, 1)]
+)
+def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_size, world_size):
+    torch.manual_seed(0)
+    data = samples(num_samples, dtype=torch.float64)
+    start = nn.Linear(4, 3, dtype=torch.float64)
+    steps, losses, indices, sizes = [], [], [], set()
+    for number in range(world_size):
+        batches = ShardedBatches(num_samples, batch_size, number, world_size, seed=1)
+        source = shares(batches, loader(data, batches), CPU)
+        model = nn.Linear(4, 3, dtype=torch.float64)
+        model.load_state_dict(start.state_dict())
+        # With a learning rate of one, a step is the gradient.
+        optimizer = SGD(learning_rate=1.0, momentum=0.0).optimizer(model)
+        losses.append(train_step(model, optimizer, source, Recorder(HostClock(), "cpu0", number)))
+        steps.append((start.weight - model.weight, start.bias - model.bias))
+        mine = next(iter(batches))
+        indices += mine
+        sizes.add(len(mine))
+    assert world_size == 1 or len(sizes) > 1  # otherwise this would show nothing
+    weight, bias = (sum(parts) / world_size for parts in zip(*steps, strict=True))
+    inputs, targets = data.__getitems__(indices)
+    with torch.no_grad():
+        expected_weight, expected_bias = closed_form(inputs, targets, start)
+        loss = nn.functional.cross_entropy(start(inputs), targets)
+    assert torch.allclose(weight, expected_weight, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(bias, expected_bias, rtol=1e-12, atol=1e-14)
+    assert float(sum(losses) / world_size) == pytest.approx(float(loss), rel=1e-12)
+
+
+class Untested(nn.Module):
+    """Logits as they come in, but noise while training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(x)
+
+
+@pytest.mark.parametrize("num_samples", [1, 5, 256, 257, 600])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
+    data = samples(num_samples, num_classes=4)
+    rows = [
+        evaluate(Untested().train(), data, rank(number, world_size)) for number in range(world_size)
+    ]
+    loss, correct = (sum(column) for column in zip(*rows, strict=True))
+    expected = nn.functional.cross_entropy(data.inputs, data.targets, reduction="sum")
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert correct == sum(
+        max(range(4), key=row.__getitem__) == target
+        for row, target in zip(data.inputs.tolist(), data.targets.tolist(), strict=True)
+    )
+
+
+def run(
+    num_steps: int,
+    epochs: int,
+    clock=None,
+    sgd: SGD | None = None,
+    each_step: Callable[[Job], None] = lambda job: None,
+) -> tuple[Outcome, list]:
+    """Train a linear model on `num_steps` batches of four samples an epoch."""
+    data = Dataset("toy", samples(4 * num_steps), samples(10), 3, (4,))
+    group, reports = rank(), []
+    torch.manual_seed(0)
+    job = Job(
+        model=nn.Linear(4, 3),
+        data=data,
+        batches=share_batches(data, 4, 0, group),
+        epochs=epochs,
+        sgd=sgd or SGD(0.01, 0.9),
+        group=group,
+        recorder=Recorder(clock or HostClock(), "cpu0", 0),
+        report=reports.append,
+        advance=lambda: each_step(job),
+    )
+    return train(job, job.model), reports
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "epochs", "first", "last", "num_measured"),
+    [
+        # Of an only epoch half is traced, but two steps at least, so that one step is measured too.
+        (5, 1, 3, 5, 1),
+        (12, 1, 7, 12, 5),
+        # Of several, the second is traced: twenty steps, after two that warm up at the least.
+        (5, 2, 5 + 2, 5 + 5, 3),
+        (23, 2, 23 + 3, 23 + 23, 21 + 1),
+        (30, 3, 30 + 10, 30 + 30, 28 + 8 + 28),
+    ],
+)
+def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
+    num_steps, epochs, first, last, num_measured
+):
+    tracing = []
+    outcome, _ = run(
+        num_steps,
+        epochs,
+        Ticking(mark_s=1),
+        each_step=lambda job: tracing.append(job.recorder.tracing),
+    )
+    assert [i for i, traced in enumerate(tracing) if traced] == list(range(first, last))
+    assert len(tracing) == num_steps * epochs
+    # An untraced step leaves one mark, a traced one ten: none of those is among the measured ones.
+    assert outcome.step_seconds == (1,) * num_measured
+    updates = [span for span in outcome.spans if span.kind is Kind.STEP]
+    assert [span.name for span in updates] == [f"s{i}/step@worker0" for i in range(last - first)]
+    ends = [span.end_s for span in updates]
+    gaps = {later - earlier for earlier, later in pairwise(ends)}
+    assert len(gaps) == 1  # no test of an epoch lies between two of them
+
+
+def test_every_step_trains_although_every_epoch_tests():
+    modes = []
+    _, reports = run(5, 3, each_step=lambda job: modes.append(job.model.training))
+    assert modes == [True] * 15
+    assert [epoch.number for epoch in reports] == [0, 1, 2]
+
+
+def test_the_losses_and_the_accuracy_are_means_over_the_samples():
+    # Nothing is learned, so that every batch meets the same weights.
+    outcome, _ = run(6, 2, sgd=SGD(1e-30, 0.0))
+    torch.manual_seed(0)
+    model, train_set, test_set = nn.Linear(4, 3), samples(24), samples(10)
+    for epoch in outcome.epochs:
+        for loss, data in ((epoch.train_loss, train_set), (epoch.test_loss, test_set)):
+            expected = nn.functional.cross_entropy(model(data.inputs), data.targets).detach()
+            assert loss == pytest.approx(float(expected), rel=1e-5)
+        right = (model(test_set.inputs).argmax(1) == test_set.targets).sum()
+        assert epoch.accuracy == int(right) / 10
+
+
+@pytest.mark.parametrize("learning_rate", [1e38, 3e38])
+def test_a_training_loss_that_is_no_number_names_the_learning_rate(learning_rate):
+    with pytest.raises(
+        InvalidInput, match=f"learning_rate: with {learning_rate:g}".replace("+", ".")
+    ):
+        run(6, 2, sgd=SGD(learning_rate, 0.9))
+
+
+class LastStepDiverges(SGD):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        weights = next(model.parameters())
+
+        class Once(torch.optim.SGD):
+            num_steps = 0
+
+            def step(self, closure=None):
+                self.num_steps += 1
+                if self.num_steps == 6:
+                    weights.data.fill_(float("inf"))
+
+        return Once(model.parameters(), lr=0.1)
+
+
+def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_passed_on():
+    with pytest.raises(InvalidInput, match=r"learning_rate: .* test loss nan after epoch 1"):
+        run(6, 1, sgd=LastStepDiverges())
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_an_epoch_too_short_to_be_measured_is_refused(num_steps):
+    data = Dataset("toy", samples(4 * num_steps), samples(4), 3, (4,))
+    with pytest.raises(InvalidInput, match=f"batch_size: 4 makes {num_steps} steps of"):
+        share_batches(data, 4, 0, rank())

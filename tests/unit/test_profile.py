@@ -1,0 +1,159 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.plan import Kind
+from paceline.core.workload import Workload
+from paceline.links.group import Group, Member
+from paceline.models import describe
+from paceline.planner import forecast
+from paceline.strategies import find_strategy
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.training import profile as module
+from paceline.training.profile import Profile, profile
+from paceline.training.step import SGD, Share
+from ticking import Ticking, Timed
+
+LOAD_S, HELD_UP_S, MARK_S = 1.0, 9.0, 0.125
+STEP_S = LOAD_S + 2 + 3 + 5 + 7
+LATENCY_S, NBYTES_PER_S = 0.25, 4096.0
+NUM_ROUNDS = 9
+
+
+class OneOfTwo(Group):
+    """A rank of two; the other one is held up in the round before it."""
+
+    def gather(self, value):
+        is_rounds = isinstance(value[0][0], float)
+        return [value, value[1:] + value[:1] if is_rounds else value]
+
+
+def ranks(number: int) -> Group:
+    kind = Group if number == 1 else OneOfTwo
+    members = tuple(Member(i, i, "boot") for i in range(number))
+    return kind(0, number, torch.device("cpu"), members, None)
+
+
+class Small(nn.Module):
+    """A gradient of exactly 8 KiB, in layers that take known times."""
+
+    def __init__(self, clock: Ticking) -> None:
+        super().__init__()
+        self.first, self.last = Timed(clock, 2, 5), Timed(clock, 3, 7)
+        self.rest = nn.Parameter(torch.zeros(2046))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x)) + self.rest.sum()
+
+
+def exchange_s(nbytes: float, num_ranks: int) -> float:
+    """A ring on one host: each rank sends 2 (n - 1) / n of the bytes, all through one link."""
+    sent_by_all = 2 * (num_ranks - 1) * nbytes
+    return sent_by_all / NBYTES_PER_S + 2 * (num_ranks - 1) * LATENCY_S
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Ticking:
+    clock = Ticking(MARK_S)
+    monkeypatch.setattr(module, "clock_for", lambda device: clock)
+    return clock
+
+
+def profiled(
+    clock: Ticking, group: Group, held_up: bool, model: nn.Module | None = None
+) -> tuple[Profile, Workload]:
+    """Profile a small model whose every third step is held up, if so wanted."""
+    model = model or Small(clock)
+    inputs = torch.randn(2, 3)
+
+    def source() -> Iterator[Share]:
+        for i in range(6):
+            clock.now += LOAD_S + HELD_UP_S * (held_up and i % 3 == 2)
+            yield Share(inputs, torch.tensor([0, 2]), 1.0)
+
+    def exchange_of(nbytes: int) -> Callable[[], None]:
+        def once() -> None:
+            clock.now += exchange_s(nbytes, group.world_size)
+
+        return once
+
+    workload = describe(model, inputs, "small")
+    clock.now = 0.0
+    rounds_s = NUM_ROUNDS * (STEP_S + 2 * MARK_S)
+    if group.world_size > 1:
+        rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 2 * MARK_S)
+    seconds = 2 * rounds_s + 1e-6
+    return profile(model, workload, source, SGD(), group, seconds, exchange_of), workload
+
+
+def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
+    return {key[1:]: s for key, s in found.cost.durations.items() if key[0] == device}
+
+
+def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):
+    found, _ = profiled(clock, ranks(1), held_up=False)
+    parts = durations(found, "cpu0")
+    # A traced step has a dozen marks, each of which takes time; an untraced one has two.
+    assert sum(parts.values()) == pytest.approx(STEP_S + 2 * MARK_S)
+    assert {key: round(seconds) for key, seconds in parts.items() if seconds > 1} == {
+        (Kind.FORWARD, "first"): 2,
+        (Kind.FORWARD, "last"): 3,
+        (Kind.BACKWARD, "last"): 7,
+        (Kind.BACKWARD, "first"): 5,
+        (Kind.LOAD, ""): 1,
+    }
+    assert found.machine.links == ()
+
+
+def test_ranks_that_wait_for_each_other_pay_for_every_delay_of_any(clock):
+    found, _ = profiled(clock, ranks(2), held_up=True)
+    # Two of three steps of each rank take 18 s and the third 27 s, but never both ranks' at once:
+    # two of three steps of both together take 27 s.
+    for device in ("cpu0", "cpu1"):
+        whole = sum(durations(found, device).values())
+        assert whole == pytest.approx(STEP_S + HELD_UP_S + 2 * MARK_S)
+
+
+def test_the_link_is_the_one_that_was_measured(clock):
+    found, workload = profiled(clock, ranks(2), held_up=False)
+    (link,) = found.machine.links
+    assert workload.gradient_nbytes == 8192
+    assert link.bandwidth_bytes_per_s == pytest.approx(NBYTES_PER_S)
+    assert link.latency_s == pytest.approx(LATENCY_S + MARK_S / 2)
+    assert link.uses_cores
+
+
+def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
+    found, workload = profiled(clock, ranks(2), held_up=False)
+    strategy = find_strategy("allreduce")
+    predicted = forecast(workload, found.machine, strategy, AllReduce(), found.cost)
+    step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
+    assert predicted.step_s == pytest.approx(step_s)
+
+
+def test_the_profiled_model_is_not_touched(clock):
+    model = Small(clock).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    profiled(clock, ranks(1), held_up=False, model=model)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 1e9])
+def test_the_number_of_rounds_is_bounded(clock, seconds: float):
+    model, num_steps = Small(clock), 0
+    share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
+
+    def source() -> Iterator[Share]:
+        nonlocal num_steps
+        num_steps += 1
+        clock.now += 1
+        yield share
+
+    workload = describe(model, share.inputs)
+    profile(model, workload, source, SGD(), ranks(1), seconds, lambda nbytes: lambda: None)
+    # Five to warm up, then at least five and at most 400, of which at most 100 are traced again.
+    assert num_steps == (15 if seconds < 1 else 505)

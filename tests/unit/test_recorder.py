@@ -1,0 +1,335 @@
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.compare import conform
+from paceline.core.cost import compute_lane, exchange_lane
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind
+from paceline.core.strategy import Window
+from paceline.models import describe
+from paceline.models.lenet import LeNet5
+from paceline.record.clock import HostClock
+from paceline.record.merge import merge
+from paceline.record.recorder import Recorder
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.allreduce.plan import plan
+from paceline.training.step import SGD, Share, train_step
+from ticking import Ticking, Timed
+
+MACHINE = Machine.model_validate(
+    {
+        "name": "one",
+        "hosts": [
+            {
+                "name": "host",
+                "cores": 1,
+                "memory_bytes": 1,
+                "memory_bandwidth_bytes_per_s": 1,
+                "source": "made up",
+            }
+        ],
+        "devices": [
+            {
+                "name": "cpu0",
+                "host": "host",
+                "kind": "cpu",
+                "flops_per_s": 1,
+                "memory_bytes": 1,
+                "memory_bandwidth_bytes_per_s": 1,
+                "source": "made up",
+            }
+        ],
+    }
+)
+
+
+class Tied(nn.Module):
+    """Two modules with one weight, the second without anything of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.other.weight = self.one.weight
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.other(self.one(x).relu()))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(self.again(x).relu()))
+
+
+class Unused(nn.Module):
+    """Layers that no gradient reaches: one is never entered, one does not lead to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never, self.one = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.aside, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        self.aside(x)
+        return self.last(x)
+
+
+class HalfUsed(nn.Module):
+    """A layer of which one of two parameters gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.one(x)
+        return self.last(x * self.one.bias)
+
+
+class Attention(nn.Module):
+    """torch's attention uses the weights of `out_proj` without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1)
+        return self.last(self.attention(x, x, x, need_weights=False)[0].squeeze(1))
+
+
+class Functional(nn.Module):
+    """No module with parameters is ever entered but the model's children's weights are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.one.weight @ self.last.weight.t() + self.last.bias + self.one.bias[:3]
+
+
+class Branched(nn.Module):
+    """Two branches, run in the opposite order of their registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        right = self.right(x)
+        return self.last(self.left(x) + right)
+
+
+def step_of(model: nn.Module, inputs: Tensor, recorder: Recorder) -> None:
+    train_step(model, SGD().optimizer(model), iter([Share(inputs, TARGETS, 1.0)]), recorder)
+
+
+TARGETS = torch.tensor([0, 2])
+
+
+@pytest.mark.parametrize(
+    "kind", [LeNet5, Tied, Twice, Unused, HalfUsed, Attention, Functional, Branched]
+)
+def test_recorded_steps_conform_to_the_plan(kind):
+    torch.manual_seed(0)
+    model = kind()
+    inputs = torch.randn(2, 1, 32, 32) if kind is LeNet5 else torch.randn(2, 8)
+    workload = describe(model, inputs)
+    recorder = Recorder(HostClock(), "cpu0", 0)
+    recorder.start_trace(model)
+    for _ in range(2):
+        step_of(model, inputs, recorder)
+    recorder.stop_trace()
+    tasks = plan(workload, MACHINE, AllReduce(workers=1), Window(2))
+    assert conform(tasks, merge([recorder.spans()], "measured")) == []
+
+
+def traced(model: nn.Module, clock: Ticking, waiting_s: float = 0.0, backwards: int = 1):
+    """Return (part, start, end) of a step's forward and backward spans, by kind."""
+    recorder = Recorder(clock, "cpu0", 0)
+    recorder.start_trace(model)
+    with recorder.phase(Kind.FORWARD):
+        clock.now += 1  # before the first layer
+        loss = model(torch.ones(1)).sum()
+        clock.now += 1  # after the last, as a loss function
+    with recorder.phase(Kind.BACKWARD):
+        for _ in range(backwards):
+            loss.backward(retain_graph=True)
+        clock.now += waiting_s
+    recorder.stop_trace()
+    spans = recorder.spans()
+    assert {span.on for span in spans} == {(compute_lane("cpu0"),)}
+    return {
+        kind: [(span.part, span.start_s, span.end_s) for span in spans if span.kind is kind]
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    }
+
+
+def test_shares_are_the_times_that_layers_worked():
+    clock = Ticking()
+    clock.now = 100
+    model = nn.Sequential(Timed(clock, 2, 5), nn.ReLU(), Timed(clock, 3, 7), Timed(clock, 4, 11))
+    shares = traced(model, clock, waiting_s=50)
+    # The time before the first layer is the first one's, that after the last is the last one's.
+    assert shares[Kind.FORWARD] == [("0", 100, 103), ("2", 103, 106), ("3", 106, 111)]
+    # The 50 s after the last gradient are no layer's.
+    assert shares[Kind.BACKWARD] == [("3", 111, 122), ("2", 122, 129), ("0", 129, 134)]
+
+
+def test_a_layer_that_is_entered_twice_has_one_share():
+    clock = Ticking()
+    again, other = Timed(clock, 2, 5), Timed(clock, 3, 7)
+    shares = traced(nn.Sequential(again, other, again), clock)
+    assert shares[Kind.FORWARD] == [("0", 0, 3), ("1", 3, 9)]
+    # The sum of both its gradients is ready at the end of backward, that of the other before.
+    assert shares[Kind.BACKWARD] == [("1", 9, 21), ("0", 21, 26)]
+
+
+def test_a_layer_ends_with_the_last_of_its_gradients():
+    class Pair(nn.Module):
+        def __init__(self, first: nn.Module, second: nn.Module) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+            self.bias = nn.Parameter(torch.zeros(()))
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x * self.weight)) + self.bias
+
+    clock = Ticking()
+    shares = traced(Pair(Timed(clock, 1, 5), Timed(clock, 1, 7)), clock)
+    backward = shares[Kind.BACKWARD]
+    assert [(part, end - start) for part, start, end in backward] == [
+        ("second", 7),
+        ("first", 5),
+        ("(root)", 0),  # its bias was ready first of all, its weight last
+    ]
+
+
+def test_of_two_backward_passes_the_last_gradients_count():
+    clock = Ticking()
+    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
+    shares = traced(model, clock, backwards=2)
+    assert shares[Kind.BACKWARD] == [("1", 7, 26), ("0", 26, 31)]
+
+
+def num_hooks(model: nn.Module) -> int:
+    on_modules = sum(len(module._forward_pre_hooks) for module in model.modules())
+    on_gradients = sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters())
+    return on_modules + on_gradients
+
+
+def test_hooks_are_there_only_while_tracing():
+    model, recorder = LeNet5(), Recorder(HostClock(), "cpu0", 0)
+    for _ in range(2):
+        assert (num_hooks(model), recorder.tracing) == (0, False)
+        recorder.start_trace(model)
+        assert (num_hooks(model), recorder.tracing) == (5 + 10, True)
+        recorder.stop_trace()
+    assert (num_hooks(model), recorder.tracing) == (0, False)
+
+
+def test_untraced_steps_leave_only_their_ends():
+    model = LeNet5()
+    clock = Ticking(mark_s=1)
+    recorder = Recorder(clock, "cpu0", 0)
+    for _ in range(3):
+        step_of(model, torch.randn(2, 1, 32, 32), recorder)
+    assert clock.now == 3
+    assert recorder.spans() == []
+    assert recorder.step_ends() == [0, 1, 2]
+    assert recorder.step_ends() == []
+
+
+def test_a_traced_step_is_numbered_from_the_start_of_the_trace():
+    clock = Ticking()
+    model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 3)
+    for traced_from_here in (False, True, False):
+        if traced_from_here:
+            recorder.start_trace(model)
+        step_of(model, torch.ones(2, 3), recorder)
+    recorder.stop_trace()
+    assert [span.name for span in recorder.spans()] == [
+        f"s{step}/{part}@worker3"
+        for step in (0, 1)
+        for part in ("load", "forward[0]", "backward[0]", "step")
+    ]
+
+
+def test_a_second_trace_forgets_the_first():
+    clock = Ticking()
+    model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 0)
+    for _ in range(2):
+        recorder.start_trace(model)
+        step_of(model, torch.ones(2, 3), recorder)
+        recorder.leave_exchange(recorder.join_exchange("0"))
+        recorder.stop_trace()
+    assert len(recorder.spans()) == 5
+
+
+def test_a_forward_pass_outside_of_a_phase_leaves_no_mark():
+    clock = Ticking()
+    model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 0)
+    recorder.start_trace(model)
+    model(torch.ones(1)).backward()
+    assert recorder.spans() == []
+
+
+def test_an_exchange_lasts_from_joining_to_leaving_under_the_name_that_all_ranks_use():
+    clock = Ticking()
+    recorder = Recorder(clock, "gpu1", 1)
+    assert recorder.join_exchange("0") is None
+    recorder.leave_exchange(None)
+    recorder.start_trace(nn.Linear(1, 1))
+    first, unfinished = recorder.join_exchange("0"), recorder.join_exchange("1")
+    assert unfinished is not None
+    clock.now += 3
+    recorder.leave_exchange(first)
+    (span,) = recorder.spans()
+    assert (span.name, span.kind, span.part) == ("s0/reduce[0]", Kind.REDUCE, "0")
+    assert (span.on, span.start_s, span.end_s) == ((exchange_lane("gpu1"),), 0, 3)
+
+
+def test_an_exchange_that_is_joined_amid_a_layers_gradients_starts_with_the_last_of_them():
+    clock = Ticking()
+    recorder = Recorder(clock, "cpu0", 0)
+    pair = nn.Linear(1, 1)  # torch computes both gradients at once, and hands over the bias first
+    model = nn.Sequential(nn.Linear(1, 1), pair)
+    recorder.start_trace(model)
+
+    def join(_: Tensor) -> None:
+        recorder.leave_exchange(recorder.join_exchange("0"))
+        clock.now += 3  # another thread has the core
+
+    pair.bias.register_post_accumulate_grad_hook(join)
+    with recorder.phase(Kind.BACKWARD):
+        model(torch.ones(1, 1)).sum().backward()
+    spans = {span.name: span for span in recorder.spans()}
+    layer, exchange = spans["s0/backward[1]@worker0"], spans["s0/reduce[0]"]
+    assert (layer.start_s, layer.end_s) == (0, 3)
+    assert (exchange.start_s, exchange.end_s) == (3, 3)
+
+
+def test_recording_changes_no_result():
+    torch.manual_seed(0)
+    bare, inputs = LeNet5(), torch.randn(2, 1, 32, 32)
+    recorded = copy.deepcopy(bare)
+    optimizer = torch.optim.SGD(bare.parameters(), 0.01, 0.9)
+    recorder = Recorder(HostClock(), "cpu0", 0)
+    recorder.start_trace(recorded)
+    step_of(recorded, inputs, recorder)
+    nn.functional.cross_entropy(bare(inputs), TARGETS).backward()
+    optimizer.step()
+    for one, other in zip(bare.parameters(), recorded.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,135 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.core.compare import compare
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind, Resource
+from paceline.core.timeline import Span, Timeline
+from paceline.result import ComparisonTable, EpochRow, PlanRow, Result, read_result
+from paceline.settings import TrainSettings
+from paceline.tables import comparison_table, plan_table, summary
+
+COMPUTE = (Resource("cpu0", "compute"),)
+
+
+def steps(seconds: float, origin) -> Timeline:
+    """Three updates, one every `seconds`, with as long a forward pass before each."""
+    spans = []
+    for i in range(3):
+        start, middle = i * seconds, (i + 0.5) * seconds
+        spans += [
+            Span(f"s{i}/forward[a]", Kind.FORWARD, COMPUTE, start, middle, "a"),
+            Span(f"s{i}/step", Kind.STEP, COMPUTE, middle, (i + 1) * seconds),
+        ]
+    return Timeline(spans, origin)
+
+
+RESULT = Result(
+    id="20261121-000000-lenet5-abcd",
+    settings=TrainSettings(model="lenet5", options={"bucket_mb": 5}),
+    machine={"processor": "some", "cores": 2, "instruction_sets": ["avx2"]},
+    plans=(
+        PlanRow(
+            strategy="allreduce",
+            workers=2,
+            step_s=0.011,
+            samples_per_s=5818,
+            wire_nbytes_per_step=493_648,
+            why="computes 90 % of the step",
+        ),
+    ),
+    epochs=(EpochRow(number=0, train_loss=2.0, test_loss=1.0, accuracy=0.5, seconds=3.0),),
+    accuracy=0.5,
+    predicted_step_s=0.011,
+    measured_step_s=0.010,
+    samples_per_s=6400,
+    comparison=ComparisonTable.of(compare(steps(1.5, "predicted"), steps(2.0, "measured"))),
+    faults=(),
+    peak_memory_bytes=(1, 2),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "result.json").write_text(RESULT.model_dump_json(indent=2))
+    return tmp_path
+
+
+def test_a_result_is_read_as_it_was_written(folder):
+    assert read_result(folder) == RESULT
+
+
+def test_the_figures_have_the_names_that_users_look_for(folder):
+    written = json.loads((folder / "result.json").read_text())
+    assert written["accuracy"] == 0.5
+    assert written["predicted_step_s"] == 0.011
+    assert written["measured_step_s"] == 0.010
+    assert written["samples_per_s"] == 6400
+    assert written["settings"]["options"] == {"bucket_mb": 5}
+
+
+def test_the_prediction_error_is_that_of_the_prediction():
+    assert RESULT.prediction_error == pytest.approx(0.1)
+
+
+def test_a_comparison_keeps_both_sides_and_the_error_of_the_left():
+    table = RESULT.comparison
+    assert (table.left, table.right) == ("predicted", "measured")
+    rows = {row.quantity: (row.left_s, row.right_s, row.error) for row in table.rows}
+    assert rows["step"] == (1.5, 2.0, -0.25)
+    assert rows["forward"] == (0.75, 1.0, -0.25)
+    assert rows["exposed"] == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accuracy": "high"}, "accuracy: Input should be a valid number"),
+        ({"measured_step_s": None}, "measured_step_s: Input should be a valid number"),
+        ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
+        ({"settings": {"model": "lenet5", "workers": 0}}, "settings.workers: Input should be"),
+        ({"epochs": [{}]}, "epochs.0.number: Field required"),
+    ],
+)
+def test_a_damaged_result_is_refused_with_file_and_field(folder, change, message):
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InvalidInput, match=rf"result\.json: {message}") as error:
+        read_result(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"id": "\xff"}'])
+def test_a_file_that_is_no_result_is_refused_with_its_name(folder, content):
+    (folder / "result.json").write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"result\.json: ") as error:
+        read_result(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_result_is_refused_with_its_name(tmp_path):
+    with pytest.raises(InvalidInput, match=r"result\.json: cannot be read: No such file"):
+        read_result(tmp_path)
+
+
+def cells(table) -> list[list[str]]:
+    return [list(column.cells) for column in table.columns]
+
+
+def test_tables_show_the_figures_with_units():
+    strategy, workers, step, rate, wire, why = cells(plan_table(RESULT.plans, "title"))
+    assert (strategy, workers, step, rate) == (["allreduce"], ["2"], ["11.0 ms"], ["5,818"])
+    assert (wire, why) == (["482 KiB"], ["computes 90 % of the step"])
+    quantity, left, right, error = cells(comparison_table(RESULT.comparison))
+    assert (quantity[0], left[0], right[0], error[0]) == ("step", "1.50 s", "2.00 s", "-25.0%")
+    assert error[quantity.index("exposed")] == ""
+
+
+def test_the_summary_says_accuracy_and_prediction_beside_measurement():
+    text = summary(RESULT, "runs/x")
+    assert "50.0 %" in text
+    assert "predicted 11.0 ms, measured 10.0 ms (+10.0%)" in text
+    assert "6,400 samples/s with 2 workers" in text
+    assert "runs/x/result.json" in text

@@ -1,0 +1,158 @@
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind, Resource
+from paceline.core.timeline import Span, Timeline
+from paceline.record.trace import read_timeline, read_trace, write_trace
+
+NANOSECOND = 1.001e-9  # and the rounding of binary fractions
+
+LANES = [Resource(owner, lane) for owner in ("cpu0", "cpu1") for lane in ("compute", "exchange")]
+spans = st.builds(
+    lambda kind, on, start, duration, part: (kind, tuple(on), start, start + duration, part),
+    st.sampled_from(Kind),
+    st.lists(st.sampled_from(LANES), min_size=1, max_size=4, unique=True),
+    st.floats(0, 1e4),
+    st.floats(0, 100),
+    st.text(max_size=5),
+)
+rows = st.lists(spans, max_size=8)
+
+
+def timeline(row, origin) -> Timeline:
+    return Timeline((Span(f"s{i}/é[{i}]", *fields) for i, fields in enumerate(row)), origin)
+
+
+@given(rows, rows)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_is_read_back_to_a_nanosecond(tmp_path: Path, left, right):
+    path = tmp_path / "trace.json"
+    written = {"predicted": timeline(left, "predicted"), "measured": timeline(right, "measured")}
+    write_trace(path, written.values())
+    read = read_trace(path)
+    assert {origin for origin, one in written.items() if one.spans} == set(read)
+    for origin, again in read.items():
+        assert again.origin == origin
+        by_name = {span.name: span for span in again.spans}
+        assert len(by_name) == len(again.spans) == len(written[origin].spans)
+        for span in written[origin].spans:
+            other = by_name[span.name]
+            assert (other.kind, set(other.on), other.part) == (span.kind, set(span.on), span.part)
+            assert other.start_s == pytest.approx(span.start_s, abs=NANOSECOND, rel=0)
+            assert other.end_s == pytest.approx(span.end_s, abs=NANOSECOND, rel=0)
+
+
+COMPUTE, ZERO, ONE = Resource("cpu0", "compute"), *(Resource(f"cpu{i}", "exchange") for i in (0, 1))
+SMALL = [
+    Span("s0/forward[a]@worker0", Kind.FORWARD, (COMPUTE,), 0.0, 1.5e-3, "a"),
+    Span("s0/reduce[0]", Kind.REDUCE, (ZERO, ONE), 1.5e-3, 2e-3, "0"),
+]
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> list[dict]:
+    path = tmp_path / "trace.json"
+    write_trace(path, [Timeline(SMALL, "predicted"), Timeline(SMALL, "measured")])
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def test_slices_are_complete_events_in_microseconds(events):
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in slices)
+    times = {(event["name"], event["cat"], event["ts"], event["dur"]) for event in slices}
+    assert times == {
+        ("s0/forward[a]@worker0", "forward", 0, 1500),
+        ("s0/reduce[0]", "reduce", 1500, 500),
+    }
+    # The collective stands on both its tracks, in each of the two timelines.
+    assert [event["name"] for event in slices].count("s0/reduce[0]") == 4
+
+
+def test_every_track_is_labelled_and_holds_one_resource(events):
+    def label(kind: str, event: dict) -> str:
+        (name,) = {
+            other["args"]["name"]
+            for other in events
+            if other["ph"] == "M"
+            and other["name"] == kind
+            and other["pid"] == event["pid"]
+            and (kind == "process_name" or other["tid"] == event["tid"])
+        }
+        return name
+
+    tracks: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            labels = (label("process_name", event), label("thread_name", event))
+            tracks.setdefault((event["pid"], event["tid"]), set()).add(labels)
+    assert all(len(labels) == 1 for labels in tracks.values())
+    assert {name for labels in tracks.values() for name in labels} == {
+        (f"{origin} {resource.owner}", str(resource))
+        for origin in ("predicted", "measured")
+        for resource in (COMPUTE, ZERO, ONE)
+    }
+    assert {event["ph"] for event in events} == {"X", "M"}
+
+
+def test_neighbours_do_not_overlap_by_a_rounding(tmp_path):
+    path = tmp_path / "trace.json"
+    cuts = [i / 3 + 1e-10 * i for i in range(200)]
+    row = [
+        Span(f"{i}", Kind.FORWARD, (COMPUTE,), cuts[i], cuts[i + 1]) for i in range(len(cuts) - 1)
+    ]
+    write_trace(path, [Timeline(row, "measured")])
+    slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    for one, other in pairwise(slices):
+        # Perfetto counts whole nanoseconds.
+        assert round(1000 * one["ts"]) + round(1000 * one["dur"]) == round(1000 * other["ts"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"args": None},
+        {"args": {}},
+        {"args": {"origin": "guessed", "part": "", "owner": "cpu0", "lane": "compute"}},
+        {"cat": "sleep"},
+        {"ts": "soon"},
+        {"dur": None},
+    ],
+)
+def test_a_damaged_event_is_refused_with_the_name_of_the_file(tmp_path, events, change):
+    path = tmp_path / "damaged.json"
+    good = next(event for event in events if event["ph"] == "X")
+    path.write_text(json.dumps({"traceEvents": [good | change]}))
+    with pytest.raises(InvalidInput, match=r"damaged\.json: not a trace that Paceline wrote"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"3", b"{}", b'{"traceEvents": [[]]}', b'{"traceEvents": 3}', b"\xff\xfe"],
+)
+def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path, content: bytes):
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"other\.json: not a trace that Paceline wrote"):
+        read_trace(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused_with_their_names(tmp_path):
+    with pytest.raises(InvalidInput, match=r"none\.json: cannot be read: No such file"):
+        read_trace(tmp_path / "none.json")
+    with pytest.raises(InvalidInput, match=f"{tmp_path.name}: cannot be read: Is a directory"):
+        read_trace(tmp_path)
+
+
+def test_one_timeline_of_a_file_or_an_error_that_names_both(tmp_path):
+    path = tmp_path / "trace.json"
+    write_trace(path, [Timeline(SMALL, "predicted")])
+    assert len(read_timeline(path, "predicted").spans) == 2
+    with pytest.raises(InvalidInput, match=r"trace\.json: has no measured timeline"):
+        read_timeline(path, "measured")
