@@ -10,12 +10,16 @@ from processes import Finished, Started
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """Start `python ARGUMENTS` in an empty folder; afterwards no process of it may be left."""
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
+    """Start `python ARGUMENTS` in an empty folder; afterwards no process of it may be left.
+
+    Only tests that are marked with `gpu` see GPUs.
+    """
+    on_gpu = request.node.get_closest_marker("gpu") is not None
     started: list[Started] = []
 
     def begin(*arguments: str) -> Started:
-        started.append(Started([sys.executable, *arguments], tmp_path))
+        started.append(Started([sys.executable, *arguments], tmp_path, on_gpu))
         return started[-1]
 
     yield begin

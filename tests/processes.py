@@ -30,8 +30,10 @@ class Finished:
 class Started:
     """A command in a process group of its own, of which nothing may be left in the end."""
 
-    def __init__(self, command: list[str], cwd: Path) -> None:
+    def __init__(self, command: list[str], cwd: Path, on_gpu: bool = False) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
+        if not on_gpu:  # more workers than this machine may have GPUs
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         self._started = time.monotonic()
         self.process = subprocess.Popen(
             command,

@@ -56,8 +56,8 @@ def train(model: str, data: str = "digits", **settings: Any) -> Run:
 
     `model` is a built-in name or "package.module:factory": workers are processes, and each builds
     its own. `settings` are the fields of `paceline.settings.TrainSettings`. Raises InvalidInput for
-    what cannot be done, WorkerLost and WorkersFailed for a run that did not end well. Progress goes
-    to standard error.
+    what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
+    wrong, with their words. Progress goes to standard error.
     """
     if under_torchrun():
         raise InvalidInput(
@@ -93,7 +93,7 @@ def plan(
     for count in _worker_counts(known, batch_size, workers):
         workload = _workload(model, -(-batch_size // count), input_shape)
         forecasts += [
-            forecast(workload, known, strategy, strategy.config(workers=count))
+            forecast(workload, known, strategy, strategy.config(workers=count), batch_size)
             for strategy in STRATEGIES.values()
         ]
     return rank(forecasts)
@@ -123,10 +123,11 @@ def _workload(
     else:
         architecture = find(model)
         name, shape = model, input_shape or architecture.input_shape
-        with torch.device("meta"):
+        # A factory of the user's may compute with the tensors that it makes.
+        with torch.device("meta" if architecture.num_classes else "cpu"):
             built = architecture.build(None)
     if shape is None:
         raise InvalidInput(
             f"input_shape: model {name} does not say it; write for example 3x224x224"
         )
-    return describe(built, torch.zeros(batch_size, *shape, device="meta"), name)
+    return describe(built, torch.zeros(batch_size, *shape), name)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+from paceline import __version__
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
 app = typer.Typer(
@@ -18,6 +19,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:factory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -113,12 +133,10 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Lay the timelines of a run, or of two runs, side by side."""
-    from rich.console import Console
-
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline
     from paceline.result import ComparisonTable
-    from paceline.tables import comparison_table
+    from paceline.tables import comparison_table, console
 
     left = read_timeline(first / "trace.json", "measured" if second else "predicted")
     right = read_timeline((second or first) / "trace.json", "measured")
@@ -132,7 +150,7 @@ def compare(
     if as_json:
         _print_json(table.model_dump())
     else:
-        Console().print(comparison_table(table))
+        console().print(comparison_table(table))
 
 
 @app.command()
@@ -202,9 +220,7 @@ def _carry_out(verb: str, settings: dict[str, Any], as_json: bool, debug: bool) 
 
 
 def _print_plans(rows: list[Any], model: str, machine: str, batch_size: int, as_json: bool) -> None:
-    from rich.console import Console
-
-    from paceline.tables import plan_table
+    from paceline.tables import console, plan_table
 
     if as_json:
         plans = [row.model_dump() for row in rows]
@@ -219,7 +235,7 @@ def _print_plans(rows: list[Any], model: str, machine: str, batch_size: int, as_
         )
     else:
         title = f"{model} predicted on {machine}, {batch_size} samples a step"
-        Console().print(plan_table(rows, title))
+        console().print(plan_table(rows, title))
 
 
 def _print_json(value: Any) -> None:

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from pathlib import Path
 from uuid import uuid4
 
 from paceline.core.errors import InvalidInput
@@ -29,8 +28,6 @@ def carry_out(order: Order) -> None:
     Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
     WorkersFailed for what they have said. A rank of torchrun that has said it ends here.
     """
-    if order.verb == "train":
-        _check_output(order.settings.output)
     if under_torchrun():
         code = work(order)
         if code:
@@ -44,13 +41,6 @@ def carry_out(order: Order) -> None:
         )
     command = [sys.executable, "-m", "paceline.worker", order.model_dump_json()]
     launch(command, order.settings.workers, order.settings.port)
-
-
-def _check_output(folder: Path) -> None:
-    """Raise InvalidInput if results could not be written: before training, not after it."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InvalidInput(f"output: {nearest} is no folder that can be written into")
 
 
 _MOST_PER_CORE = 4

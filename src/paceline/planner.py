@@ -56,11 +56,13 @@ def forecast(
     machine: Machine,
     strategy: Strategy,
     config: Any,
+    samples_per_step: float,
     cost: CostModel | None = None,
 ) -> Forecast:
     """Return what a strategy would take on a machine, whose rates price it unless `cost` does.
 
-    `workload` is one worker's part of a step. InvalidInput if the strategy does not fit.
+    `workload` is one worker's part of a step, the largest if the samples do not divide evenly;
+    `samples_per_step` are those of all workers. InvalidInput if the strategy does not fit.
     """
     model = cost or Roofline.of(machine)
 
@@ -75,7 +77,7 @@ def forecast(
         config,
         config.workers,
         step_s,
-        config.workers * workload.batch_size / step_s,
+        samples_per_step / step_s,
         _wire_nbytes(plan) / _WINDOW,
         breakdown(timeline),
         machine,

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from safetensors.torch import save_model
 from torch import nn
 
 from paceline.core.compare import compare, conform
@@ -50,6 +51,11 @@ class Setup:
     def num_steps(self) -> int:
         """Steps of the whole run."""
         return self.settings.epochs * len(self.batches)
+
+    @property
+    def samples_per_step(self) -> float:
+        """Samples of a step over all workers, on average over an epoch."""
+        return len(self.data.train) / len(self.batches)
 
     @property
     def sgd(self) -> SGD:
@@ -116,7 +122,14 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
             setup.settings.config() if chosen else strategy.config(workers=setup.group.world_size)
         )
         forecasts.append(
-            forecast(setup.workload, measured.machine, strategy, config, measured.cost)
+            forecast(
+                setup.workload,
+                measured.machine,
+                strategy,
+                config,
+                setup.samples_per_step,
+                measured.cost,
+            )
         )
     return rank(forecasts)
 
@@ -141,10 +154,11 @@ def train_here(
         report=report,
         advance=advance,
     )
-    torch.manual_seed(settings.seed)  # the profile has drawn random numbers
+    # The profile has drawn random numbers; and ranks must not drop out the same units.
+    torch.manual_seed(settings.seed + group.rank)
     runner = import_module(find_strategy(settings.strategy).run)
     outcome: Outcome = runner.train(job, settings.config())
-    return outcome, gather_timeline(outcome.spans, group)
+    return outcome, gather_timeline(outcome.spans, outcome.offset, group)
 
 
 def result_of(
@@ -161,6 +175,7 @@ def result_of(
         setup.workload, chosen.machine, chosen.config, Window(measured.num_steps())
     )
     measured_step_s = median(outcome.step_seconds)
+    slack_s = _SLACK_S + 2 * max(group.gather(outcome.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Result(
         id=run_id,
@@ -171,18 +186,26 @@ def result_of(
         accuracy=outcome.epochs[-1].accuracy,
         predicted_step_s=chosen.step_s,
         measured_step_s=measured_step_s,
-        samples_per_s=settings.batch_size / measured_step_s,
+        samples_per_s=setup.samples_per_step / measured_step_s,
         comparison=ComparisonTable.of(compare(chosen.timeline, measured)),
-        faults=tuple(conform(plan, measured, _SLACK_S)),
+        faults=tuple(conform(plan, measured, slack_s)),
         peak_memory_bytes=tuple(group.gather(peak)),
     )
 
 
-def write(result: Result, timelines: Iterable[Timeline]) -> Path:
-    """Write result.json, trace.json and report.html, and return their folder."""
-    folder = result.settings.output / result.id
-    folder.mkdir(parents=True, exist_ok=True)
+def make_folder(settings: TrainSettings, run_id: str) -> Path:
+    """Make the run's folder and return it; InvalidInput if that cannot be."""
+    folder = settings.output / run_id
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidInput(f"output: cannot make {folder}: {error.strerror}") from None
+    return folder
+
+
+def write(folder: Path, model: nn.Module, result: Result, timelines: Iterable[Timeline]) -> None:
+    """Write model.safetensors, result.json, trace.json and report.html."""
+    save_model(model, str(folder / "model.safetensors"))
     write_trace(folder / "trace.json", timelines)
     (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
     write_report(folder)
-    return folder

@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 from paceline.report.format import duration, nbytes, share
 from paceline.result import ComparisonTable, PlanRow, Result
+
+
+def console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """Return a console that takes names of models and files for no markup, and no emoji."""
+    return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def plan_table(rows: Sequence[PlanRow], title: str) -> Table:
@@ -48,6 +54,6 @@ def summary(result: Result, folder: str) -> str:
             f"measured {duration(result.measured_step_s)} ({result.prediction_error:+.1%})",
             f"throughput {result.samples_per_s:,.0f} samples/s with "
             f"{result.settings.workers} workers",
-            f"written    {folder}/result.json, trace.json, report.html",
+            f"written    {folder}/result.json, trace.json, report.html, model.safetensors",
         )
     )

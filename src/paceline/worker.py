@@ -14,14 +14,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.core.errors import InvalidInput, PacelineError
+from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.group import Group, process_group
 from paceline.native import die_with_parent
 from paceline.result import PlanRow, Result
-from paceline.runs import build, plan_here, profile_here, result_of, train_here, write
+from paceline.runs import build, make_folder, plan_here, profile_here, result_of, train_here, write
 from paceline.settings import TrainSettings
-from paceline.tables import comparison_table, plan_table, summary
+from paceline.tables import comparison_table, console, plan_table, summary
 from paceline.training.loop import Epoch
 
 
@@ -45,19 +45,23 @@ def work(order: Order) -> int:
     """Do this rank's part of the order and return the exit code; errors are one line each."""
     try:
         with process_group(order.settings.deadline_s) as group:
-            share_cores(group.device)
-            try:
-                _carry_out(order, group)
-            except InvalidInput as error:
-                if group.first_to_say(str(error)):
-                    raise
-                return 2
+            share_cores(group.device)  # the threads of the process group exist, and stay free
+            _carry_out(order, group)
+    except WorkersFailed as error:
+        return error.exit_code
     except PacelineError as error:
         return _say(order, str(error), 2 if isinstance(error, InvalidInput) else 1)
+    except SystemExit as error:
+        return _say(order, f"the model or its data ended worker {_rank()} by sys.exit({error})", 1)
     except Exception as error:
-        rank = os.environ.get("RANK", "0")
-        return _say(order, f"internal error in worker {rank}: {error!r} (--debug shows where)", 1)
+        return _say(
+            order, f"internal error in worker {_rank()}: {error!r} (--debug shows where)", 1
+        )
     return 0
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
 
 
 def _say(order: Order, message: str, exit_code: int) -> int:
@@ -69,8 +73,11 @@ def _say(order: Order, message: str, exit_code: int) -> int:
 
 def _carry_out(order: Order, group: Group) -> None:
     silent = group.rank != 0
-    out, err = Console(quiet=silent or order.quiet), Console(stderr=True, quiet=silent)
+    out, err = console(quiet=silent or order.quiet), console(stderr=True, quiet=silent)
     setup = build(order.settings, group)
+    # Made before hours of training, not after them.
+    speaks = order.verb == "train" and group.rank == 0
+    folder = make_folder(order.settings, order.run_id) if speaks else None
     err.print(
         f"{order.settings.model}: {setup.workload.num_parameters:,} parameters in "
         f"{len(setup.workload.layers)} layers; profiling for {order.settings.profile_s:g} s"
@@ -87,8 +94,8 @@ def _carry_out(order: Order, group: Group) -> None:
     with _Progress(order, setup.num_steps, err) as progress:
         outcome, timeline = train_here(setup, chosen, progress.report, progress.advance)
     result = result_of(setup, order.run_id, forecasts, outcome, timeline)
-    if group.rank == 0:
-        folder = write(result, (chosen.timeline, timeline))
+    if folder is not None:
+        write(folder, setup.model, result, (chosen.timeline, timeline))
         _print_result(result, str(folder), order, out)
 
 
@@ -124,6 +131,7 @@ class _Progress:
             transient=True,
             disable=not console.is_terminal,
         )
+        self._shown = console.is_terminal and not console.quiet
         self._steps = self._bar.add_task("", total=num_steps)
 
     def __enter__(self) -> Self:
@@ -135,7 +143,8 @@ class _Progress:
 
     def advance(self) -> None:
         """Count a step."""
-        self._bar.advance(self._steps)
+        if self._shown:  # where there is nothing to see, even a lock would be too dear
+            self._bar.advance(self._steps)
 
     def report(self, epoch: Epoch) -> None:
         """Say what an epoch achieved."""

@@ -37,7 +37,12 @@ def result(folder: Path) -> dict:
 
 
 def test_a_run_writes_its_three_files_and_what_they_say_fits_together(result, folder):
-    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    assert {path.name for path in folder.iterdir()} == {
+        "result.json",
+        "trace.json",
+        "report.html",
+        "model.safetensors",
+    }
     assert result["samples_per_s"] == pytest.approx(64 / result["measured_step_s"])
     assert result["plans"][0]["step_s"] == result["predicted_step_s"]
     assert result["accuracy"] == result["epochs"][-1]["accuracy"]

@@ -144,3 +144,34 @@ def test_devices_that_no_link_joins_are_refused():
 def test_a_configuration_that_makes_no_sense_is_refused(fields):
     with pytest.raises((ValidationError, TypeError)):
         AllReduce(**fields)
+
+
+@pytest.mark.parametrize(
+    ("pcie_gbyte_per_s", "network_gbit_per_s"), [(1, 1000), (100, 1)], ids=["pcie", "network"]
+)
+def test_each_message_pays_the_latencies_of_all_links_on_its_way(
+    pcie_gbyte_per_s, network_gbit_per_s
+):
+    # A GPU in each of two hosts: PCIe with 10 us, a network with 5 ms, PCIe again. Two messages.
+    facts = {"memory_bytes": 1e9, "memory_bandwidth_bytes_per_s": 1e15, "source": "made up"}
+    gpus = [
+        facts | {"name": f"gpu{i}", "host": f"h{i}", "kind": "gpu", "flops_per_s": 1e12}
+        for i in range(2)
+    ]
+    slot = {"bandwidth_bytes_per_s": f"{pcie_gbyte_per_s} GB/s", "latency_s": "10 us"}
+    network = {"bandwidth_bytes_per_s": f"{network_gbit_per_s} Gbit/s", "latency_s": "5 ms"}
+    links = [slot | {"between": [f"gpu{i}", f"h{i}"], "source": "-"} for i in range(2)]
+    links.append(network | {"between": ["h0", "h1"], "source": "-"})
+    machine = Machine.model_validate(
+        {
+            "name": "two-boxes",
+            "hosts": [facts | {"name": f"h{i}", "cores": 1} for i in range(2)],
+            "devices": gpus,
+            "links": links,
+        }
+    )
+    work = chain(layer("fc", 1))
+    task = plan(work, machine, AllReduce(), Window(1))["s0/reduce[0]"]
+    slowest = min(pcie_gbyte_per_s * 1e9, network_gbit_per_s * 1e9 / 8)
+    expected = work.gradient_nbytes / slowest + 2 * 5.02e-3
+    assert Roofline.of(machine).seconds(task) == pytest.approx(expected, rel=1e-9)

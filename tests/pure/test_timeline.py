@@ -58,14 +58,17 @@ def test_breakdown_of_nothing_is_refused():
 def test_a_step_that_was_held_up_is_not_typical():
     starts = (0, 9, 18, 77, 86, 95)  # the third step took 50 s longer
     timeline = Timeline([s for i, at in enumerate(starts) for s in a_step(at, i)], "measured")
-    assert timeline.period_s() == 9
+    assert timeline.typical_step_s() == 9
     assert breakdown(timeline) == breakdown(TWO_STEPS)
+    assert timeline.period_s() == 19
+    assert Timeline(timeline.spans, "predicted").typical_step_s() == 19
 
 
-def test_steps_that_alternate_count_alike():
-    ends = (3, 6, 10, 13, 17, 20, 24, 27, 31)
+def test_the_period_is_the_mean_of_steps_of_different_durations():
+    ends = (1, 2, 3, 8, 9, 10, 11, 16, 17)
     spans = [span(f"s{i}/step", Kind.STEP, COMPUTE, end - 1, end) for i, end in enumerate(ends)]
-    assert Timeline(spans, "measured").period_s() == 3.5
+    for origin in ("predicted", "measured"):
+        assert Timeline(spans, origin).period_s() == 2
 
 
 def test_the_parts_add_up_to_the_step():

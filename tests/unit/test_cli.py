@@ -1,5 +1,6 @@
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,6 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing command"),
         (["dance"], "No such command 'dance'"),
         (["plan"], "Missing argument 'model'"),
         (["plan", "lenet5", "--speed", "3"], "--speed"),
@@ -264,14 +264,16 @@ def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, sa
     ("command", "text"),
     [
         ([], "train    Profile, plan and train a model"),
-        (["train"], "--set FIELD=VALUE"),
-        (["plan"], "--machine <path>"),
-        (["compare"], "[second]"),
-        (["report"], "{folder}"),
+        (["--help"], "train    Profile, plan and train a model"),
+        (["train", "--help"], "--set FIELD=VALUE"),
+        (["plan", "--help"], "--machine <path>"),
+        (["compare", "--help"], "[second]"),
+        (["report", "--help"], "{folder}"),
+        (["--version"], version("paceline")),
     ],
 )
 def test_help_is_no_error(line, command, text):
-    line(*command, "--help")
+    line(*command)
     assert (line.code, line.err) == (0, "")
     assert text in line.out
 

@@ -1,15 +1,16 @@
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from groups import group_of
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
-from paceline.links.group import Group, Member
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.training.loop import Job, Outcome, evaluate, share_batches, train
@@ -17,11 +18,6 @@ from paceline.training.step import SGD, shares, train_step
 from ticking import Ticking
 
 CPU = torch.device("cpu")
-
-
-def rank(number: int = 0, world_size: int = 1) -> Group:
-    members = tuple(Member(i, i, "boot") for i in range(world_size))
-    return Group(number, world_size, CPU, members, None)
 
 
 def samples(num: int, num_classes: int = 3, width: int = 4, dtype=torch.float32) -> TensorSamples:
@@ -84,7 +80,8 @@ class Untested(nn.Module):
 def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
     data = samples(num_samples, num_classes=4)
     rows = [
-        evaluate(Untested().train(), data, rank(number, world_size)) for number in range(world_size)
+        evaluate(Untested().train(), data, group_of(number, world_size))
+        for number in range(world_size)
     ]
     loss, correct = (sum(column) for column in zip(*rows, strict=True))
     expected = nn.functional.cross_entropy(data.inputs, data.targets, reduction="sum")
@@ -95,16 +92,25 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
     )
 
 
+@dataclass
+class Ran:
+    """What a training did, and for which wrappings of its model collectives were to be noted."""
+
+    outcome: Outcome
+    reports: list
+    recorded: list[bool]
+
+
 def run(
     num_steps: int,
     epochs: int,
     clock=None,
     sgd: SGD | None = None,
     each_step: Callable[[Job], None] = lambda job: None,
-) -> tuple[Outcome, list]:
+) -> Ran:
     """Train a linear model on `num_steps` batches of four samples an epoch."""
     data = Dataset("toy", samples(4 * num_steps), samples(10), 3, (4,))
-    group, reports = rank(), []
+    group, reports, recorded = group_of(), [], []
     torch.manual_seed(0)
     job = Job(
         model=nn.Linear(4, 3),
@@ -117,26 +123,33 @@ def run(
         report=reports.append,
         advance=lambda: each_step(job),
     )
-    return train(job, job.model), reports
+
+    def wrap(recorder: Recorder | None) -> nn.Module:
+        recorded.append(recorder is job.recorder)
+        return job.model
+
+    return Ran(train(job, wrap), reports, recorded)
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "epochs", "first", "last", "num_measured"),
+    ("num_steps", "epochs", "first", "last", "num_measured", "recorded"),
     [
         # Of an only epoch half is traced, but two steps at least, so that one step is measured too.
-        (5, 1, 3, 5, 1),
-        (12, 1, 7, 12, 5),
-        # Of several, the second is traced: twenty steps, after two that warm up at the least.
-        (5, 2, 5 + 2, 5 + 5, 3),
-        (23, 2, 23 + 3, 23 + 23, 21 + 1),
-        (30, 3, 30 + 10, 30 + 30, 28 + 8 + 28),
+        (5, 1, 3, 5, 1, [True]),
+        (12, 1, 7, 12, 5, [True]),
+        # Of several, twenty steps of the second are traced, after two that warm up at the least.
+        # All others but its own are measured, from the end of the second step of each.
+        (5, 2, 5 + 2, 5 + 5, 3, [False, True]),
+        (23, 2, 23 + 3, 23 + 23, 21, [False, True]),
+        (30, 3, 30 + 10, 30 + 30, 28 + 28, [False, True, False]),
+        (6, 5, 6 + 2, 6 + 6, 4 * 4, [False, True, False]),
     ],
 )
 def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
-    num_steps, epochs, first, last, num_measured
+    num_steps, epochs, first, last, num_measured, recorded
 ):
     tracing = []
-    outcome, _ = run(
+    ran = run(
         num_steps,
         epochs,
         Ticking(mark_s=1),
@@ -145,8 +158,9 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
     assert [i for i, traced in enumerate(tracing) if traced] == list(range(first, last))
     assert len(tracing) == num_steps * epochs
     # An untraced step leaves one mark, a traced one ten: none of those is among the measured ones.
-    assert outcome.step_seconds == (1,) * num_measured
-    updates = [span for span in outcome.spans if span.kind is Kind.STEP]
+    assert ran.outcome.step_seconds == (1,) * num_measured
+    assert ran.recorded == recorded
+    updates = [span for span in ran.outcome.spans if span.kind is Kind.STEP]
     assert [span.name for span in updates] == [f"s{i}/step@worker0" for i in range(last - first)]
     ends = [span.end_s for span in updates]
     gaps = {later - earlier for earlier, later in pairwise(ends)}
@@ -155,14 +169,14 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
 
 def test_every_step_trains_although_every_epoch_tests():
     modes = []
-    _, reports = run(5, 3, each_step=lambda job: modes.append(job.model.training))
+    ran = run(5, 3, each_step=lambda job: modes.append(job.model.training))
     assert modes == [True] * 15
-    assert [epoch.number for epoch in reports] == [0, 1, 2]
+    assert [epoch.number for epoch in ran.reports] == [0, 1, 2]
 
 
 def test_the_losses_and_the_accuracy_are_means_over_the_samples():
     # Nothing is learned, so that every batch meets the same weights.
-    outcome, _ = run(6, 2, sgd=SGD(1e-30, 0.0))
+    outcome = run(6, 2, sgd=SGD(1e-30, 0.0)).outcome
     torch.manual_seed(0)
     model, train_set, test_set = nn.Linear(4, 3), samples(24), samples(10)
     for epoch in outcome.epochs:
@@ -205,4 +219,4 @@ def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_passed_on():
 def test_an_epoch_too_short_to_be_measured_is_refused(num_steps):
     data = Dataset("toy", samples(4 * num_steps), samples(4), 3, (4,))
     with pytest.raises(InvalidInput, match=f"batch_size: 4 makes {num_steps} steps of"):
-        share_batches(data, 4, 0, rank())
+        share_batches(data, 4, 0, group_of())

@@ -1,14 +1,15 @@
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groups import group_of
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
-from paceline.links.group import Group, Member
+from paceline.links.group import Group
 from paceline.record import merge as module
 from paceline.record.merge import ClockOffset, clock_offset, gather_timeline, merge
 
@@ -96,30 +97,25 @@ def test_no_span_is_lost_and_none_overlaps_on_an_exchange_lane(rows: list[list[S
 
 
 class Connected(Group):
-    """A rank of two, whose `gather` notes its own value and adds that of the other."""
+    """A rank whose `gather` gives what the ranks before it have sent, and its own."""
 
-    others: list
+    sent: ClassVar[list] = []
 
     def gather(self, value):
-        self.others.append(value)
-        return list(self.others)
-
-
-def rank_of_two(rank: int, others: list) -> Connected:
-    members = (Member(0, 1, "a"), Member(1, 2, "b"))
-    group = Connected(rank, 2, torch.device("cpu"), members, None)
-    object.__setattr__(group, "others", others)
-    return group
+        self.sent.append(value)
+        return list(self.sent)
 
 
 @pytest.mark.parametrize("ahead_s", [-1000.0, 0.25, 5000.0])
-def test_ranks_whose_clocks_disagree_are_brought_together(monkeypatch, ahead_s: float):
-    sent: list = []
+def test_ranks_whose_clocks_disagree_are_brought_together(ahead_s: float):
+    Connected.sent.clear()
     for rank, ahead in ((0, 0.0), (1, ahead_s)):
-        monkeypatch.setattr(module, "clock_offset", lambda group, s=ahead: ClockOffset(s, 0.0))
-        own = [reduction(rank, 10 + rank + ahead, 20 + rank + ahead), computation(rank, 8, 9)]
-        own[1] = own[1]._replace(start_s=8 + ahead, end_s=9 + ahead)
-        timeline = gather_timeline(own, rank_of_two(rank, sent))
+        own = [
+            reduction(rank, 10 + rank + ahead, 20 + rank + ahead),
+            computation(rank, 8 + ahead, 9 + ahead),
+        ]
+        offset = ClockOffset(ahead, 1e-6)
+        timeline = gather_timeline(own, offset, group_of(rank, 2, boot_ids="ab", kind=Connected))
     assert times(timeline.spans) == [
         ("s0/forward[a]@worker0", 0, 1),
         ("s0/forward[a]@worker1", 0, 1),
@@ -133,7 +129,6 @@ def test_ranks_whose_clocks_disagree_are_brought_together(monkeypatch, ahead_s: 
     [(0, [2, 3], 0.0), (1, [], 0.0), (2, [2], 2.0), (3, [3], 3.0)],
 )
 def test_only_ranks_on_another_kernel_have_an_offset(monkeypatch, rank, measures, own):
-    members = tuple(Member(i, i, boot_id) for i, boot_id in enumerate("aabc"))
     asked = []
 
     def measure(group: Group, other: int) -> ClockOffset:
@@ -141,5 +136,5 @@ def test_only_ranks_on_another_kernel_have_an_offset(monkeypatch, rank, measures
         return ClockOffset(float(other), 1e-6)
 
     monkeypatch.setattr(module, "measure_offset", measure)
-    offset = clock_offset(Group(rank, 4, torch.device("cpu"), members, None))
+    offset = clock_offset(group_of(rank, 4, boot_ids="aabc"))
     assert (asked, offset.ahead_s) == (measures, own)

@@ -50,13 +50,14 @@ TWO_S, ONE_S = 2 * 2 + 2 * LATENCY_S, 2 * 1 + 2 * LATENCY_S
 
 
 def forecast_of(workers: int, **options) -> Forecast:
-    return forecast(workload(), machine(**options), ALLREDUCE, AllReduce(workers=workers))
+    config, num_samples = AllReduce(workers=workers), 7 * workers
+    return forecast(workload(), machine(**options), ALLREDUCE, config, num_samples)
 
 
 def test_one_worker_only_computes():
     found = forecast_of(1)
     assert found.step_s == pytest.approx(COMPUTE_S)
-    assert found.samples_per_s == pytest.approx(8 / COMPUTE_S)
+    assert found.samples_per_s == pytest.approx(7 / COMPUTE_S)
     assert (found.wire_nbytes, found.devices) == (0, ("cpu0",))
     assert found.why == "computes 100 % of the step; nothing is exchanged"
 
@@ -65,7 +66,7 @@ def test_buckets_hide_behind_backward_as_far_as_it_lasts():
     found = forecast_of(2)
     # 5 s of exchange begin when the 3 s of the first layer's backward do; 3 s follow the last.
     assert found.step_s == pytest.approx(COMPUTE_S + (TWO_S - 3) + ONE_S)
-    assert found.samples_per_s == pytest.approx(2 * 8 / found.step_s)
+    assert found.samples_per_s == pytest.approx(14 / found.step_s)
     assert found.breakdown.hidden_s == pytest.approx(3)
     assert found.breakdown.exposed_s == pytest.approx(TWO_S + ONE_S - 3)
     assert found.devices == ("cpu0", "cpu1")
@@ -94,7 +95,7 @@ def test_wire_bytes_are_those_of_a_step_on_the_busiest_link():
 def test_measured_prices_replace_those_of_the_machine():
     found = machine(1)
     measured = Measured({("cpu0", Kind.FORWARD, "two"): 10.0}, Roofline.of(found))
-    predicted = forecast(workload(), found, ALLREDUCE, AllReduce(workers=1), measured)
+    predicted = forecast(workload(), found, ALLREDUCE, AllReduce(workers=1), 8, measured)
     assert predicted.step_s == pytest.approx(COMPUTE_S - 2 + 10)
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from groups import group_of
 from paceline.core.plan import Kind
 from paceline.core.workload import Workload
-from paceline.links.group import Group, Member
+from paceline.links.group import Group
 from paceline.models import describe
 from paceline.planner import forecast
 from paceline.strategies import find_strategy
@@ -31,9 +32,7 @@ class OneOfTwo(Group):
 
 
 def ranks(number: int) -> Group:
-    kind = Group if number == 1 else OneOfTwo
-    members = tuple(Member(i, i, "boot") for i in range(number))
-    return kind(0, number, torch.device("cpu"), members, None)
+    return group_of(0, number, kind=Group if number == 1 else OneOfTwo)
 
 
 class Small(nn.Module):
@@ -128,9 +127,10 @@ def test_the_link_is_the_one_that_was_measured(clock):
 def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
     found, workload = profiled(clock, ranks(2), held_up=False)
     strategy = find_strategy("allreduce")
-    predicted = forecast(workload, found.machine, strategy, AllReduce(), found.cost)
+    predicted = forecast(workload, found.machine, strategy, AllReduce(), 4, found.cost)
     step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
     assert predicted.step_s == pytest.approx(step_s)
+    assert predicted.samples_per_s == pytest.approx(4 / step_s)
 
 
 def test_the_profiled_model_is_not_touched(clock):
@@ -155,5 +155,5 @@ def test_the_number_of_rounds_is_bounded(clock, seconds: float):
 
     workload = describe(model, share.inputs)
     profile(model, workload, source, SGD(), ranks(1), seconds, lambda nbytes: lambda: None)
-    # Five to warm up, then at least five and at most 400, of which at most 100 are traced again.
-    assert num_steps == (15 if seconds < 1 else 505)
+    # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
+    assert num_steps == (8 if seconds < 1 else 502)

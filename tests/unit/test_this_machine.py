@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from groups import group_of
 from paceline.core.cost import Roofline
 from paceline.core.machine import Machine
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.links.group import Group, Member
+from paceline.links.group import Group
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from paceline.training.this_machine import Reduction, Speed, facts, this_machine
@@ -20,8 +21,7 @@ SMALL, LARGE = 1024, 2**22
 
 
 def ranks(number: int, kind: str, boot_ids: str = "a") -> Group:
-    members = tuple(Member(i, i, boot_ids[i % len(boot_ids)]) for i in range(number))
-    return Group(0, number, torch.device("cuda" if kind == "gpu" else "cpu"), members, None)
+    return group_of(0, number, "cuda" if kind == "gpu" else "cpu", boot_ids)
 
 
 def known_machine(number: int, kind: str) -> Machine:

@@ -38,8 +38,8 @@ class Comparison:
 
 
 def compare(left: Timeline, right: Timeline) -> Comparison:
-    """Lay two timelines side by side, usually predicted on the left and measured on the right."""
-    rows = [Row("step", left.period_s(), right.period_s())]
+    """Lay the typical steps of two timelines side by side, usually predicted and measured."""
+    rows = [Row("step", left.typical_step_s(), right.typical_step_s())]
     one, other = breakdown(left), breakdown(right)
     for field in fields(Breakdown):
         quantity = field.name.removesuffix("_s")

@@ -12,7 +12,7 @@ _WIRE = "wire"
 
 
 class CostModel(Protocol):
-    """Prices tasks."""
+    """Prices tasks by their kind, part, resources and cost: tasks equal in these cost the same."""
 
     def seconds(self, task: Task) -> float:
         """Return how long the task holds its resources."""
@@ -47,9 +47,10 @@ def link_lane(source: str, target: str) -> Resource:
 class Roofline:
     """A task takes as long as the slower of its arithmetic and its traffic, plus its latencies.
 
-    Of all resources that a task holds, the slowest sets the time. A resource without a rate is only
-    held, and so is a device beside a link: the bytes are those on the wire, not its memory traffic.
-    Raises ValueError for a task that holds no resource with a rate.
+    Of all links that a transfer holds, the slowest sets the pace of its bytes, and each message
+    pays all their latencies. A resource without a rate is only held, and so is a device beside a
+    link: the bytes are those on the wire, not its memory traffic. Raises ValueError for a task that
+    holds no resource with a rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -76,13 +77,11 @@ class Roofline:
         rates = [self.rates[resource] for resource in links or held]
         if not rates:
             raise ValueError(f"{task.name}: none of {[str(r) for r in task.on]} has a rate")
-        return max(_seconds(task, rate) for rate in rates)
-
-
-def _seconds(task: Task, rate: Rate) -> float:
-    cost = task.cost
-    work = max(cost.flops / rate.flops_per_s, cost.nbytes / rate.nbytes_per_s)
-    return work + cost.num_calls * rate.call_latency_s
+        cost = task.cost
+        arithmetic_s = max(cost.flops / rate.flops_per_s for rate in rates)
+        traffic_s = max(cost.nbytes / rate.nbytes_per_s for rate in rates)
+        latency_s = cost.num_calls * sum(rate.call_latency_s for rate in rates)
+        return max(arithmetic_s, traffic_s) + latency_s
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The errors that a user can cause or must know of.
 
 Everything else is a bug and keeps its traceback. The command line prints one of these as a single
-line and ends with exit code 2.
+line and ends with exit code 2, or 1 if the input is not to blame.
 """
 
 
@@ -18,8 +18,8 @@ class WorkerLost(PacelineError):
 
 
 class WorkersFailed(PacelineError):
-    """The workers ended with an error that they have reported themselves."""
+    """The workers ended with an error that they have reported themselves: `reason`, if known."""
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(f"the workers ended with exit code {exit_code}")
+    def __init__(self, exit_code: int, reason: str | None = None) -> None:
+        super().__init__(reason or f"the workers ended with exit code {exit_code}")
         self.exit_code = exit_code

@@ -77,12 +77,16 @@ class Plan:
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.tasks = tuple(tasks)
         self.index: dict[str, int] = {}
-        children: list[list[int] | tuple[()]] = []
+        children: list[list[int] | tuple[()]] = []  # most tasks of a wide plan have none
         self.num_parents: list[int] = []
         for i, task in enumerate(self.tasks):
             for name in task.after:
                 parent = self._parent(task, name)
-                children[parent] = [*children[parent], i]
+                known = children[parent]
+                if isinstance(known, list):
+                    known.append(i)
+                else:
+                    children[parent] = [i]
             if not task.on:
                 raise ValueError(f"{task.name}: a task has to run on something")
             if self.index.setdefault(task.name, i) != i:

@@ -1,7 +1,7 @@
 """Spans and timelines: what happened, or would happen, when and on what."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any, Literal, NamedTuple, Self
@@ -91,31 +91,37 @@ class Timeline:
         }
 
     def period_s(self) -> float:
-        """Return the time between weight updates of a device: the mean of its typical steps.
+        """Return the mean time between weight updates of a device.
 
         ValueError if no device updates twice: one step has a makespan, but no period.
         """
-        means = [length(steps) / len(steps) for steps in self.typical_steps.values()]
-        if not means:
-            raise ValueError("a period needs two weight updates on one device")
-        return sum(means) / len(means)
+        return _mean_duration(self._steps().values())
+
+    def typical_step_s(self) -> float:
+        """Return the mean duration of the typical steps; ValueError if no device updates twice."""
+        return _mean_duration(self.typical_steps.values())
 
     @cached_property
     def typical_steps(self) -> dict[str, list[Interval]]:
         """For each device that updates twice or more, its typical steps, from update to update.
 
-        These are the middle half by duration: a step in which the machine did something else does
-        not count, and steps that alternate between two durations count alike.
+        Of a measured timeline these are the middle half by duration: a step in which the machine
+        did something else does not count. In a predicted one nothing happens by accident.
         """
-        return {
-            owner: _middle_half(list(pairwise(ends)))
-            for owner, ends in self._update_ends().items()
-            if len(ends) > 1
-        }
+        if self.origin == "predicted":
+            return self._steps()
+        return {owner: _middle_half(steps) for owner, steps in self._steps().items()}
 
     def num_steps(self) -> int:
         """Return the number of weight updates of the device that made the most."""
         return max((len(ends) for ends in self._update_ends().values()), default=0)
+
+    def _steps(self) -> dict[str, list[Interval]]:
+        return {
+            owner: list(pairwise(ends))
+            for owner, ends in self._update_ends().items()
+            if len(ends) > 1
+        }
 
     def _update_ends(self) -> dict[str, list[float]]:
         ends: dict[str, list[float]] = defaultdict(list)
@@ -123,6 +129,12 @@ class Timeline:
             if span.kind is Kind.STEP:
                 ends[span.on[0].owner].append(span.end_s)
         return {owner: sorted(times) for owner, times in ends.items()}
+
+
+def _mean_duration(devices: Collection[list[Interval]]) -> float:
+    if not devices:
+        raise ValueError("a period needs two weight updates on one device")
+    return sum(length(steps) / len(steps) for steps in devices) / len(devices)
 
 
 def _middle_half(steps: list[Interval]) -> list[Interval]:

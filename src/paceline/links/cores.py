@@ -1,22 +1,39 @@
 """Which cores a rank computes on."""
 
 import os
+from pathlib import Path
 
 import torch
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def share_cores(device: torch.device) -> None:
     """Give each rank of this machine cores of its own, and a thread for each.
 
     Unpinned, the message that ends a rank's exchange wakes it on the sender's core, where it waits
-    behind the sender's computation for a time slice. Ranks on GPUs, more ranks than cores, and
-    whatever the user has set himself (an affinity, OMP_NUM_THREADS) are left alone.
+    behind the sender's computation for a time slice. A single rank, ranks on GPUs, more ranks than
+    cores, and what the user has set himself (an affinity, OMP_NUM_THREADS) are left alone. Threads
+    that exist already stay where they are.
     """
-    cores = sorted(os.sched_getaffinity(0))
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    usable = os.sched_getaffinity(0)
+    cores = physical_cores(usable)
     own = len(cores) // num_ranks
-    if device.type == "cpu" and own and len(cores) == os.cpu_count():
+    if num_ranks == 1 or device.type != "cpu":
+        return
+    if own and len(usable) == os.cpu_count():
         first = own * int(os.environ.get("LOCAL_RANK", "0"))
-        os.sched_setaffinity(0, cores[first : first + own])
+        os.sched_setaffinity(0, {cpu for core in cores[first : first + own] for cpu in core})
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, own))
+
+
+def physical_cores(usable: set[int]) -> list[tuple[int, ...]]:
+    """Return the usable processors grouped by the core whose hardware threads they are."""
+    groups: dict[str, list[int]] = {}
+    for cpu in sorted(usable):
+        path = Path(_SIBLINGS.format(cpu))
+        core = path.read_text() if path.exists() else str(cpu)
+        groups.setdefault(core, []).append(cpu)
+    return [tuple(cpus) for cpus in groups.values()]

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,64 +13,87 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timeout")
+_FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
+_SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
 
 
 @dataclass(frozen=True)
 class Member:
-    """A rank as the others know it: which process it is, and of which booted kernel."""
+    """A rank as the others know it.
+
+    Ranks with one `boot_id` run on one kernel and share its clock; only in one `pid_namespace` too
+    do their process numbers mean the same.
+    """
 
     rank: int
     pid: int
     boot_id: str
+    pid_namespace: str
+    device_type: str
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place in the run."""
+    """This process's place in the run.
+
+    `control` carries values in host memory: the default group where that is gloo, one beside it on
+    GPUs, whose own backend would not make the host wait.
+    """
 
     rank: int
     world_size: int
     device: torch.device
     members: tuple[Member, ...]
     store: Store | None
-
-    @property
-    def boot_id(self) -> str:
-        """Which booted kernel this process runs on: ranks with the same one share a clock."""
-        return self.members[self.rank].boot_id
+    control: dist.ProcessGroup | None
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on every rank. Values are sent as JSON."""
         data = json.dumps(value).encode()
         if self.world_size == 1:
             return [json.loads(data)]
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in self.members]
-        dist.all_gather(sizes, torch.tensor([len(data)], device=self.device))
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self.members]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
+        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = [torch.empty_like(padded) for _ in self.members]
-        dist.all_gather(rows, padded)
+        dist.all_gather(rows, padded, group=self.control)
         texts = [bytes(row[: int(size)].tolist()) for row, size in zip(rows, sizes, strict=True)]
         return [json.loads(text) for text in texts]
 
-    def first_to_say(self, text: str) -> bool:
-        """Whether no other rank has asked this about the same text: for errors that all find."""
-        if self.store is None:
-            return True
-        return bool(self.store.add(f"paceline/said/{text}", 1) == 1)
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of all ranks with those of rank 0."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(self.control)
+
+    def first_to_fail(self, reason: str) -> bool:
+        """Tell the others and the launcher why this rank ends, unless another was first."""
+        if self.store is None:
+            return True
+        if self.store.add(_FAILED_KEY, 1) > 1:
+            return False
+        self.store.set(_FAILURE_KEY, reason)
+        return True
+
+
+def failure(store: Store) -> str | None:
+    """Return why the first rank that failed did so, if one has said it."""
+    return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
 
 
 @contextmanager
@@ -77,27 +101,28 @@ def process_group(deadline_s: float) -> Iterator[Group]:
     """Join the run that the environment describes, as torchrun and Paceline's launcher set it.
 
     Without RANK in the environment this process is alone. No collective waits longer than
-    `deadline_s`. Raises WorkerLost in place of torch's error when a peer is gone.
+    `deadline_s`. Raises WorkerLost if a peer does not come or is gone, InvalidInput if the ranks
+    cannot form a group, WorkersFailed in place of an error if another rank has failed before.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = _device(int(os.environ.get("LOCAL_RANK", "0")))
-    myself = Member(rank, os.getpid(), _BOOT_ID.read_text().strip())
-    if world_size == 1:
-        yield Group(rank, world_size, device, (myself,), None)
-        return
-    deadline = timedelta(seconds=deadline_s)
-    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=deadline))
-    store.set_timeout(deadline)
-    members = _introduce(myself, world_size, store)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=deadline
+    device = device_of_rank()
+    myself = Member(
+        rank, os.getpid(), _BOOT_ID.read_text().strip(), str(_PID_NAMESPACE.readlink()), device.type
     )
+    if world_size == 1:
+        yield Group(rank, world_size, device, (myself,), None, None)
+        return
+    store, members = _meet(myself, world_size, timedelta(seconds=deadline_s))
+    control = _connect(device, store, rank, world_size, timedelta(seconds=deadline_s))
+    group = Group(rank, world_size, device, members, store, control)
     try:
-        yield Group(rank, world_size, device, members, store)
-    except RuntimeError as error:  # torch's own kinds of errors are all of this one
-        if any(mark in str(error) for mark in _LOST_MARKS):
-            raise WorkerLost(_who_is_lost(members, rank, error)) from error
+        yield group
+    except (Exception, SystemExit) as error:
+        # torch's own kinds of errors are all RuntimeErrors
+        if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _LOST_MARKS):
+            raise WorkerLost(_why_lost(group, error)) from error
+        if not group.first_to_fail(f"worker {rank} failed: {error}"):
+            raise WorkersFailed(2 if isinstance(error, InvalidInput) else 1) from error
         raise
     finally:
         # After an error the peers may be gone, and saying goodbye would wait for them.
@@ -105,35 +130,84 @@ def process_group(deadline_s: float) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
+def device_of_rank() -> torch.device:
+    """Return the GPU of this rank, or the CPU if this machine has not one GPU for each rank."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not torch.cuda.is_available() or torch.cuda.device_count() < local_ranks:
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"workers: local rank {local_rank} has no GPU of its own, "
-            f"for this machine has {torch.cuda.device_count()}; start fewer workers"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
 
-def _introduce(myself: Member, world_size: int, store: Store) -> tuple[Member, ...]:
+def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
     """Tell the others who this is, and learn who they are."""
-    store.set(f"paceline/member/{myself.rank}", json.dumps([myself.pid, myself.boot_id]))
-    rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
-    return tuple(Member(rank, pid, boot_id) for rank, (pid, boot_id) in enumerate(rows))
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, _, _ = next(rendezvous("env://", myself.rank, world_size, timeout=deadline))
+        store.set_timeout(deadline)
+        own = [myself.pid, myself.boot_id, myself.pid_namespace, myself.device_type]
+        store.set(f"paceline/member/{myself.rank}", json.dumps(own))
+        rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
+    except ValueError as error:
+        raise InvalidInput(
+            f"RANK is set, but the rest of the environment is not: {error}"
+        ) from None
+    except RuntimeError as error:
+        raise WorkerLost(
+            f"worker {myself.rank} stops: not all of {world_size} workers came to {where} "
+            f"within {deadline.total_seconds():g} s"
+        ) from error
+    members = tuple(Member(rank, *row) for rank, row in enumerate(rows))
+    kinds = {member.device_type: member.rank for member in members}
+    if len(kinds) > 1:
+        ranks = ", ".join(f"rank {rank} on {kind}" for kind, rank in sorted(kinds.items()))
+        raise InvalidInput(
+            f"workers: {ranks}: torch has no collective between these; hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES= to train on all CPUs"
+        )
+    return store, members
 
 
-def _who_is_lost(members: tuple[Member, ...], rank: int, error: RuntimeError) -> str:
-    gone = [
-        f"worker {member.rank} (process {member.pid})"
-        for member in members
-        if member.boot_id == members[rank].boot_id and not _alive(member.pid)
-    ]
-    reason = str(error).splitlines()[0]
-    if gone:
-        return f"worker {rank} stops: {', '.join(gone)} died in the middle of the run"
-    return f"worker {rank} stops: another worker does not answer ({reason})"
+def _connect(
+    device: torch.device, store: Store, rank: int, world_size: int, deadline: timedelta
+) -> dist.ProcessGroup | None:
+    """Make the default group, and return the one for values in host memory if it is another."""
+    on_gpu = device.type == "cuda"
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=deadline
+    )
+    return dist.new_group(backend="gloo", timeout=deadline) if on_gpu else None
+
+
+def _why_lost(group: Group, error: RuntimeError) -> str:
+    """Say which worker is to blame: what the first that noticed has said holds for all."""
+    reason = _dead_peers(group) or f"another worker does not answer ({str(error).splitlines()[0]})"
+    if not group.first_to_fail(reason):
+        assert group.store is not None
+        reason = group.store.get(_FAILURE_KEY).decode()
+    return f"worker {group.rank} stops: {reason}"
+
+
+def _dead_peers(group: Group) -> str | None:
+    """Name the workers of this machine that have died without having said why."""
+    assert group.store is not None
+    until = time.monotonic() + _SETTLING_S
+    while not group.store.check([_FAILURE_KEY]):
+        myself = group.members[group.rank]
+        gone = [
+            f"worker {member.rank} (process {member.pid})"
+            for member in group.members
+            if (member.boot_id, member.pid_namespace) == (myself.boot_id, myself.pid_namespace)
+            and not _alive(member.pid)
+        ]
+        if gone:
+            return f"{', '.join(gone)} died in the middle of the run"
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.05)
+    return None
 
 
 def _alive(pid: int) -> bool:

@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
+from paceline.links.group import failure
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # for the others to notice by themselves that one is gone, and to say so
@@ -56,7 +57,9 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     try:
         for rank in range(num_workers):
             workers.append(_start(command, rank, num_workers, port))  # noqa: PERF401 - one may fail
-        _wait(workers)
+        failed = _wait(workers)
+        if failed:
+            raise _failure(failed, failure(store))
     finally:
         _end(workers)
         if is_main:
@@ -92,14 +95,15 @@ def _start(command: Sequence[str], rank: int, num_workers: int, port: int) -> _W
         "TORCHELASTIC_USE_AGENT_STORE": True,  # the launcher keeps the store, not rank 0
         "PACELINE_LAUNCHER": os.getpid(),
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
     environment = os.environ | {name: str(value) for name, value in place.items()}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)  # noqa: S603
     return _Worker(rank, process, os.pidfd_open(process.pid))
 
 
-def _wait(workers: Sequence[_Worker]) -> None:
-    """Return when all ended well; when the first did not, give the others time to follow."""
+def _wait(workers: Sequence[_Worker]) -> list[_Worker]:
+    """Return those that ended badly; when the first has, the others get time to follow."""
     running = {worker.pidfd: worker for worker in workers}
     failed: list[_Worker] = []
     deadline: float | None = None
@@ -116,14 +120,13 @@ def _wait(workers: Sequence[_Worker]) -> None:
                 if worker.process.wait() != 0:
                     failed.append(worker)
                     deadline = deadline or time.monotonic() + _GRACE_S
-    if failed:
-        raise _failure(failed)
+    return failed
 
 
-def _failure(failed: Sequence[_Worker]) -> PacelineError:
+def _failure(failed: Sequence[_Worker], reason: str | None) -> PacelineError:
     killed = [worker for worker in failed if worker.process.returncode < 0]
     if not killed:
-        return WorkersFailed(max(worker.process.returncode for worker in failed))
+        return WorkersFailed(max(worker.process.returncode for worker in failed), reason)
     names = [
         f"worker {worker.rank} (process {worker.process.pid}) was ended by "
         f"{signal.Signals(-worker.process.returncode).name}"

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+_ANCHOR_EVERY_S = 5.0
 
 
 class Clock(Protocol):
@@ -31,26 +33,49 @@ class HostClock:
         return [mark * 1e-9 for mark in marks]
 
 
+class CudaMark(NamedTuple):
+    """An event, and the anchor from which its time is counted."""
+
+    event: torch.cuda.Event
+    anchor: int
+
+
 class CudaClock:
-    """CUDA events: a mark is reached when the work issued before it on its stream is done."""
+    """CUDA events: a mark is reached when the work issued before it on its stream is done.
+
+    CUDA tells the time between two events as a float32 of milliseconds, which after an hour counts
+    in quarters of one. So every few seconds a mark becomes an anchor for those that follow.
+    """
 
     def __init__(self) -> None:
-        self._origin = torch.cuda.Event(enable_timing=True)
+        origin = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
-        self._origin.record()
-        self._origin.synchronize()
-        self._origin_s = time.monotonic_ns() * 1e-9
+        origin.record()
+        origin.synchronize()
+        self._anchored_s = time.monotonic_ns() * 1e-9
+        self._anchors = [origin]
+        self._anchor_times = [self._anchored_s]
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> CudaMark:
         """Record an event on the current stream; does not wait for the device."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        now = time.monotonic_ns() * 1e-9
+        if now - self._anchored_s > _ANCHOR_EVERY_S:
+            self._anchors.append(event)
+            self._anchored_s = now
+        return CudaMark(event, len(self._anchors) - 1)
 
-    def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+    def seconds(self, marks: Sequence[CudaMark]) -> list[float]:
         """Wait for the device, then return when each event was reached."""
         torch.cuda.synchronize()
-        return [self._origin_s + self._origin.elapsed_time(mark) * 1e-3 for mark in marks]
+        for i in range(len(self._anchor_times), len(self._anchors)):
+            self._anchor_times.append(self._after(i - 1, self._anchors[i]))
+        return [self._after(mark.anchor, mark.event) for mark in marks]
+
+    def _after(self, anchor: int, event: torch.cuda.Event) -> float:
+        elapsed_ms: float = self._anchors[anchor].elapsed_time(event)
+        return self._anchor_times[anchor] + elapsed_ms * 1e-3
 
 
 def clock_for(device: torch.device) -> Clock:

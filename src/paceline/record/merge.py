@@ -24,12 +24,14 @@ class ClockOffset:
     error_s: float
 
 
-def gather_timeline(spans: Sequence[Span], group: Group, origin: Origin = "measured") -> Timeline:
+def gather_timeline(
+    spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = "measured"
+) -> Timeline:
     """Return one timeline of all ranks' spans, on every rank. Its first span starts at zero.
 
-    All ranks must call it together.
+    `offset` is that of this rank's clock when the spans were recorded. All ranks must call it
+    together.
     """
-    offset = clock_offset(group)
     own = [_shift(span, -offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
     return merge([_SPANS.validate_python(row) for row in rows], origin)
@@ -104,23 +106,23 @@ def measure_offset(
     The answer to a message was written between its sending and its return: the fastest round trip
     leaves the least doubt, half of itself. Both ranks return the same offset.
     """
-    best = torch.tensor([0.0, float("inf")], dtype=torch.float64, device=group.device)
-    answer = torch.zeros(1, dtype=torch.float64, device=group.device)
+    best = torch.tensor([0.0, float("inf")], dtype=torch.float64)
+    answer = torch.zeros(1, dtype=torch.float64)
     for _ in range(_NUM_PINGS):
         if group.rank == 0:
             sent = now()
-            dist.send(answer, rank)
-            dist.recv(answer, rank)
+            dist.send(answer, rank, group.control)
+            dist.recv(answer, rank, group.control)
             there, back = float(answer), now()
             error = (back - sent) / 2
             if error < float(best[1]):
                 best[0], best[1] = there - (sent + back) / 2, error
         else:
-            dist.recv(answer, 0)
+            dist.recv(answer, 0, group.control)
             answer.fill_(now())
-            dist.send(answer, 0)
+            dist.send(answer, 0, group.control)
     if group.rank == 0:
-        dist.send(best, rank)
+        dist.send(best, rank, group.control)
     else:
-        dist.recv(best, 0)
+        dist.recv(best, 0, group.control)
     return ClockOffset(float(best[0]), float(best[1]))

@@ -15,6 +15,7 @@ from paceline.core.timeline import Span
 from paceline.data.dataset import Dataset, Samples, loader
 from paceline.data.sampler import ShardedBatches
 from paceline.links.group import Group
+from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
 from paceline.training.step import SGD, Share, shares, train_step
 
@@ -56,10 +57,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a runner returns: the epochs, this rank's traced spans, and its steps' seconds."""
+    """What a runner returns: the epochs, this rank's traced spans, and its steps' seconds.
+
+    `offset` is that of this rank's clock when the spans were recorded.
+    """
 
     epochs: tuple[Epoch, ...]
     spans: tuple[Span, ...]
+    offset: ClockOffset
     step_seconds: tuple[float, ...]
 
 
@@ -78,11 +83,12 @@ def share_batches(data: Dataset, batch_size: int, seed: int, group: Group) -> Sh
     return batches
 
 
-def train(job: Job, wrapped: nn.Module) -> Outcome:
-    """Train `wrapped`, which is the job's model in whatever exchanges its gradients.
+def train(job: Job, wrap: Callable[[Recorder | None], nn.Module]) -> Outcome:
+    """Train the job's model in what `wrap` puts around it to exchange its gradients.
 
-    The last steps of the second epoch (of the only one, if there is one) are traced. The seconds of
-    steps that are traced, the first of an epoch, or of the warm-up are not among `step_seconds`.
+    The last steps of the second epoch (of the only one, if there is one) are traced, and only for
+    that epoch `wrap` gets a recorder. `step_seconds` are those of the other epochs, without each
+    one's first steps; of the untraced steps, if there is one epoch.
     """
     batches = job.batches
     optimizer = job.sgd.optimizer(job.model)
@@ -91,7 +97,10 @@ def train(job: Job, wrapped: nn.Module) -> Outcome:
     untraced = len(batches) - _num_traced(len(batches), job.epochs)
     epochs: list[Epoch] = []
     seconds: list[float] = []
+    wrapped = wrap(job.recorder if traced_epoch == 0 else None)
     for number in range(job.epochs):
+        if 0 < traced_epoch in (number, number - 1):
+            wrapped = wrap(job.recorder if number == traced_epoch else None)
         started = time.monotonic()
         batches.set_epoch(number)
         wrapped.train()
@@ -99,13 +108,14 @@ def train(job: Job, wrapped: nn.Module) -> Outcome:
         loss = _steps(job, wrapped, optimizer, source, untraced if number == traced_epoch else None)
         ends = job.recorder.step_ends()
         if number == traced_epoch:
-            ends = ends[:untraced]
+            ends = ends[:untraced] if job.epochs == 1 else []
+            spans, offset = tuple(job.recorder.spans()), clock_offset(job.group)
         seconds += [end - start for start, end in pairwise(ends[_NUM_WARM_UP - 1 :])]
         loss /= len(batches) * job.group.world_size
         epochs.append(_test(job, number, loss, time.monotonic() - started))
         _check_finite(epochs[-1], job.sgd)
         job.report(epochs[-1])
-    return Outcome(tuple(epochs), tuple(job.recorder.spans()), tuple(seconds))
+    return Outcome(tuple(epochs), spans, offset, tuple(seconds))
 
 
 def _num_traced(num_steps: int, num_epochs: int) -> int:
@@ -143,6 +153,8 @@ def _steps(
 
 def _test(job: Job, number: int, own_loss: float, seconds: float) -> Epoch:
     """Test each rank's share of the test samples, and bring the sums together."""
+    # Each rank has running statistics of its own samples: all test the model that rank 0 has.
+    job.group.broadcast(job.model.buffers())
     own = evaluate(job.model, job.data.test, job.group)
     rows = job.group.gather([own_loss, *own])
     train_loss, test_loss, correct = (sum(column) for column in zip(*rows, strict=True))

@@ -7,8 +7,10 @@ A bucket is reduced when all workers have computed all its gradients; buckets fo
 the weight update waits for the last.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.cost import compute_lane, exchange_lane, link_lane
 from paceline.core.errors import InvalidInput
@@ -65,94 +67,120 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
             f"workers: {config.workers} do not fit on machine {machine.name!r}, "
             f"which has {len(devices)} devices"
         )
-    ring = _Ring.over(machine, devices) if len(devices) > 1 else None
-    parts = buckets(workload.in_backward_order, config.bucket_mb) if ring else []
-    tasks: list[Task] = []
-    for step in range(window.num_steps):
-        tasks += _step(workload, devices, ring, parts, step)
-    return Plan(tasks)
+    return Plan(
+        task
+        for work in (_Step.of(workload, machine, devices, config),)
+        for step in range(window.num_steps)
+        for task in work.tasks(step)
+    )
 
 
-def _step(
-    workload: Workload,
-    devices: Sequence[Device],
-    ring: "_Ring | None",
-    parts: Sequence[Bucket],
-    step: int,
-) -> Iterator[Task]:
-    workers = range(len(devices))
-    for worker in workers:
-        yield from _compute(workload, devices[worker].name, step, worker)
-    last: tuple[str, ...] = ()
-    for i, bucket in enumerate(parts):
-        assert ring is not None
-        ready = [task_name(step, Kind.BACKWARD, bucket.last_layer, w) for w in workers]
-        name = task_name(step, Kind.REDUCE, str(i))
-        cost = ring.cost(bucket.nbytes)
-        yield Task(name, Kind.REDUCE, ring.on, cost, (*last, *ready), str(i))
-        last = (name,)
-    for worker in workers:
-        yield _update(workload, devices[worker].name, step, worker, last)
+@dataclass(frozen=True)
+class _Step:
+    """What every step of the window does, priced once."""
+
+    workload: Workload
+    devices: tuple[str, ...]
+    reductions: tuple[tuple[Bucket, "_Reduction"], ...]
+    load: Cost
+    update: Cost
+
+    @classmethod
+    def of(
+        cls, workload: Workload, machine: Machine, devices: Sequence[Device], config: AllReduce
+    ) -> "_Step":
+        parts = buckets(workload.in_backward_order, config.bucket_mb) if len(devices) > 1 else []
+        ring = _Ring.over(machine, devices) if parts else None
+        num_tensors = sum(len(layer.parameters) for layer in workload.layers)
+        return cls(
+            workload,
+            tuple(device.name for device in devices),
+            tuple((part, ring.reduction(part.nbytes)) for part in parts if ring),
+            Cost(nbytes=2 * workload.input_nbytes, num_calls=1),
+            # Momentum SGD reads three values for each parameter and writes two.
+            Cost(4 * workload.num_parameters, 5 * workload.gradient_nbytes, 2 * num_tensors),
+        )
+
+    def tasks(self, step: int) -> Iterator[Task]:
+        workers = range(len(self.devices))
+        for worker in workers:
+            yield from self._compute(step, worker)
+        last: tuple[str, ...] = ()
+        for i, (bucket, reduction) in enumerate(self.reductions):
+            ready = [task_name(step, Kind.BACKWARD, bucket.last_layer, w) for w in workers]
+            name = task_name(step, Kind.REDUCE, str(i))
+            after = (*last, *ready)
+            yield Task(name, Kind.REDUCE, reduction.on, reduction.cost, after, str(i))
+            last = (name,)
+        for worker in workers:
+            first = self.workload.in_backward_order[-1].name
+            after = (*last, task_name(step, Kind.BACKWARD, first, worker))
+            name = task_name(step, Kind.STEP, worker=worker)
+            yield Task(name, Kind.STEP, self._on(worker), self.update, after)
+
+    def _compute(self, step: int, worker: int) -> Iterator[Task]:
+        on = self._on(worker)
+        name = task_name(step, Kind.LOAD, worker=worker)
+        after = (task_name(step - 1, Kind.STEP, worker=worker),) if step else ()
+        yield Task(name, Kind.LOAD, on, self.load, after)
+        for kind, layers in (
+            (Kind.FORWARD, self.workload.layers),
+            (Kind.BACKWARD, self.workload.in_backward_order),
+        ):
+            for layer in layers:
+                after, name = (name,), task_name(step, kind, layer.name, worker)
+                cost = layer.forward if kind is Kind.FORWARD else layer.backward
+                yield Task(name, kind, on, cost, after, layer.name)
+
+    def _on(self, worker: int) -> tuple[Resource, ...]:
+        return (compute_lane(self.devices[worker]),)
 
 
-def _compute(workload: Workload, device: str, step: int, worker: int) -> Iterator[Task]:
-    on = (compute_lane(device),)
-    name = task_name(step, Kind.LOAD, worker=worker)
-    after = (task_name(step - 1, Kind.STEP, worker=worker),) if step else ()
-    yield Task(name, Kind.LOAD, on, Cost(nbytes=2 * workload.input_nbytes, num_calls=1), after)
-    for kind, layers in (
-        (Kind.FORWARD, workload.layers),
-        (Kind.BACKWARD, workload.in_backward_order),
-    ):
-        for layer in layers:
-            after, name = (name,), task_name(step, kind, layer.name, worker)
-            cost = layer.forward if kind is Kind.FORWARD else layer.backward
-            yield Task(name, kind, on, cost, after, layer.name)
+class _Reduction(NamedTuple):
+    """What an all-reduce of a bucket holds, and what it costs."""
 
-
-def _update(
-    workload: Workload, device: str, step: int, worker: int, reduced: tuple[str, ...]
-) -> Task:
-    """Return the weight update: momentum SGD reads three values a parameter and writes two."""
-    last = task_name(step, Kind.BACKWARD, workload.in_backward_order[-1].name, worker)
-    tensors = sum(len(layer.parameters) for layer in workload.layers)
-    cost = Cost(4 * workload.num_parameters, 5 * workload.gradient_nbytes, 2 * tensors)
-    name = task_name(step, Kind.STEP, worker=worker)
-    return Task(name, Kind.STEP, (compute_lane(device),), cost, (*reduced, last))
+    on: tuple[Resource, ...]
+    cost: Cost
 
 
 @dataclass(frozen=True)
 class _Ring:
     """A ring all-reduce: each of n workers sends 2 (n - 1) / n of the bytes to the next one.
 
-    Hops that take the same link in the same direction share it; the most loaded link, in seconds
-    per byte, sets the pace of all.
+    Hops that take the same link in the same direction share it. The slowest way between two
+    neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
+    one by its latencies.
     """
 
-    on: tuple[Resource, ...]
-    num_workers: int
-    num_sharing: int
-    num_hops: int
+    devices: tuple[Device, ...]
+    routes: tuple[tuple[Hop, ...], ...]
+    load: Mapping[Hop, int]
 
     @classmethod
     def over(cls, machine: Machine, devices: Sequence[Device]) -> "_Ring":
-        routes = [_route(machine, one, other) for one, other in _neighbours(devices)]
-        load: dict[Hop, int] = {}
-        for route in routes:
-            for hop in route:
-                load[hop] = load.get(hop, 0) + 1
-        slowest = max(load, key=lambda hop: load[hop] / hop.link.bandwidth_bytes_per_s)
-        on = [link_lane(slowest.source, slowest.target)]
-        on += [exchange_lane(device.name) for device in devices]
-        if slowest.link.uses_cores:
-            on += [compute_lane(device.name) for device in devices]
-        return cls(tuple(on), len(devices), load[slowest], max(map(len, routes)))
+        routes = tuple(_route(machine, one, other) for one, other in _neighbours(devices))
+        load = Counter(hop for route in routes for hop in route)
+        return cls(tuple(devices), routes, load)
 
-    def cost(self, nbytes: int) -> Cost:
-        """Return the bytes on the most loaded link, and the messages that follow one another."""
-        n = self.num_workers
-        sent = 2 * (n - 1) / n * nbytes
-        return Cost(nbytes=sent * self.num_sharing, num_calls=2 * (n - 1) * self.num_hops)
+    def reduction(self, nbytes: int) -> _Reduction:
+        """Return what the bucket's all-reduce holds, and its cost on the most loaded link."""
+        n = len(self.devices)
+        sent, num_messages = 2 * (n - 1) / n * nbytes, 2 * (n - 1)
+
+        def seconds(route: Sequence[Hop]) -> float:
+            latency_s = sum(hop.link.latency_s for hop in route)
+            return num_messages * latency_s + sent * max(map(self._seconds_per_byte, route))
+
+        route = max(self.routes, key=seconds)
+        slowest = max(route, key=self._seconds_per_byte)
+        on = [link_lane(hop.source, hop.target) for hop in route]
+        on += [exchange_lane(device.name) for device in self.devices]
+        if slowest.link.uses_cores:
+            on += [compute_lane(device.name) for device in self.devices]
+        return _Reduction(tuple(on), Cost(nbytes=sent * self.load[slowest], num_calls=num_messages))
+
+    def _seconds_per_byte(self, hop: Hop) -> float:
+        return self.load[hop] / hop.link.bandwidth_bytes_per_s
 
 
 def _neighbours(devices: Sequence[Device]) -> Iterator[tuple[Device, Device]]:

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
-from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.training.loop import Job, Outcome
@@ -28,7 +27,9 @@ def train(job: Job, config: AllReduce) -> Outcome:
     InvalidInput if a trainable parameter gets no gradient, which DistributedDataParallel refuses.
     """
     try:
-        return train_synchronously(job, wrap(job.model, config, job.group, job.recorder))
+        return train_synchronously(
+            job, lambda recorder: wrap(job.model, config, job.group, recorder)
+        )
     except RuntimeError as error:
         if _UNUSED_MARK not in str(error):
             raise
@@ -38,8 +39,12 @@ def train(job: Job, config: AllReduce) -> Outcome:
         ) from error
 
 
-def wrap(model: nn.Module, config: AllReduce, group: Group, recorder: Recorder) -> nn.Module:
-    """Return the model in DistributedDataParallel; a single worker has nobody to reduce with."""
+def wrap(model: nn.Module, config: AllReduce, group: Group, recorder: Recorder | None) -> nn.Module:
+    """Return the model in DistributedDataParallel; a single worker has nobody to reduce with.
+
+    With a recorder, a hook notes the collectives. It costs a pass over the gradients, which are
+    then divided apart from the copy into their bucket.
+    """
     if group.world_size == 1:
         return model
     parallel = DistributedDataParallel(
@@ -48,7 +53,8 @@ def wrap(model: nn.Module, config: AllReduce, group: Group, recorder: Recorder) 
         bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
     )
-    parallel.register_comm_hook(recorder, _recorded_all_reduce)
+    if recorder is not None:
+        parallel.register_comm_hook(recorder, _recorded_all_reduce)
     return parallel
 
 
@@ -81,8 +87,7 @@ class _Gradient(nn.Module):
 def exchange(nbytes: int, config: AllReduce, group: Group) -> Callable[[], None]:
     """Return a function that exchanges float32 gradients of that size as `train` does."""
     module = _Gradient(nbytes, group.device)
-    recorder = Recorder(clock_for(group.device), "", group.rank)
-    parallel = wrap(module, config, group, recorder)
+    parallel = wrap(module, config, group, None)
 
     def once() -> None:
         parallel().backward()

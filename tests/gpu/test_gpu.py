@@ -1,0 +1,216 @@
+"""What only a GPU can show: times of work that the host does not wait for, and whole runs on one.
+
+Everything is skipped on a machine without one.
+"""
+
+import json
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.compare import conform
+from paceline.core.plan import Kind
+from paceline.core.strategy import Window
+from paceline.links.group import process_group
+from paceline.models import describe, find
+from paceline.models.lenet import LeNet5
+from paceline.planner import forecast
+from paceline.record import clock as clock_module
+from paceline.record.clock import CudaClock, clock_for
+from paceline.record.merge import merge
+from paceline.record.recorder import Recorder
+from paceline.record.trace import read_trace
+from paceline.runs import Setup, build, profile_here
+from paceline.settings import validated_settings
+from paceline.strategies import find_strategy
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.allreduce.plan import plan
+from paceline.training.profile import Profile
+from paceline.training.step import SGD, Share, train_step
+
+NUM_GPUS = torch.cuda.device_count()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+CYCLES = 50_000_000  # of the GPU's clock: 25 to 50 ms
+SLACK_S = 1e-5  # CUDA tells times to half a microsecond
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """The first GPU, awake and at its working clock."""
+    torch.cuda._sleep(CYCLES)
+    torch.cuda.synchronize()
+    return torch.device("cuda", 0)
+
+
+class Slow(nn.Module):
+    """A layer that keeps the GPU busy for a number of its cycles; the host does not wait."""
+
+    def __init__(self, cycles: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self._cycles = cycles
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.cuda._sleep(self._cycles)
+        return x * self.weight
+
+
+@pytest.mark.parametrize("anchor_every_s", [clock_module._ANCHOR_EVERY_S, 0.0])
+def test_marks_are_reached_when_the_work_before_them_is_done(cuda, monkeypatch, anchor_every_s):
+    monkeypatch.setattr(clock_module, "_ANCHOR_EVERY_S", anchor_every_s)
+    clock = clock_for(cuda)
+    assert isinstance(clock, CudaClock)
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    first = clock.mark()
+    torch.cuda._sleep(CYCLES)
+    second = clock.mark()
+    torch.cuda._sleep(2 * CYCLES)
+    third = clock.mark()
+    issued = time.monotonic()
+    start, middle, end = clock.seconds([first, second, third])
+    ended = time.monotonic()
+    assert issued - began < (ended - began) / 2  # otherwise this would show nothing of a GPU
+    assert began - 1e-3 < start < middle < end < ended + 1e-3
+    assert (end - middle) / (middle - start) == pytest.approx(2, rel=0.25)
+    # The host's clock has seen the same: nearly all the time between was sleep.
+    assert end - start == pytest.approx(ended - began, rel=0.2)
+
+
+def test_layers_have_the_times_of_the_device_and_not_of_the_host(cuda):
+    model = nn.Sequential(Slow(CYCLES), Slow(3 * CYCLES)).to(cuda)
+    recorder = Recorder(clock_for(cuda), "gpu0", 0)
+    share = Share(torch.randn(2, 3, device=cuda), torch.tensor([0, 2], device=cuda), 1.0)
+    optimizer = SGD().optimizer(model)
+    train_step(model, optimizer, iter([share]), recorder)
+    recorder.start_trace(model)
+    train_step(model, optimizer, iter([share]), recorder)
+    recorder.stop_trace()
+    seconds = {(span.kind, span.part): span.duration_s for span in recorder.spans()}
+    short, long = seconds[Kind.FORWARD, "0"], seconds[Kind.FORWARD, "1"]
+    assert long / short == pytest.approx(3, rel=0.25)
+    # The backward pass does not sleep.
+    assert seconds[Kind.BACKWARD, "0"] + seconds[Kind.BACKWARD, "1"] < short
+
+
+def test_recorded_steps_conform_to_the_plan(cuda):
+    torch.manual_seed(0)
+    model = LeNet5().to(cuda)
+    inputs = torch.randn(16, 1, 32, 32, device=cuda)
+    share = Share(inputs, torch.randint(10, (16,), device=cuda), 1.0)
+    recorder, optimizer = Recorder(clock_for(cuda), "gpu0", 0), SGD().optimizer(model)
+    num_steps = 4
+    for step in range(2 * num_steps):
+        if step == num_steps:
+            recorder.start_trace(model)
+        train_step(model, optimizer, iter([share]), recorder)
+    recorder.stop_trace()
+    spans, ends = recorder.spans(), recorder.step_ends()
+    assert all(one < other for one, other in pairwise(ends))
+    for number, (before, after) in enumerate(pairwise(ends[num_steps - 1 :])):
+        own = [span for span in spans if span.name.startswith(f"s{number}/")]
+        assert len(own) == 1 + 5 + 5 + 1
+        for span in own:
+            assert before - SLACK_S <= span.start_s <= span.end_s <= after + SLACK_S
+    workload = describe(model, inputs)
+    with process_group(30) as group:
+        machine = profiled(group)[1].machine
+    tasks = plan(workload, machine, AllReduce(workers=1), Window(num_steps))
+    assert conform(tasks, merge([spans], "measured"), SLACK_S) == []
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+def test_a_description_does_not_depend_on_the_device_and_takes_nothing_of_it(cuda, name: str):
+    architecture = find(name)
+    torch.manual_seed(0)
+    model, inputs = architecture.build(None), torch.zeros(2, *architecture.input_shape)
+    on_cpu = describe(model, inputs, name)
+    model, inputs = model.to(cuda), inputs.to(cuda)
+    state, allocated = torch.cuda.get_rng_state(cuda), torch.cuda.memory_allocated(cuda)
+    assert describe(model, inputs, name) == on_cpu
+    assert torch.equal(torch.cuda.get_rng_state(cuda), state)
+    assert torch.cuda.memory_allocated(cuda) == allocated
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch) -> None:
+    """This process is no rank of a run."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def profiled(group) -> tuple[Setup, Profile]:
+    settings = validated_settings({"model": "lenet5", "workers": 1, "profile_s": 0.5})
+    setup = build(settings, group)
+    return setup, profile_here(setup)
+
+
+def test_a_profile_knows_the_time_of_every_task_of_the_plan():
+    with process_group(30) as group:
+        assert group.device == torch.device("cuda", 0)
+        setup, found = profiled(group)
+    (device,) = found.machine.devices
+    assert (device.name, device.kind) == ("gpu0", "gpu")
+    assert found.machine.links == ()
+    config = AllReduce(workers=1)
+    tasks = plan(setup.workload, found.machine, config, Window(1)).tasks
+    assert {(task.on[0].owner, task.kind, task.part) for task in tasks} == set(found.cost.durations)
+    assert all(seconds >= 0 for seconds in found.cost.durations.values())
+    strategy = find_strategy("allreduce")
+    predicted = forecast(setup.workload, found.machine, strategy, config, 64, found.cost)
+    assert predicted.step_s == pytest.approx(sum(found.cost.durations.values()), rel=1e-6)
+    assert all(parameter.grad is None for parameter in setup.model.parameters())
+    assert all(parameter.device == group.device for parameter in setup.model.parameters())
+
+
+def trained(paceline, *arguments: str) -> dict:
+    done = paceline("train", "lenet5", "--json", "--profile-s", "0.5", *arguments)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_a_run_on_one_gpu_learns_and_conforms_to_its_plan(paceline, tmp_path):
+    result = trained(paceline, "--workers", "1", "--epochs", "8", "--learning-rate", "0.1")
+    assert result["machine"]["device"] == torch.cuda.get_device_name(0)
+    assert result["accuracy"] > 0.9
+    assert result["faults"] == []
+    measured = read_trace(tmp_path / "runs" / result["id"] / "trace.json")["measured"]
+    assert {resource.owner for resource in measured.tracks} == {"gpu0"}
+    assert measured.num_steps() == 20
+
+
+def test_a_gpu_takes_the_same_steps_as_a_cpu(paceline, monkeypatch):
+    arguments = ("--workers", "1", "--epochs", "2")
+    on_gpu = trained(paceline, *arguments)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    on_cpu = trained(paceline, *arguments)
+    assert on_cpu["machine"]["device"] == "cpu"
+    for one, other in zip(on_gpu["epochs"], on_cpu["epochs"], strict=True):
+        # A GPU's convolutions may round their factors to ten bits (TF32).
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=0.05)
+        assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.05)
+
+
+def test_more_workers_than_gpus_compute_on_cores(paceline):
+    result = trained(paceline, "--workers", str(NUM_GPUS + 1), "--epochs", "2")
+    assert result["machine"]["device"] == "cpu"
+    assert result["faults"] == []
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason="there is no second CUDA device")
+def test_a_run_on_two_gpus_conforms_to_its_plan(paceline, tmp_path):
+    result = trained(paceline, "--workers", "2", "--epochs", "4")
+    assert result["faults"] == []
+    measured = read_trace(tmp_path / "runs" / result["id"] / "trace.json")["measured"]
+    (reduction,) = (span for span in measured.spans if span.name.startswith("s0/reduce"))
+    assert {resource.owner for resource in reduction.on} == {"gpu0", "gpu1"}
+    alone = trained(paceline, "--workers", "1", "--epochs", "4")
+    losses = [[row["train_loss"] for row in run["epochs"]] for run in (result, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
