@@ -26,7 +26,7 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.run import wrap
 from paceline.training.step import SGD, Share, train_step
 
-CASES = (("alexnet", 16, 40), ("lenet5", 32, 1000))
+CASES = (("alexnet", 16, 20), ("lenet5", 32, 1000))
 WARM_UP = 3
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import paceline
 
 CASES = (
-    ("lenet5", "digits", 64, 25, 10),
-    ("resnet18", "synthetic:3x224x224,samples=128", 16, 2, 3),
-    ("googlenet", "synthetic:3x224x224,samples=128", 16, 2, 3),
-    ("alexnet", "synthetic:3x227x227,samples=256", 32, 2, 3),
+    ("lenet5", "digits", 64, 25, 9),
+    ("resnet18", "synthetic:3x224x224,samples=96", 16, 2, 2),
+    ("googlenet", "synthetic:3x224x224,samples=96", 16, 2, 2),
+    ("alexnet", "synthetic:3x227x227,samples=192", 32, 2, 2),
 )
 
 

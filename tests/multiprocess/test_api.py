@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import paceline as package
 from paceline.core.errors import InvalidInput
+from paceline.data import load
 from paceline.machine_file import read_machine
+from paceline.models import LeNet5
 
 MACHINE = Path(__file__).parents[2] / "machines" / "two-core-epyc.toml"
 
@@ -85,6 +88,15 @@ def program(start, tmp_path, text: str, *launcher: str):
     return start(*launcher, "program.py").finish()
 
 
+def accuracy_of(weights: Path) -> float:
+    """What a fresh model with these weights gets right."""
+    model = LeNet5().eval()
+    model.load_state_dict(load_file(weights))
+    test = load("digits", (1, 32, 32), seed=0).test
+    inputs, targets = test.__getitems__(range(len(test)))
+    return int((model(inputs).argmax(1) == targets).sum()) / len(test)
+
+
 def test_a_program_trains_and_looks_at_its_run(start, tmp_path):
     done = program(start, tmp_path, PROGRAM)
     assert done.code == 0, done.err
@@ -93,7 +105,9 @@ def test_a_program_trains_and_looks_at_its_run(start, tmp_path):
     said = json.loads(done.out)
     folder = tmp_path / said["folder"]
     assert folder.parent == tmp_path / "runs"
-    assert said["files"] == ["report.html", "result.json", "trace.json"]
+    files = ["model.safetensors", "report.html", "result.json", "trace.json"]
+    assert said["files"] == files
+    assert accuracy_of(folder / "model.safetensors") == said["accuracy"]
     assert said["result"] == json.loads((folder / "result.json").read_text())
     assert said["accuracy"] == said["result"]["accuracy"] > 0.5
     assert said["result"]["faults"] == []

@@ -103,7 +103,6 @@ def test_a_port_in_use_is_named(paceline):
         (["lenet5", "--set", "bucket_mb"], "--set: 'bucket_mb' is not FIELD=VALUE"),
         (["lenet5", "--epochs", "many"], "--epochs"),
         (["lenet5", "--learning-rate", "-1"], "learning_rate: Input should be greater than 0"),
-        (["lenet5", "--learning-rate", "1e38", "--epochs", "1"], "learning_rate: with 1e+38 the"),
         (["torch.nn:ReLU"], "torch.nn:ReLU: the model has no trainable parameters"),
     ],
 )
@@ -115,3 +114,35 @@ def test_what_cannot_be_done_is_one_line_with_exit_code_2(paceline, arguments, m
     assert lines[0].startswith("paceline: ")
     assert message in lines[0]
     assert done.out == ""
+
+
+def test_a_run_that_diverges_says_so(paceline):
+    arguments = ("--learning-rate", "1e38", "--epochs", "1", "--profile-s", "0.2")
+    done = paceline("train", "lenet5", *arguments)
+    assert done.code == 2
+    assert "paceline: learning_rate: with 1e+38 the training loss is nan" in done.err
+
+
+def test_an_output_that_cannot_be_made_is_found_before_training(paceline, tmp_path):
+    (tmp_path / "file").touch()
+    done = paceline("train", "lenet5", "--output", "file/runs", *LONG)
+    assert done.code == 2
+    lines = sorted(done.err.splitlines(), key=len)
+    assert lines[0].startswith("paceline: output: cannot make file/runs/")
+    assert lines[0].endswith(": Not a directory")
+    # Rank 0 alone makes the folder; the other says why it stops too.
+    assert lines[1:] == [
+        lines[0].replace("paceline: ", "paceline: worker 1 stops: worker 0 failed: ")
+    ]
+
+
+def test_a_model_that_exits_has_not_done_the_work(paceline, tmp_path):
+    (tmp_path / "leaving.py").write_text(
+        "import sys\nfrom torch import nn\n\n\nclass Net(nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(8, 10)\n\n"
+        "    def forward(self, x):\n        sys.exit(0)\n"
+    )
+    done = paceline("train", "leaving:Net", *LONG)
+    assert done.code != 0
+    assert "Traceback" not in done.err
+    assert done.err.count("\n") == 1

@@ -102,7 +102,8 @@ while not all(pathlib.Path(sys.argv[1], other).exists() for other in "01"):
     time.sleep(0.01)
 if rank == "1":
     sys.exit(3)
-time.sleep(60)
+time.sleep(8)
+pathlib.Path(sys.argv[1], "outlived").touch()
 """
 )
 
@@ -121,6 +122,7 @@ def test_a_worker_that_does_not_listen_is_ended_nevertheless(tmp_path):
     with pytest.raises(WorkersFailed) as error:
         start(STUBBORN, tmp_path)
     assert error.value.exit_code == 3
+    assert not (tmp_path / "outlived").exists()
     assert not any(is_running(note["pid"]) for note in notes(tmp_path))
 
 

@@ -53,11 +53,11 @@ def test_shares_are_the_times_that_layers_worked():
 
 def test_a_layer_that_is_entered_twice_has_one_share():
     clock = Ticking()
-    again, other = Timed(clock, 2, 5), Timed(clock, 3, 7)
-    shares = traced(nn.Sequential(again, other, again), clock)
-    assert shares[Kind.FORWARD] == [("0", 0, 3), ("1", 3, 9)]
-    # The sum of both its gradients is ready at the end of backward, that of the other before.
-    assert shares[Kind.BACKWARD] == [("1", 9, 21), ("0", 21, 26)]
+    first, again, other = Timed(clock, 1, 1), Timed(clock, 2, 5), Timed(clock, 3, 7)
+    shares = traced(nn.Sequential(first, again, other, again), clock)
+    assert shares[Kind.FORWARD] == [("0", 0, 2), ("1", 2, 4), ("2", 4, 10)]
+    # The sum of both its gradients is ready after that of the other.
+    assert shares[Kind.BACKWARD] == [("2", 10, 22), ("1", 22, 27), ("0", 27, 28)]
 
 
 def test_a_layer_ends_with_the_last_of_its_gradients():
