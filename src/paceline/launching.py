@@ -26,13 +26,10 @@ def carry_out(order: Order) -> None:
     """Do what is ordered.
 
     Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
-    WorkersFailed for what they have said. A rank of torchrun that has said it ends here.
+    WorkersFailed for what they have said. A rank of torchrun ends here.
     """
     if under_torchrun():
-        code = work(order)
-        if code:
-            leave(code)
-        return
+        leave(work(order))
     cores = len(os.sched_getaffinity(0))
     if order.settings.workers > _MOST_PER_CORE * cores:
         raise InvalidInput(

@@ -158,8 +158,8 @@ class _Progress:
 def leave(code: int) -> NoReturn:
     """End this rank at once.
 
-    Not by sys.exit: after a peer's death the threads of the process group may wait for it for ever,
-    or abort this process.
+    Not by sys.exit: threads of the process group may wait for a dead peer for ever, and now and
+    then they abort even a process whose work is done.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,10 +2,11 @@ import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from paceline import api
+from paceline import api, launching
 from paceline.cli import main
 from paceline.core.compare import compare
 from paceline.core.errors import WorkersFailed
@@ -275,8 +276,6 @@ def test_help_is_no_error(line, command, text):
 
 
 def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_path):
-    from paceline import launching
-
     orders = []
     monkeypatch.setattr(launching, "carry_out", orders.append)
     options = ["--set", "bucket_mb=5", "--set", "gradient_as_bucket_view=false", "--seed", 7]
@@ -295,3 +294,17 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_
     monkeypatch.setenv("WORLD_SIZE", "3")  # as many as torchrun has started
     line("plan", "lenet5", "--json")
     assert (orders[1].verb, orders[1].settings.workers, orders[1].as_json) == ("plan", 3, True)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_rank_of_torchrun_ends_at_once(line, monkeypatch, code):
+    # Threads of a process group can abort a process that takes the usual way out.
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(f"left with {code}")
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(launching, "work", lambda order: code)
+    monkeypatch.setattr(launching, "leave", leave)
+    line("train", "lenet5")
+    assert line.code == f"left with {code}"
