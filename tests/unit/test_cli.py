@@ -1,88 +1,12 @@
 import json
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from paceline import api, launching
-from paceline.cli import main
-from paceline.core.compare import compare
-from paceline.core.errors import WorkersFailed
-from paceline.core.plan import Kind, Resource
-from paceline.core.timeline import Span, Timeline
-from paceline.record.trace import write_trace
-from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from command_line import MACHINE, write_run
+from paceline import launching
 from paceline.settings import TrainSettings
-
-MACHINE = Path(__file__).parents[2] / "machines" / "two-core-epyc.toml"
-COMPUTE = (Resource("cpu0", "compute"),)
-
-
-class Line:
-    """The command line in this process: call it and look at `code`, `out` and `err`."""
-
-    def __init__(self, monkeypatch, capsys) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> "Line":
-        self._monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        self.code = ended.value.code or 0
-        self.out, self.err = self._capsys.readouterr()
-        return self
-
-
-@pytest.fixture
-def line(monkeypatch, capsys, tmp_path) -> Line:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    return Line(monkeypatch, capsys)
-
-
-def steps(seconds: float, origin, num_steps: int = 3) -> Timeline:
-    spans = []
-    for i in range(num_steps):
-        start, middle, end = (seconds * (i + part) for part in (0, 0.5, 1))
-        spans += [
-            Span(f"s{i}/forward[a]@worker0", Kind.FORWARD, COMPUTE, start, middle, "a"),
-            Span(f"s{i}/step@worker0", Kind.STEP, COMPUTE, middle, end),
-        ]
-    return Timeline(spans, origin)
-
-
-def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
-    folder.mkdir()
-    timelines = steps(predicted_s, "predicted"), steps(measured_s, "measured")
-    write_trace(folder / "trace.json", timelines)
-    row = PlanRow(
-        strategy="allreduce",
-        workers=1,
-        step_s=predicted_s,
-        samples_per_s=1,
-        wire_nbytes_per_step=0,
-        why="computes",
-    )
-    result = Result(
-        id=folder.name,
-        settings=TrainSettings(model="lenet5", workers=1),
-        machine={"processor": "some"},
-        plans=(row,),
-        epochs=(EpochRow(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
-        accuracy=0.5,
-        predicted_step_s=predicted_s,
-        measured_step_s=measured_s,
-        samples_per_s=1,
-        comparison=ComparisonTable.of(compare(*timelines)),
-        faults=(),
-        peak_memory_bytes=(1,),
-    )
-    (folder / "result.json").write_text(result.model_dump_json())
-    return folder
 
 
 def test_a_machine_is_planned_for_as_one_json_object(line):
@@ -163,98 +87,6 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
     assert "lenet5" in (folder / "report.html").read_text()
     line("report", folder, "--json")
     assert json.loads(line.out) == {"report": f"{folder}/report.html"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["dance"], "No such command 'dance'"),
-        (["plan"], "Missing argument 'model'"),
-        (["plan", "lenet5", "--speed", "3"], "--speed"),
-        (["plan", "lenet5", "--batch-size", "few"], "--batch-size"),
-        (["plan", "lenet6", "--machine", MACHINE], "did you mean 'lenet5'?"),
-        (["plan", "lenet5", "--machine", "none.toml"], "none.toml: cannot be read: No such file"),
-        (["plan", "lenet5", "--machine", "."], ".: cannot be read: Is a directory"),
-        (["plan", "lenet5", "--machine", "bad.toml"], "bad.toml: name: Field required"),
-        (["plan", "lenet5", "--machine", MACHINE, "--workers", "3"], "workers: 3 do not fit"),
-        (["plan", "lenet5", "--machine", MACHINE, "--workers", "0"], "workers: 0 do not fit"),
-        (["plan", "lenet5", "--machine", MACHINE, "--batch-size", "0"], "batch_size: must be at"),
-        (
-            ["plan", "lenet5", "--machine", MACHINE, "--batch-size", "1", "--workers", "2"],
-            "workers: 2 do not fit",
-        ),
-        (
-            ["plan", "lenet5", "--machine", MACHINE, "--input-shape", "big"],
-            "input_shape: 'big' is not a shape such as 3x224x224",
-        ),
-        (
-            ["plan", "lenet5", "--machine", MACHINE, "--input-shape", "0x32x32"],
-            "input_shape: sizes must be at least 1",
-        ),
-        (
-            ["plan", "lenet5", "--machine", MACHINE, "--input-shape", "1x-1x32"],
-            "input_shape: sizes must be at least 1",
-        ),
-        (["plan", "lenet5", "--machine", MACHINE, "--input-shape", "9x9"], "lenet5 cannot run a"),
-        (["plan", "lenet5", "--input-shape", "1x32x32"], "input_shape: the data say it"),
-        (["plan", "torch.nn:ReLU", "--machine", MACHINE], "no trainable parameters"),
-        (["compare", "none"], "none/trace.json: cannot be read: No such file"),
-        (["compare", "run", "none"], "none/trace.json: cannot be read: No such file"),
-        (["compare", "empty"], "empty/trace.json: has no predicted timeline"),
-        (["compare", "run", "empty"], "empty/trace.json: has no measured timeline"),
-        (["compare", "short"], "short: a period needs two weight updates on one device"),
-        (["compare", "run", "short"], "run or short: a period needs two weight updates"),
-        (["report", "none"], "none/result.json: cannot be read: No such file"),
-        (["train", "lenet5", "--strategy", "magic"], "strategy: 'magic' is not known"),
-        (["train", "lenet5", "--set", "bucket_mb"], "--set: 'bucket_mb' is not FIELD=VALUE"),
-        (["train", "lenet5", "--set", "bucket_mb=big"], "strategy allreduce: bucket_mb: "),
-        (["train", "lenet5", "--set", "workers=3"], "options: workers is a setting of its own"),
-        (["train", "lenet5", "--profile-s", "inf"], "profile_s: "),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(line, tmp_path, arguments, message):
-    (tmp_path / "bad.toml").write_text("[[hosts]]")
-    write_run(tmp_path / "run", 1, 1)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "trace.json").write_text('{"traceEvents": []}')
-    (tmp_path / "short").mkdir()
-    one = steps(1, "predicted", 1), steps(1, "measured", 1)
-    write_trace(tmp_path / "short" / "trace.json", one)
-    line(*arguments)
-    assert line.code == 2, line.err
-    assert line.out == ""
-    assert line.err.startswith("paceline: ")
-    assert line.err.count("\n") == 1
-    assert message in line.err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_debug_shows_where_an_error_was_raised(line):
-    line("plan", "lenet5", "--machine", "none.toml", "--debug")
-    assert line.code == 2
-    assert "Traceback (most recent call last)" in line.err
-    assert line.err.splitlines()[-1].startswith("paceline: none.toml: cannot be read")
-
-
-def raising(error: BaseException):
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (KeyError("x"), 1, "paceline: internal error: KeyError('x') (--debug shows where)\n"),
-        (KeyboardInterrupt(), 130, "paceline: interrupted\n"),
-        (WorkersFailed(2), 2, ""),  # they have said it themselves
-    ],
-)
-def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, said):
-    monkeypatch.setattr(api, "plan", raising(error))
-    line("plan", "lenet5", "--machine", MACHINE)
-    assert (line.code, line.out, line.err) == (code, "", said)
 
 
 @pytest.mark.parametrize(

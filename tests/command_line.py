@@ -1,0 +1,73 @@
+"""The command line in this process, and folders of runs for it to look at."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.core.compare import compare
+from paceline.core.plan import Kind, Resource
+from paceline.core.timeline import Span, Timeline
+from paceline.record.trace import write_trace
+from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from paceline.settings import TrainSettings
+
+MACHINE = Path(__file__).parents[1] / "machines" / "two-core-epyc.toml"
+COMPUTE = (Resource("cpu0", "compute"),)
+
+
+class Line:
+    """The command line in this process: call it and look at `code`, `out` and `err`."""
+
+    def __init__(self, monkeypatch, capsys) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> "Line":
+        self._monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        self.code = ended.value.code or 0
+        self.out, self.err = self._capsys.readouterr()
+        return self
+
+
+def steps(seconds: float, origin, num_steps: int = 3) -> Timeline:
+    spans = []
+    for i in range(num_steps):
+        start, middle, end = (seconds * (i + part) for part in (0, 0.5, 1))
+        spans += [
+            Span(f"s{i}/forward[a]@worker0", Kind.FORWARD, COMPUTE, start, middle, "a"),
+            Span(f"s{i}/step@worker0", Kind.STEP, COMPUTE, middle, end),
+        ]
+    return Timeline(spans, origin)
+
+
+def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
+    folder.mkdir()
+    timelines = steps(predicted_s, "predicted"), steps(measured_s, "measured")
+    write_trace(folder / "trace.json", timelines)
+    row = PlanRow(
+        strategy="allreduce",
+        workers=1,
+        step_s=predicted_s,
+        samples_per_s=1,
+        wire_nbytes_per_step=0,
+        why="computes",
+    )
+    result = Result(
+        id=folder.name,
+        settings=TrainSettings(model="lenet5", workers=1),
+        machine={"processor": "some"},
+        plans=(row,),
+        epochs=(EpochRow(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
+        accuracy=0.5,
+        predicted_step_s=predicted_s,
+        measured_step_s=measured_s,
+        samples_per_s=1,
+        comparison=ComparisonTable.of(compare(*timelines)),
+        faults=(),
+        peak_memory_bytes=(1,),
+    )
+    (folder / "result.json").write_text(result.model_dump_json())
+    return folder
