@@ -101,13 +101,6 @@ class Machine(_Fact):
                     )
         return self
 
-    def device(self, name: str) -> Device:
-        """Return the device of that name; KeyError if there is none."""
-        for device in self.devices:
-            if device.name == name:
-                return device
-        raise KeyError(name)
-
     def route(self, source: Device, target: Device) -> tuple[Hop, ...]:
         """Return the way with the fewest hops, the wider one where two are equal.
 
