@@ -23,3 +23,7 @@ class WorkersFailed(PacelineError):
     def __init__(self, exit_code: int, reason: str | None = None) -> None:
         super().__init__(reason or f"the workers ended with exit code {exit_code}")
         self.exit_code = exit_code
+
+
+class StepDiscarded(PacelineError):
+    """A step whose backward pass failed on some rank: its gradients are discarded on all."""
