@@ -112,10 +112,10 @@ def test_cores_stand_where_their_host_stands():
 
 def test_a_missing_way_is_named():
     apart = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [])
-    with pytest.raises(ValueError, match="no link leads from 'a' to 'b'"):
+    with pytest.raises(InvalidInput, match="no link leads from 'a' to 'b'"):
         apart.route(*apart.devices)
     together = machine([("cpu0", "a", "cpu"), ("cpu1", "a", "cpu")], [])
-    with pytest.raises(ValueError, match="two workers on 'a' need a link"):
+    with pytest.raises(InvalidInput, match="two workers on 'a' need a link"):
         together.route(*together.devices)
 
 

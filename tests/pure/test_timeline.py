@@ -50,6 +50,20 @@ def test_breakdown_is_the_mean_of_the_devices():
     assert breakdown(both).forward_s == 2
 
 
+def test_a_device_without_updates_has_the_steps_of_the_one_that_updates_for_it():
+    other = [
+        s._replace(name=f"{s.name}'", on=(Resource("cpu1", s.on[0].lane),))
+        for s in TWO_STEPS.spans
+        if s.kind is not Kind.STEP
+    ]
+    both = Timeline([*TWO_STEPS.spans, *other], "measured")
+    assert both.steps_of("cpu1") == both.steps_of("cpu0") == [(8, 17)]
+    parts = breakdown_by_device(both)["cpu1"]
+    assert (parts.backward_s, parts.update_s, parts.idle_s) == (4, 0, 2)
+    alone = Timeline(other, "measured")
+    assert alone.steps_of("cpu1") == [(0, 16)]
+
+
 def test_breakdown_of_nothing_is_refused():
     with pytest.raises(ValueError, match="no computation"):
         breakdown(Timeline([], "measured"))

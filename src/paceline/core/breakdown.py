@@ -56,14 +56,14 @@ def breakdown(timeline: Timeline) -> Breakdown:
 
 
 def _of_device(timeline: Timeline, device: str) -> Breakdown:
-    """Return the breakdown of the device's typical steps, or of all if it has no two updates."""
+    """Return the breakdown of the device over the steps that `Timeline.steps_of` gives."""
     spans = {
         span
         for resource, track in timeline.tracks.items()
         if resource.owner == device
         for span in track
     }
-    steps = timeline.typical_steps.get(device) or [(timeline.start_s, timeline.end_s)]
+    steps = timeline.steps_of(device)
 
     def during(*kinds: Kind) -> list[Interval]:
         chosen = union(span for span in spans if span.kind in kinds)

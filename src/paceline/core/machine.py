@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.core.errors import InvalidInput
 from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -18,12 +19,18 @@ class _Fact(BaseModel):
 
 
 class Host(_Fact):
-    """A computer: its cores and its memory."""
+    """A computer: its cores and its memory.
+
+    `memory_bandwidth_bytes_per_s` is what copies and sums in memory reach, reads and writes both
+    counted. `reduce_latency_s` is paid for each sum that the host makes of its ranks' gradients:
+    from when the last of them is there, through all signals, until the ranks know of the result.
+    """
 
     name: Name
     cores: Annotated[int, Field(gt=0)]
     memory_bytes: Annotated[Bytes, Field(gt=0)]
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
+    reduce_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
     source: Source
 
 
@@ -31,7 +38,8 @@ class Device(_Fact):
     """What one worker computes on: a GPU, or the cores of a host that it is pinned to.
 
     `flops_per_s` and `memory_bandwidth_bytes_per_s` are what layers reach, not what a data sheet
-    promises; `call_latency_s` is paid once for each operation.
+    promises; `call_latency_s` is paid once for each operation. `sync_latency_s` is what a GPU loses
+    each time that backward has to tell its host how far it is, by default as much as for a call.
     """
 
     name: Name
@@ -41,6 +49,7 @@ class Device(_Fact):
     memory_bytes: Annotated[Bytes, Field(gt=0)]
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     call_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    sync_latency_s: Annotated[Seconds, Field(ge=0)] | None = None
     source: Source
 
 
@@ -101,13 +110,30 @@ class Machine(_Fact):
                     )
         return self
 
-    def route(self, source: Device, target: Device) -> tuple[Hop, ...]:
+    def first_devices(self, workers: int) -> tuple[Device, ...]:
+        """Return the devices of so many workers; InvalidInput if there are fewer."""
+        if len(self.devices) < workers:
+            raise InvalidInput(
+                f"workers: {workers} do not fit on machine {self.name!r}, "
+                f"which has {len(self.devices)} devices"
+            )
+        return self.devices[:workers]
+
+    def host_of(self, device: Device) -> Host:
+        """Return the host that the device belongs to."""
+        return next(host for host in self.hosts if host.name == device.host)
+
+    def link_within(self, place: str) -> Link | None:
+        """Return what processes on a host exchange messages through, if that is known."""
+        return next((link for link in self.links if link.between == (place, place)), None)
+
+    def route(self, source: Device | Host, target: Device | Host) -> tuple[Hop, ...]:
         """Return the way with the fewest hops, the wider one where two are equal.
 
         The cores of a host stand where their host stands; two of them use the host's link with
-        itself. Raises ValueError if there is no way.
+        itself. InvalidInput if there is no way.
         """
-        start, goal = _place(source), _place(target)
+        start, goal = place_of(source), place_of(target)
         if start == goal:
             return (self._hop_within(start),)
         heap: list[tuple[int, float, int, str, tuple[Hop, ...]]] = [(0, 0.0, 0, start, ())]
@@ -124,16 +150,16 @@ class Machine(_Fact):
                 slower = max(seconds_per_byte, 1 / hop.link.bandwidth_bytes_per_s)
                 entry = (num_hops + 1, slower, next(sequence), hop.target, (*way, hop))
                 heapq.heappush(heap, entry)
-        raise ValueError(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
+        raise InvalidInput(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
 
     def _hop_within(self, place: str) -> Hop:
-        for link in self.links:
-            if link.between == (place, place):
-                return Hop(place, place, link)
-        raise ValueError(
-            f"machine {self.name}: two workers on {place!r} need a link between "
-            f"[{place!r}, {place!r}], through which its processes exchange messages"
-        )
+        link = self.link_within(place)
+        if link is None:
+            raise InvalidInput(
+                f"machine {self.name}: two workers on {place!r} need a link between "
+                f"[{place!r}, {place!r}], through which its processes exchange messages"
+            )
+        return Hop(place, place, link)
 
     def _hops_from(self, place: str) -> Iterator[Hop]:
         for link in self.links:
@@ -144,5 +170,8 @@ class Machine(_Fact):
                 yield Hop(other, one, link)
 
 
-def _place(device: Device) -> str:
-    return device.host if device.kind == "cpu" else device.name
+def place_of(station: Device | Host) -> str:
+    """Return the name under which links know a host or a device."""
+    if isinstance(station, Device) and station.kind == "cpu":
+        return station.host
+    return station.name

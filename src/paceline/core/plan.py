@@ -55,7 +55,7 @@ def task_name(step: int, kind: Kind, part: str = "", worker: int | None = None) 
 class Task:
     """A piece of work that holds all of `on` while it runs, and starts when all `after` ended.
 
-    `part` is the layer or the bucket that it works on; measured prices are looked up by it.
+    `part` is the layer, bucket or chunk that it works on; measured prices are looked up by it.
     """
 
     name: str

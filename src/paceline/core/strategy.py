@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.calibration import Measurements
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
 from paceline.core.workload import Workload
@@ -24,12 +25,15 @@ class Window:
 class Strategy:
     """A way of training in parallel.
 
-    `plan` takes what one worker does in a step, the machine, a `config` and a window. `run` names
-    the module that does the real work, so that planning never imports torch: its `train` trains,
-    and its `exchange` exchanges gradients alone, to be measured.
+    `plan` takes what one worker does in a step, the machine, a `config` and a window. `calibrate`
+    takes a machine whose two or more devices are known, one for each worker, and what a small and a
+    large exchange took there; it returns the machine on which exchanges take that by the plan.
+    `run` names the module that does the real work, so that planning never imports torch: its
+    `train` trains, and its `exchange` exchanges gradients alone, to be measured.
     """
 
     name: str
     config: type
     plan: Callable[[Workload, Machine, Any, Window], Plan]
+    calibrate: Callable[[Machine, Measurements], Machine]
     run: str

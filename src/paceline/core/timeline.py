@@ -112,6 +112,17 @@ class Timeline:
             return self._steps()
         return {owner: _middle_half(steps) for owner, steps in self._steps().items()}
 
+    def steps_of(self, device: str) -> list[Interval]:
+        """Return a device's typical steps.
+
+        Where a server updates the weights for others, their steps are those of the device that
+        updates most often. Without two updates the whole timeline is one step.
+        """
+        steps = self.typical_steps.get(device)
+        if steps is None and device not in self._update_ends():
+            steps = max(self.typical_steps.values(), key=len, default=None)
+        return steps or [(self.start_s, self.end_s)]
+
     def num_steps(self) -> int:
         """Return the number of weight updates of the device that made the most."""
         return max((len(ends) for ends in self._update_ends().values()), default=0)

@@ -11,19 +11,24 @@ class Cost:
 
     On a device `nbytes` is memory traffic and `num_calls` the kernels launched; on a link they are
     bytes on the wire and messages sent one after another (the beta and alpha of that model).
+    `num_syncs` is how often a GPU has to tell its host how far it is.
     """
 
     flops: float = 0.0
     nbytes: float = 0.0
     num_calls: int = 0
+    num_syncs: int = 0
 
     def __post_init__(self) -> None:
-        if self.flops < 0 or self.nbytes < 0 or self.num_calls < 0:
+        if min(self.flops, self.nbytes, self.num_calls, self.num_syncs) < 0:
             raise ValueError(f"work cannot be negative: {self}")
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
-            self.flops + other.flops, self.nbytes + other.nbytes, self.num_calls + other.num_calls
+            self.flops + other.flops,
+            self.nbytes + other.nbytes,
+            self.num_calls + other.num_calls,
+            self.num_syncs + other.num_syncs,
         )
 
 

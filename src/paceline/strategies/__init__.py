@@ -1,14 +1,33 @@
 """The ways of training in parallel, each in a folder of its own."""
 
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
 from paceline.core.errors import InvalidInput
 from paceline.core.strategy import Strategy
+from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
-from paceline.strategies.allreduce.plan import plan as plan_allreduce
+from paceline.strategies.host import plan as host
+from paceline.strategies.host.config import Host
+from paceline.strategies.tree import plan as tree
+from paceline.strategies.tree.config import Tree
 
 STRATEGIES = {
     strategy.name: strategy
     for strategy in (
-        Strategy("allreduce", AllReduce, plan_allreduce, "paceline.strategies.allreduce.run"),
+        Strategy(
+            name=name,
+            config=config,
+            plan=module.plan,
+            calibrate=module.calibrate,
+            run=f"paceline.strategies.{name}.run",
+        )
+        for name, config, module in (
+            ("allreduce", AllReduce, allreduce),
+            ("host", Host, host),
+            ("tree", Tree, tree),
+        )
     )
 }
 
@@ -21,3 +40,18 @@ def find_strategy(name: str) -> Strategy:
         raise InvalidInput(
             f"strategy: {name!r} is not known; choose one of {', '.join(STRATEGIES)}"
         ) from None
+
+
+def probers(configs: Mapping[str, Any], group: Any) -> dict[str, Callable[[int], Any]]:
+    """Return for each strategy of `configs` what makes a probe of its exchange (`exchange.probe`).
+
+    This imports the runners, and so torch.
+    """
+    return {
+        name: _prober(import_module(find_strategy(name).run).exchange, config, group)
+        for name, config in configs.items()
+    }
+
+
+def _prober(exchange: Callable[..., Any], config: Any, group: Any) -> Callable[[int], Any]:
+    return lambda nbytes: exchange(nbytes, config, group)

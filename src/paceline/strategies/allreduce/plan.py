@@ -7,16 +7,16 @@ A bucket is reduced when all workers have computed all its gradients; buckets fo
 the weight update waits for the last.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from paceline.core.cost import compute_lane, exchange_lane, link_lane
-from paceline.core.errors import InvalidInput
-from paceline.core.machine import Device, Hop, Machine
-from paceline.core.plan import Cost, Kind, Plan, Resource, Task, task_name
+from paceline.core.calibration import Measurements, line_through, linked_in_ring
+from paceline.core.cost import compute_lane
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind, Plan, Task, task_name
+from paceline.core.step import ComputeStep, after_update
 from paceline.core.strategy import Window
+from paceline.core.transfer import Ring, Transfer
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.allreduce.config import AllReduce
 
@@ -61,50 +61,26 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
     InvalidInput if the machine has fewer devices or they are not linked.
     """
-    devices = machine.devices[: config.workers]
-    if len(devices) < config.workers:
-        raise InvalidInput(
-            f"workers: {config.workers} do not fit on machine {machine.name!r}, "
-            f"which has {len(devices)} devices"
-        )
-    return Plan(
-        task
-        for work in (_Step.of(workload, machine, devices, config),)
-        for step in range(window.num_steps)
-        for task in work.tasks(step)
-    )
+    devices = machine.first_devices(config.workers)
+    parts = buckets(workload.in_backward_order, config.bucket_mb) if len(devices) > 1 else []
+    cores = [compute_lane(device.name) for device in devices]
+    ring = Ring.over(machine, devices, cores) if parts else None
+    reductions = tuple((part, ring.reduction(part.nbytes)) for part in parts if ring)
+    work = _Step(ComputeStep(workload, devices), reductions)
+    return Plan(task for step in range(window.num_steps) for task in work.tasks(step))
 
 
 @dataclass(frozen=True)
 class _Step:
     """What every step of the window does, priced once."""
 
-    workload: Workload
-    devices: tuple[str, ...]
-    reductions: tuple[tuple[Bucket, "_Reduction"], ...]
-    load: Cost
-    update: Cost
-
-    @classmethod
-    def of(
-        cls, workload: Workload, machine: Machine, devices: Sequence[Device], config: AllReduce
-    ) -> "_Step":
-        parts = buckets(workload.in_backward_order, config.bucket_mb) if len(devices) > 1 else []
-        ring = _Ring.over(machine, devices) if parts else None
-        num_tensors = sum(len(layer.parameters) for layer in workload.layers)
-        return cls(
-            workload,
-            tuple(device.name for device in devices),
-            tuple((part, ring.reduction(part.nbytes)) for part in parts if ring),
-            Cost(nbytes=2 * workload.input_nbytes, num_calls=1),
-            # Momentum SGD reads three values for each parameter and writes two.
-            Cost(4 * workload.num_parameters, 5 * workload.gradient_nbytes, 2 * num_tensors),
-        )
+    compute: ComputeStep
+    reductions: tuple[tuple[Bucket, Transfer], ...]
 
     def tasks(self, step: int) -> Iterator[Task]:
-        workers = range(len(self.devices))
+        workers = self.compute.workers
         for worker in workers:
-            yield from self._compute(step, worker)
+            yield from self.compute.tasks(step, worker, after_update(step, worker))
         last: tuple[str, ...] = ()
         for i, (bucket, reduction) in enumerate(self.reductions):
             ready = [task_name(step, Kind.BACKWARD, bucket.last_layer, w) for w in workers]
@@ -113,82 +89,10 @@ class _Step:
             yield Task(name, Kind.REDUCE, reduction.on, reduction.cost, after, str(i))
             last = (name,)
         for worker in workers:
-            first = self.workload.in_backward_order[-1].name
-            after = (*last, task_name(step, Kind.BACKWARD, first, worker))
-            name = task_name(step, Kind.STEP, worker=worker)
-            yield Task(name, Kind.STEP, self._on(worker), self.update, after)
-
-    def _compute(self, step: int, worker: int) -> Iterator[Task]:
-        on = self._on(worker)
-        name = task_name(step, Kind.LOAD, worker=worker)
-        after = (task_name(step - 1, Kind.STEP, worker=worker),) if step else ()
-        yield Task(name, Kind.LOAD, on, self.load, after)
-        for kind, layers in (
-            (Kind.FORWARD, self.workload.layers),
-            (Kind.BACKWARD, self.workload.in_backward_order),
-        ):
-            for layer in layers:
-                after, name = (name,), task_name(step, kind, layer.name, worker)
-                cost = layer.forward if kind is Kind.FORWARD else layer.backward
-                yield Task(name, kind, on, cost, after, layer.name)
-
-    def _on(self, worker: int) -> tuple[Resource, ...]:
-        return (compute_lane(self.devices[worker]),)
+            after = (*last, self.compute.after_backward(step, worker))
+            yield self.compute.step_task(step, worker, after)
 
 
-class _Reduction(NamedTuple):
-    """What an all-reduce of a bucket holds, and what it costs."""
-
-    on: tuple[Resource, ...]
-    cost: Cost
-
-
-@dataclass(frozen=True)
-class _Ring:
-    """A ring all-reduce: each of n workers sends 2 (n - 1) / n of the bytes to the next one.
-
-    Hops that take the same link in the same direction share it. The slowest way between two
-    neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
-    one by its latencies.
-    """
-
-    devices: tuple[Device, ...]
-    routes: tuple[tuple[Hop, ...], ...]
-    load: Mapping[Hop, int]
-
-    @classmethod
-    def over(cls, machine: Machine, devices: Sequence[Device]) -> "_Ring":
-        routes = tuple(_route(machine, one, other) for one, other in _neighbours(devices))
-        load = Counter(hop for route in routes for hop in route)
-        return cls(tuple(devices), routes, load)
-
-    def reduction(self, nbytes: int) -> _Reduction:
-        """Return what the bucket's all-reduce holds, and its cost on the most loaded link."""
-        n = len(self.devices)
-        sent, num_messages = 2 * (n - 1) / n * nbytes, 2 * (n - 1)
-
-        def seconds(route: Sequence[Hop]) -> float:
-            latency_s = sum(hop.link.latency_s for hop in route)
-            return num_messages * latency_s + sent * max(map(self._seconds_per_byte, route))
-
-        route = max(self.routes, key=seconds)
-        slowest = max(route, key=self._seconds_per_byte)
-        on = [link_lane(hop.source, hop.target) for hop in route]
-        on += [exchange_lane(device.name) for device in self.devices]
-        if slowest.link.uses_cores:
-            on += [compute_lane(device.name) for device in self.devices]
-        return _Reduction(tuple(on), Cost(nbytes=sent * self.load[slowest], num_calls=num_messages))
-
-    def _seconds_per_byte(self, hop: Hop) -> float:
-        return self.load[hop] / hop.link.bandwidth_bytes_per_s
-
-
-def _neighbours(devices: Sequence[Device]) -> Iterator[tuple[Device, Device]]:
-    return zip(devices, (*devices[1:], devices[0]), strict=True)
-
-
-def _route(machine: Machine, one: Device, other: Device) -> tuple[Hop, ...]:
-    try:
-        return machine.route(one, other)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
+def calibrate(machine: Machine, measured: Measurements) -> Machine:
+    """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
+    return linked_in_ring(machine, machine.devices, line_through(measured))

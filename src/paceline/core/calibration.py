@@ -1,0 +1,75 @@
+"""From measured exchanges to the machine on which a plan's exchanges take as long."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from paceline.core.machine import Link, Machine, place_of
+from paceline.core.transfer import Ring, Station, neighbours
+
+_PROFILED = "measured by the profile of this run"
+
+
+class Measurement(NamedTuple):
+    """An exchange of so many bytes of gradients took so many seconds, from the first to the last.
+
+    All ranks came to it at the same time, and computed nothing meanwhile.
+    """
+
+    nbytes: int
+    seconds: float
+
+
+Measurements = tuple[Measurement, Measurement]  # a small exchange and a large one
+
+
+class Line(NamedTuple):
+    """Seconds of an exchange: a latency, and so much for each byte of gradients."""
+
+    latency_s: float
+    seconds_per_byte: float
+
+
+def line_through(measured: Measurements) -> Line:
+    """Return the line on which a small and a large exchange lie.
+
+    The latency is what remains of the small one when its bytes are paid. Noise can make the large
+    one the faster, or the small one too fast; then its own speed is a bound, and the latency zero.
+    """
+    small, large = measured
+    difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
+    seconds_per_byte = difference_s / (large.nbytes - small.nbytes)
+    return Line(max(0.0, small.seconds - seconds_per_byte * small.nbytes), seconds_per_byte)
+
+
+def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: Line) -> Machine:
+    """Return the machine with equal links, one between the places of each pair of stations.
+
+    A message of n bytes over any of them takes `each.latency_s + n * each.seconds_per_byte`. Where
+    there is one host, the cores of its ranks carry its messages.
+    """
+    ends = {frozenset(place_of(end) for end in pair): None for pair in pairs}
+    links = []
+    for places in ends:
+        one, other = min(places), max(places)
+        links.append(
+            Link(
+                between=(one, other),
+                bandwidth_bytes_per_s=1 / each.seconds_per_byte,
+                latency_s=each.latency_s,
+                uses_cores=one == other and len(machine.hosts) == 1,
+                source=_PROFILED,
+            )
+        )
+    return machine.model_copy(update={"links": tuple(links)})
+
+
+def linked_in_ring(machine: Machine, stations: Sequence[Station], whole: Line) -> Machine:
+    """Return the machine with equal links on which a ring all-reduce of all stations takes `whole`.
+
+    There are two or more stations.
+    """
+    pairs = neighbours(stations)
+    # On links of one byte a second, the bytes of the busiest are seconds.
+    unit = Ring.over(linked(machine, pairs, Line(0.0, 1.0)), stations, ()).reduction(1.0).cost
+    each = Line(whole.latency_s / unit.num_calls, whole.seconds_per_byte / unit.nbytes)
+    return linked(machine, pairs, each)

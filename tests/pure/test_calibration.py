@@ -1,0 +1,105 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boxes import ExchangeOnly, box, chain
+from paceline.core.calibration import Measurement, line_through
+from paceline.core.machine import Machine
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.strategies import STRATEGIES
+
+SMALL, LARGE = 1024, 2**22
+
+# A strategy, the latency in times of the large exchange without it, and the seconds of a byte.
+cases = st.tuples(st.sampled_from(sorted(STRATEGIES)), st.floats(0, 50), st.floats(1e-12, 1e-6))
+
+
+def exchange_s(machine: Machine, strategy: str, nbytes: int) -> float:
+    """What the plan says of a step in which nothing but the exchange takes time."""
+    known = STRATEGIES[strategy]
+    config = known.config(workers=len(machine.devices))
+    tasks = known.plan(chain((0, nbytes)), machine, config, Window(1))
+    return simulate(tasks, ExchangeOnly(machine)).makespan_s
+
+
+def measured(latency_s: float, seconds_per_byte: float) -> tuple[Measurement, Measurement]:
+    small, large = (Measurement(n, latency_s + n * seconds_per_byte) for n in (SMALL, LARGE))
+    return small, large
+
+
+def check(machine: Machine, strategy: str, latency: float, seconds_per_byte: float) -> None:
+    latency_s = latency * LARGE * seconds_per_byte
+    found = STRATEGIES[strategy].calibrate(machine, measured(latency_s, seconds_per_byte))
+    for nbytes in (SMALL, 100_000, LARGE, 20 * LARGE):
+        expected = latency_s + nbytes * seconds_per_byte
+        assert exchange_s(found, strategy, nbytes) == pytest.approx(expected, rel=1e-9)
+
+
+@given(cases, st.integers(2, 8))
+def test_cores_of_one_host_exchange_as_measured(case, workers):
+    device = {"memory_bandwidth_bytes_per_s": 1e9}
+    check(box(*["cpu"] * workers, device=device, host=device), *case)
+
+
+@given(cases, st.integers(2, 8))
+def test_gpus_exchange_as_measured(case, workers):
+    check(box(*["gpu"] * workers), *case)
+
+
+@given(cases, st.integers(1, 3), st.integers(1, 3))
+def test_several_hosts_exchange_as_measured(case, first, second):
+    for kind in ("cpu", "gpu"):
+        check(box(*[kind] * (first + second), hosts="a" * first + "b" * second), *case)
+
+
+def test_what_additions_take_on_gpus_is_no_links():
+    device = {"memory_bandwidth_bytes_per_s": 3e9, "call_latency_s": 1e-5}
+    check(box("gpu", "gpu", device=device), "tree", 0.1, 5e-9)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("large_s", [1e-3, 0.5e-3, 1e-9])
+def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine_nevertheless(
+    strategy, large_s
+):
+    noisy = (Measurement(SMALL, 1e-3), Measurement(LARGE, large_s))
+    found = STRATEGIES[strategy].calibrate(box("cpu", "cpu"), noisy)
+    assert Machine.model_validate(found.model_dump()) == found
+    assert exchange_s(found, strategy, LARGE) > 0
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_only_cores_of_one_host_carry_their_messages_themselves(strategy):
+    calibrate = STRATEGIES[strategy].calibrate
+    cases = {
+        True: [box("cpu", "cpu")],
+        False: [box("gpu", "gpu"), box("cpu", "cpu", "cpu", hosts="aab")],
+    }
+    for expected, machines in cases.items():
+        for machine in machines:
+            links = calibrate(machine, measured(1e-4, 1e-9)).links
+            assert links
+            assert {link.uses_cores for link in links} == {expected}
+
+
+def test_a_calibrated_link_of_a_ring_is_the_one_that_was_measured():
+    # Four ranks: six messages in turn, and all four send 6/4 of the bytes through one link.
+    latency_s, nbytes_per_s = 2e-4, 1.7e9
+    found = STRATEGIES["allreduce"].calibrate(
+        box(*["cpu"] * 4), measured(6 * latency_s, 6 / nbytes_per_s)
+    )
+    (link,) = found.links
+    assert link.bandwidth_bytes_per_s == pytest.approx(nbytes_per_s, rel=1e-9)
+    assert link.latency_s == pytest.approx(latency_s, rel=1e-9)
+
+
+def test_the_line_goes_through_both_exchanges():
+    line = line_through((Measurement(1000, 3.0), Measurement(3000, 5.0)))
+    assert line == (2.0, 0.001)
+
+
+def test_what_is_known_of_the_devices_stays():
+    machine = box("cpu", "cpu", device={"memory_bandwidth_bytes_per_s": 7e9})
+    for strategy in STRATEGIES.values():
+        assert strategy.calibrate(machine, measured(1e-4, 1e-9)).devices == machine.devices
