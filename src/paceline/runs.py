@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from safetensors.torch import save_model
@@ -27,7 +28,7 @@ from paceline.record.trace import write_trace
 from paceline.report import write_report
 from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
 from paceline.settings import TrainSettings
-from paceline.strategies import STRATEGIES, find_strategy
+from paceline.strategies import STRATEGIES, find_strategy, probers
 from paceline.training.loop import Epoch, Job, Outcome, share_batches
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
@@ -102,34 +103,35 @@ def profile_here(setup: Setup) -> Profile:
     def source() -> Iterator[Share]:
         return shares(setup.batches, data, group.device)
 
-    runner = import_module(find_strategy(settings.strategy).run)
-
-    def exchange_of(nbytes: int) -> Callable[[], None]:
-        once: Callable[[], None] = runner.exchange(nbytes, settings.config(), group)
-        return once
-
     return profile(
-        setup.model, setup.workload, source, setup.sgd, group, settings.profile_s, exchange_of
+        setup.model,
+        setup.workload,
+        source,
+        setup.sgd,
+        group,
+        settings.profile_s,
+        probers(_configs(setup), group),
     )
+
+
+def _configs(setup: Setup) -> dict[str, Any]:
+    """Return each strategy's configuration: as it was asked for, or else as it comes."""
+    return {
+        name: setup.settings.config()
+        if name == setup.settings.strategy
+        else strategy.config(workers=setup.group.world_size)
+        for name, strategy in STRATEGIES.items()
+    }
 
 
 def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
     """Return what each strategy would take with these workers, best first."""
     forecasts = []
-    for strategy in STRATEGIES.values():
-        chosen = strategy.name == setup.settings.strategy
-        config = (
-            setup.settings.config() if chosen else strategy.config(workers=setup.group.world_size)
-        )
+    for name, config in _configs(setup).items():
+        strategy = STRATEGIES[name]
+        machine, cost = measured.calibrated(strategy)
         forecasts.append(
-            forecast(
-                setup.workload,
-                measured.machine,
-                strategy,
-                config,
-                setup.samples_per_step,
-                measured.cost,
-            )
+            forecast(setup.workload, machine, strategy, config, setup.samples_per_step, cost)
         )
     return rank(forecasts)
 

@@ -7,20 +7,20 @@ the exchange. A layer that leaves no mark (never entered, or without gradients) 
 where `describe` has it.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import Kind, task_name
+from paceline.core.plan import Kind, Resource, task_name
 from paceline.core.timeline import Span
 from paceline.models.layers import LayerModule, layers_of
-from paceline.record.clock import Clock
+from paceline.record.clock import Clock, HostClock
+from paceline.record.shares import before, between_copies, between_entries, end_of_run, up_to_last
 
 
 @dataclass
@@ -34,11 +34,23 @@ class _Phase:
     borders: list[tuple[str, Any]] = field(default_factory=list)
 
 
+class _Transfer(NamedTuple):
+    """What this rank did alone for an exchange, and on which lane."""
+
+    step: int
+    kind: Kind
+    part: str
+    lane: Resource
+    start: Any
+    end: Any
+
+
 @dataclass
 class _Exchange:
     """A collective: from when this rank joined it until it was done here."""
 
     step: int
+    kind: Kind
     part: str
     start: Any
     end: Any = None
@@ -60,25 +72,34 @@ class Recorder:
         self._step = 0
         self._phases: list[_Phase] = []
         self._exchanges: list[_Exchange] = []
+        self._transfers: list[_Transfer] = []
+        self._sums: list[tuple[int, Span]] = []
         self._step_ends: list[Any] = []
         self._phase: _Phase | None = None
-
-    @property
-    def tracing(self) -> bool:
-        """Whether spans are being recorded."""
-        return bool(self._hooks)
+        self._kept: int | None = None
+        self.tracing = False
 
     def start_trace(self, model: nn.Module) -> None:
         """Record the spans of the following steps of `model`, until `stop_trace`."""
-        self._step = 0
-        self._phases, self._exchanges = [], []
+        self._begin_trace()
         layers = layers_of(model)
         self._layers = [layer.name for layer in layers]
         for layer in layers:
             self._watch(layer)
 
+    def start_phases(self, num_steps: int) -> None:
+        """Record phases and exchanges, but no layers, and keep those of the last `num_steps`."""
+        self._begin_trace()
+        self._layers, self._kept = [], num_steps
+
+    def _begin_trace(self) -> None:
+        self.tracing, self._kept = True, None
+        self._step = 0
+        self._phases, self._exchanges, self._transfers, self._sums = [], [], [], []
+
     def stop_trace(self) -> None:
         """Remove all hooks; the spans stay."""
+        self.tracing = False
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -86,30 +107,51 @@ class Recorder:
     @contextmanager
     def phase(self, kind: Kind) -> Iterator[None]:
         """Record what runs inside as a part of this step."""
-        if not self.tracing:
-            yield
-            return
-        self._phase = _Phase(self._step, kind, self._clock.mark())
+        self.begin_phase(kind)
         yield
-        self._phase.end = self._clock.mark()
-        self._phases.append(self._phase)
-        self._phase = None
+        self.end_phase()
+
+    def begin_phase(self, kind: Kind) -> None:
+        """Record what follows as a part of this step, until `end_phase`."""
+        if self.tracing:
+            self._phase = _Phase(self._step, kind, self._clock.mark())
+
+    @property
+    def idle(self) -> bool:
+        """Whether it records, and no phase has begun."""
+        return self.tracing and self._phase is None
+
+    def end_phase(self) -> None:
+        """End the phase, if one has begun."""
+        if self._phase is not None:
+            self._phase.end = self._clock.mark()
+            self._phases.append(self._phase)
+            self._phase = None
 
     def end_step(self) -> None:
         """Count the step, and note when it ended."""
         self._step += 1
-        self._step_ends.append(self._clock.mark())
+        if self._kept is None:
+            self._step_ends.append(self._clock.mark())
+        else:
+            self._forget(self._step - self._kept)
+
+    def _forget(self, first: int) -> None:
+        self._phases = [phase for phase in self._phases if phase.step >= first]
+        self._exchanges = [exchange for exchange in self._exchanges if exchange.step >= first]
+        self._transfers = [transfer for transfer in self._transfers if transfer.step >= first]
+        self._sums = [(step, span) for step, span in self._sums if step >= first]
 
     def step_ends(self) -> list[float]:
         """Return when the steps ended since the last call, in seconds of this host's clock."""
         ends, self._step_ends = self._step_ends, []
         return self._clock.seconds(ends)
 
-    def join_exchange(self, part: str) -> _Exchange | None:
+    def join_exchange(self, part: str, kind: Kind = Kind.REDUCE) -> _Exchange | None:
         """Note that this rank joins a collective; None while not tracing."""
         if not self.tracing:
             return None
-        exchange = _Exchange(self._step, part, self._clock.mark())
+        exchange = _Exchange(self._step, kind, part, self._clock.mark())
         self._exchanges.append(exchange)
         return exchange
 
@@ -118,9 +160,41 @@ class Recorder:
         if exchange is not None:
             exchange.end = self._clock.mark()
 
+    @contextmanager
+    def transfer(self, kind: Kind, part: str) -> Iterator[None]:
+        """Record what runs inside as done by this rank alone for an exchange.
+
+        A core copies and adds by itself; a GPU adds so too, but has an engine for each direction.
+        """
+        if not self.tracing:
+            yield
+            return
+        by_itself = isinstance(self._clock, HostClock) or kind is Kind.REDUCE
+        device = self._device
+        lane = compute_lane(device) if by_itself else Resource(device, kind.value)
+        start = self._clock.mark()
+        yield
+        self._transfers.append(_Transfer(self._step, kind, part, lane, start, self._clock.mark()))
+
+    def add_exchange(self, kind: Kind, part: str, start_s: float, end_s: float) -> None:
+        """Note a collective whose times are known, in seconds of this host's clock."""
+        if self.tracing:
+            name = task_name(self._step, kind, part)
+            on = (exchange_lane(self._device),)
+            span = Span(name, kind, on, start_s, max(start_s, end_s), part)
+            self._sums.append((self._step, span))
+
     def spans(self) -> list[Span]:
         """Return the spans of the traced steps; waits for the device where marks need that."""
-        return [span for phase in self._phases for span in self._cut(phase)] + self._reductions()
+        transfers = self._moves()
+        copies = [span for span in transfers if span.on == (compute_lane(self._device),)]
+        reductions = self._reductions()
+        phases = [
+            span
+            for phase in self._phases
+            for span in self._cut(phase, reductions if phase.kind is Kind.STEP else copies)
+        ]
+        return phases + transfers + [span for _, span in self._sums] + reductions
 
     def _watch(self, layer: LayerModule) -> None:
         def entered(module: nn.Module, inputs: Any) -> None:
@@ -135,19 +209,36 @@ class Recorder:
         for _, parameter in layer.parameters:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
 
-    def _cut(self, phase: _Phase) -> Iterator[Span]:
+    def _moves(self) -> list[Span]:
+        starts = self._clock.seconds([transfer.start for transfer in self._transfers])
+        ends = self._clock.seconds([transfer.end for transfer in self._transfers])
+        return [
+            Span(
+                task_name(transfer.step, transfer.kind, transfer.part, self._rank),
+                transfer.kind,
+                (transfer.lane,),
+                start,
+                end,
+                transfer.part,
+            )
+            for transfer, start, end in zip(self._transfers, starts, ends, strict=True)
+        ]
+
+    def _cut(self, phase: _Phase, copies: Sequence[Span]) -> Iterator[Span]:
         marks = self._clock.seconds([phase.start, *(mark for _, mark in phase.borders), phase.end])
         borders = [(part, time) for (part, _), time in zip(phase.borders, marks[1:], strict=False)]
-        if phase.kind is Kind.FORWARD:
-            shares = _between_entries(borders, marks[0], marks[-1], self._layers)
+        if not self._layers:
+            shares = [*between_copies(copies, marks[0], marks[-1])]
+        elif phase.kind is Kind.FORWARD:
+            shares = between_entries(borders, marks[0], marks[-1], self._layers)
         elif phase.kind is Kind.BACKWARD:
-            shares = _up_to_last(borders, marks[0], self._layers)
+            shares = up_to_last(borders, marks[0], self._layers)
         else:
             shares = [("", marks[0], marks[-1])]
         on = (compute_lane(self._device),)
         for part, start, end in shares:
             name = task_name(phase.step, phase.kind, part, self._rank)
-            yield Span(name, phase.kind, on, start, end, part)
+            yield Span(name, phase.kind, on, start, before(copies, start, end), part)
 
     def _reductions(self) -> list[Span]:
         exchanges = [exchange for exchange in self._exchanges if exchange.end is not None]
@@ -156,8 +247,8 @@ class Recorder:
         on = (exchange_lane(self._device),)
         return [
             Span(
-                task_name(exchange.step, Kind.REDUCE, exchange.part),
-                Kind.REDUCE,
+                task_name(exchange.step, exchange.kind, exchange.part),
+                exchange.kind,
                 on,
                 started,
                 max(started, end),
@@ -176,48 +267,21 @@ class Recorder:
         for phase in self._phases:
             if phase.step == step and phase.kind is Kind.BACKWARD:
                 times = self._clock.seconds([mark for _, mark in phase.borders])
-                return _end_of_run([part for part, _ in phase.borders], times, start)
+                return end_of_run([part for part, _ in phase.borders], times, start)
         return start
 
 
-def _end_of_run(parts: Sequence[str], times: Sequence[float], moment: float) -> float:
-    """Return the time of the last mark that follows the moment without another part's between."""
-    last = bisect_right(times, moment)
-    while 0 < last < len(parts) and parts[last] == parts[last - 1]:
-        moment, last = times[last], last + 1
-    return moment
-
-
-def _between_entries(
-    borders: Sequence[tuple[str, float]], start: float, end: float, layers: Sequence[str]
-) -> list[tuple[str, float, float]]:
-    """Give each layer the time from its first entry to the first entry of the next.
-
-    One that is never entered follows the one registered before it.
-    """
-    first: dict[str, float] = {} if borders else {layers[0]: start}
-    for part, time in borders:
-        first.setdefault(part, time)
-    starts = [start, *list(first.values())[1:]]
-    shares = list(zip(first, starts, [*starts[1:], end], strict=False))
-    for i, layer in enumerate(layers):
-        if layer not in first:
-            parts = [part for part, _, _ in shares]
-            at = parts.index(layers[i - 1]) + 1 if i else 0
-            time = shares[at - 1][2] if at else start
-            shares.insert(at, (layer, time, time))
-    return shares
-
-
-def _up_to_last(
-    borders: Sequence[tuple[str, float]], start: float, layers: Sequence[str]
-) -> list[tuple[str, float, float]]:
-    """Give each layer the time until the last of its gradients is ready, the others nothing."""
-    last: dict[str, float] = {}
-    for part, time in borders:
-        last.pop(part, None)
-        last[part] = time
-    ends = list(last.values())
-    end = ends[-1] if ends else start
-    never = [(layer, end, end) for layer in layers if layer not in last]
-    return [*zip(last, [start, *ends[:-1]], ends, strict=False), *never]
+@contextmanager
+def noted(
+    recorder: Recorder | None, kind: Kind, part: str, *, alone: bool = False
+) -> Iterator[None]:
+    """Record what runs inside, if there is a recorder: a collective, or this rank's own work."""
+    if recorder is None:
+        yield
+    elif alone:
+        with recorder.transfer(kind, part):
+            yield
+    else:
+        exchange = recorder.join_exchange(part, kind)
+        yield
+        recorder.leave_exchange(exchange)

@@ -14,6 +14,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Span
 from paceline.data.dataset import Dataset, Samples, loader
 from paceline.data.sampler import ShardedBatches
+from paceline.exchange.replica import Replica
 from paceline.links.group import Group
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
@@ -83,12 +84,12 @@ def share_batches(data: Dataset, batch_size: int, seed: int, group: Group) -> Sh
     return batches
 
 
-def train(job: Job, wrap: Callable[[Recorder | None], nn.Module]) -> Outcome:
-    """Train the job's model in what `wrap` puts around it to exchange its gradients.
+def train(job: Job, replica: Replica) -> Outcome:
+    """Train the job's model as `replica` of it exchanges its gradients, and close the replica.
 
     The last steps of the second epoch (of the only one, if there is one) are traced, and only for
-    that epoch `wrap` gets a recorder. `step_seconds` are those of the other epochs, without each
-    one's first steps; of the untraced steps, if there is one epoch.
+    that epoch the replica gets a recorder. `step_seconds` are those of the other epochs, without
+    each one's first steps; of the untraced steps, if there is one epoch.
     """
     batches = job.batches
     optimizer = job.sgd.optimizer(job.model)
@@ -97,15 +98,14 @@ def train(job: Job, wrap: Callable[[Recorder | None], nn.Module]) -> Outcome:
     untraced = len(batches) - _num_traced(len(batches), job.epochs)
     epochs: list[Epoch] = []
     seconds: list[float] = []
-    wrapped = wrap(job.recorder if traced_epoch == 0 else None)
     for number in range(job.epochs):
-        if 0 < traced_epoch in (number, number - 1):
-            wrapped = wrap(job.recorder if number == traced_epoch else None)
+        if number in (traced_epoch, traced_epoch + 1):
+            replica.record(job.recorder if number == traced_epoch else None)
         started = time.monotonic()
         batches.set_epoch(number)
-        wrapped.train()
+        job.model.train()
         source = shares(batches, data, job.group.device)
-        loss = _steps(job, wrapped, optimizer, source, untraced if number == traced_epoch else None)
+        loss = _steps(job, replica, optimizer, source, untraced if number == traced_epoch else None)
         ends = job.recorder.step_ends()
         if number == traced_epoch:
             ends = ends[:untraced] if job.epochs == 1 else []
@@ -115,6 +115,7 @@ def train(job: Job, wrap: Callable[[Recorder | None], nn.Module]) -> Outcome:
         epochs.append(_test(job, number, loss, time.monotonic() - started))
         _check_finite(epochs[-1], job.sgd)
         job.report(epochs[-1])
+    replica.close()
     return Outcome(tuple(epochs), spans, offset, tuple(seconds))
 
 
@@ -135,7 +136,7 @@ def _check_finite(epoch: Epoch, sgd: SGD) -> None:
 
 def _steps(
     job: Job,
-    wrapped: nn.Module,
+    replica: Replica,
     optimizer: torch.optim.Optimizer,
     source: Iterator[Share],
     first_traced: int | None,
@@ -145,7 +146,7 @@ def _steps(
     for step in range(len(job.batches)):
         if step == first_traced:
             job.recorder.start_trace(job.model)
-        total += train_step(wrapped, optimizer, source, job.recorder)
+        total += train_step(replica, optimizer, source, job.recorder)
         job.advance()
     job.recorder.stop_trace()
     return float(total)

@@ -7,23 +7,27 @@ others.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from torch import nn
 
+from paceline.core.calibration import Measurement, Measurements
 from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Cost, Kind
+from paceline.core.strategy import Strategy
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
+from paceline.exchange.probe import Probe
 from paceline.links.group import Group
-from paceline.record.clock import clock_for
+from paceline.record.clock import Clock, clock_for
 from paceline.record.recorder import Recorder
 from paceline.training.step import SGD, Share, train_step
-from paceline.training.this_machine import Reduction, Speed, this_machine
+from paceline.training.this_machine import Speed, this_machine
 
 _NUM_WARM_UP = 2
 _FEWEST_ROUNDS = 3
@@ -31,16 +35,29 @@ _SMALL_NBYTES = 1024
 _MOST_ROUNDS = 400
 _MOST_TRACED = 100
 _LARGEST_NBYTES = 32 * 2**20  # beyond it, twice the bytes take twice the time
+_NUM_EXCHANGES = 20
 Key = tuple[Kind, str]
-Exchange = Callable[[], None]
+Prober = Callable[[int], Probe]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """This machine with the link between its ranks, and the seconds of each part of a step."""
+    """This machine, the seconds of each part of a step, and of each strategy's exchange.
+
+    The machine has no links yet: what a link gives depends on how a strategy uses it, and each
+    strategy derives its own from its small and its large exchange (`Strategy.calibrate`).
+    """
 
     machine: Machine
-    cost: Measured
+    durations: Mapping[tuple[str, Kind, str], float]
+    exchanges: Mapping[str, Measurements]
+
+    def calibrated(self, strategy: Strategy) -> tuple[Machine, Measured]:
+        """Return the machine as the strategy finds it, and the prices of its plans."""
+        machine = self.machine
+        if strategy.name in self.exchanges:
+            machine = strategy.calibrate(machine, self.exchanges[strategy.name])
+        return machine, Measured(self.durations, Roofline.of(machine))
 
 
 def profile(
@@ -50,21 +67,20 @@ def profile(
     sgd: SGD,
     group: Group,
     seconds: float,
-    exchange_of: Callable[[int], Exchange],
+    probers: Mapping[str, Prober],
 ) -> Profile:
     """Profile `model` for about `seconds`, on all ranks together; the model itself is not touched.
 
     `workload` describes one rank's part of a step. `source` begins an epoch of training data each
-    time that it is called. `exchange_of(nbytes)` returns a function that exchanges gradients of
-    that size as the strategy does it. Computing and exchanging take turns, as they do in training:
-    ranks arrive at an exchange as unevenly, and find caches and cores as they will then.
+    time that it is called. `probers` make, for each strategy, what exchanges gradients of a size as
+    that strategy does. Computing and exchanging take turns, as they do in training: ranks arrive at
+    an exchange as unevenly, and find caches and cores as they will then.
     """
     recorder = Recorder(clock_for(group.device), "", group.rank)
     copied = copy.deepcopy(model).train()
     optimizer = sgd.optimizer(copied)
     endless = _repeat(source)
-    sizes = _sizes(workload)
-    exchanges = [exchange_of(nbytes) for nbytes in sizes] if group.world_size > 1 else []
+    probes = Probes.of(workload, group, probers)
 
     def rounds(num_rounds: int) -> list[list[float]]:
         """Return the seconds of a step and of each exchange, one row a round."""
@@ -74,10 +90,7 @@ def profile(
             marks = [clock.mark()]
             train_step(copied, optimizer, endless, recorder)
             marks.append(clock.mark())
-            for exchange in exchanges:
-                exchange()
-                marks.append(clock.mark())
-            rows.append([end - start for start, end in pairwise(clock.seconds(marks))])
+            rows.append([*_differences(clock, marks), *probes.once(clock)])
         return rows
 
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
@@ -86,19 +99,76 @@ def profile(
     recorder.start_trace(copied)
     rounds(min(num_rounds, _MOST_TRACED))
     recorder.stop_trace()
+    probes.close()
     rows = group.gather(untraced)
     whole = _straggling(rows) * median(row[0] for row in untraced)
-    reductions = [
-        Reduction(nbytes, median(min(rank[i][1 + j] for rank in rows) for i in range(num_rounds)))
-        for j, nbytes in enumerate(sizes if exchanges else ())
-    ]
-    return _of_ranks(_scaled(recorder.spans(), whole), workload, reductions, group)
+    exchanges = probes.measured([[row[1:] for row in rank] for rank in rows])
+    return _of_ranks(_scaled(recorder.spans(), whole), workload, exchanges, group)
 
 
-def _sizes(workload: Workload) -> tuple[int, int]:
-    """Return the bytes of a small and of a large exchange."""
-    large = max(2 * _SMALL_NBYTES, min(workload.gradient_nbytes, _LARGEST_NBYTES))
-    return _SMALL_NBYTES, large // 4 * 4
+def measure_exchanges(
+    workload: Workload, group: Group, probers: Mapping[str, Prober]
+) -> dict[str, Measurements]:
+    """Measure each strategy's small and large exchange, without computing between them."""
+    probes = Probes.of(workload, group, probers)
+    clock = clock_for(group.device)
+    rows = [probes.once(clock) for _ in range(_NUM_WARM_UP + _NUM_EXCHANGES)]
+    probes.close()
+    return probes.measured([rank[_NUM_WARM_UP:] for rank in group.gather(rows)])
+
+
+@dataclass(frozen=True)
+class Probes:
+    """A large and a small exchange of each strategy."""
+
+    sizes: tuple[int, int]
+    probes: Mapping[str, tuple[Probe, Probe]]
+
+    @classmethod
+    def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
+        """Make them; a single rank has nothing to exchange."""
+        large = max(2 * _SMALL_NBYTES, min(workload.gradient_nbytes, _LARGEST_NBYTES))
+        sizes = large // 4 * 4, _SMALL_NBYTES
+        made = {name: (make(sizes[0]), make(sizes[1])) for name, make in probers.items()}
+        return cls(sizes, made if group.world_size > 1 else {})
+
+    def once(self, clock: Clock) -> list[float]:
+        """Run each once and return its seconds."""
+        marks = [clock.mark()]
+        for pair in self.probes.values():
+            for probe in pair:
+                probe()
+                marks.append(clock.mark())
+        return _differences(clock, marks)
+
+    def measured(self, ranks: Sequence[Sequence[Sequence[float]]]) -> dict[str, Measurements]:
+        """Return the median seconds of each, given all ranks' rounds.
+
+        A rank that comes early waits for the others: the last one to join waits least.
+        """
+        medians = [median(map(min, zip(*column, strict=True))) for column in _columns(ranks)]
+        pairs = zip(medians[::2], medians[1::2], strict=True)
+        large_nbytes, small_nbytes = self.sizes
+        return {
+            name: (Measurement(small_nbytes, small), Measurement(large_nbytes, large))
+            for name, (large, small) in zip(self.probes, pairs, strict=True)
+        }
+
+    def close(self) -> None:
+        """Give back what they hold."""
+        for pair in self.probes.values():
+            for probe in pair:
+                probe.close()
+
+
+def _columns(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[list[float]]]:
+    """Return for each exchange the seconds of each rank in each round."""
+    num_exchanges = len(ranks[0][0])
+    return [[[row[i] for row in rank] for rank in ranks] for i in range(num_exchanges)]
+
+
+def _differences(clock: Clock, marks: Sequence[Any]) -> list[float]:
+    return [end - start for start, end in pairwise(clock.seconds(marks))]
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
@@ -110,7 +180,7 @@ def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
-    exchanges = [min(row[-1] for row in one) if len(one[0]) > 1 else 0.0 for one in rounds]
+    exchanges = [min(row[1] for row in one) if len(one[0]) > 1 else 0.0 for one in rounds]
     steps = [max(row[0] for row in one) for one in rounds]
     together = median(a + b for a, b in zip(steps, exchanges, strict=True)) - median(exchanges)
     return float(together / typical)
@@ -135,20 +205,17 @@ def _scaled(spans: Sequence[Span], whole_s: float) -> dict[Key, float]:
 
 
 def _of_ranks(
-    parts: dict[Key, float],
-    workload: Workload,
-    reductions: Sequence[Reduction],
-    group: Group,
+    parts: dict[Key, float], workload: Workload, exchanges: Mapping[str, Measurements], group: Group
 ) -> Profile:
     rows = group.gather([[kind.value, part, seconds] for (kind, part), seconds in parts.items()])
     measured = [{(Kind(kind), part): seconds for kind, part, seconds in row} for row in rows]
-    machine = this_machine(group, [_speed(workload, row) for row in measured], reductions)
+    machine = this_machine(group, [_speed(workload, row) for row in measured])
     durations = {
         (device.name, kind, part): seconds
         for device, row in zip(machine.devices, measured, strict=True)
         for (kind, part), seconds in row.items()
     }
-    return Profile(machine, Measured(durations, Roofline.of(machine)))
+    return Profile(machine, durations, exchanges)
 
 
 def _speed(workload: Workload, parts: dict[Key, float]) -> Speed:

@@ -1,6 +1,6 @@
 """One training step, as every synchronous strategy, every profile and every benchmark takes it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ def shares(batches: ShardedBatches, data: Iterable[Batch], device: torch.device)
 
 
 def train_step(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     source: Iterator[Share],
     recorder: Recorder,

@@ -2,27 +2,19 @@
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.machine import Device, Host, Machine
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
 _PROFILED = "measured by the profile of this run"
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A measured all-reduce."""
-
-    nbytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -33,65 +25,42 @@ class Speed:
     nbytes_per_s: float
 
 
-def this_machine(group: Group, speeds: Sequence[Speed], reductions: Sequence[Reduction]) -> Machine:
-    """Return a machine with one device for each rank and links as fast as the measured all-reduces.
+def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
+    """Return a machine with one device for each rank, and a host for each kernel they run on.
 
-    `reductions` are a small and a large one, or none. A profile sees no topology: all ranks are put
-    on one host, those on CPUs joined by its link with itself, GPUs in a ring.
+    Links are not known: a strategy's `calibrate` adds them. Neither is how fast the hosts' memory
+    is, which may be faster than the layers that are measured here, but is not slower.
     """
     memory = _memory_bytes()
-    kind = "gpu" if group.device.type == "cuda" else "cpu"
+    kind: Literal["cpu", "gpu"] = "gpu" if group.device.type == "cuda" else "cpu"
+    kernels = dict.fromkeys(member.boot_id for member in group.members)
+    names = {
+        kernel: "this-host" if len(kernels) == 1 else f"host{i}" for i, kernel in enumerate(kernels)
+    }
     slowest = min(speed.nbytes_per_s for speed in speeds)
-    host = Host(
-        name="this-host",
-        cores=os.cpu_count() or 1,
-        memory_bytes=memory,
-        memory_bandwidth_bytes_per_s=slowest,
-        source=_PROFILED,
+    hosts = tuple(
+        Host(
+            name=name,
+            cores=os.cpu_count() or 1,
+            memory_bytes=memory,
+            memory_bandwidth_bytes_per_s=slowest,
+            source=_PROFILED,
+        )
+        for name in names.values()
     )
     devices = tuple(
         Device(
             name=f"{kind}{rank}",
-            host=host.name,
+            host=names[member.boot_id],
             kind=kind,
             flops_per_s=speed.flops_per_s,
             memory_bytes=memory,
             memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
             source=_PROFILED,
         )
-        for rank, speed in enumerate(speeds)
+        for rank, (member, speed) in enumerate(zip(group.members, speeds, strict=True))
     )
-    links = tuple(_links(group, devices, reductions)) if reductions else ()
-    return Machine(name="this-machine", hosts=(host,), devices=devices, links=links)
-
-
-def _links(
-    group: Group, devices: Sequence[Device], reductions: Sequence[Reduction]
-) -> Iterator[Link]:
-    """Yield the links under which the cost of a ring all-reduce is what was measured.
-
-    It sends 2 (n - 1) messages of 1/n of the bytes, one after another; n at a time share the one
-    link that CPUs have. The latency is what remains of the small one when its bytes are paid.
-    """
-    small, large = reductions
-    n, on_cpu = len(devices), group.device.type == "cpu"
-    # Noise can make the larger one the faster; then its own speed is a bound.
-    difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
-    seconds_per_byte = difference_s / (large.nbytes - small.nbytes)
-    sent = 2 * (n - 1) / n * (n if on_cpu else 1)  # over a link, for each byte of gradients
-    waiting_s = max(0.0, small.seconds - seconds_per_byte * small.nbytes)
-    host = devices[0].host
-    ends = [(host, host)]
-    if not on_cpu:
-        ends = [(devices[i].name, devices[(i + 1) % n].name) for i in range(n if n > 2 else 1)]
-    for between in ends:
-        yield Link(
-            between=between,
-            bandwidth_bytes_per_s=sent / seconds_per_byte,
-            latency_s=waiting_s / (2 * (n - 1)),
-            uses_cores=on_cpu and len({member.boot_id for member in group.members}) == 1,
-            source=_PROFILED,
-        )
+    return Machine(name="this-machine", hosts=hosts, devices=devices)
 
 
 def facts(device: torch.device) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 It is the baseline that every claim is measured against, and so it is the real one.
 """
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
+from paceline.exchange.probe import Probe
+from paceline.exchange.replica import Alone, Replica, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
@@ -26,74 +28,79 @@ def train(job: Job, config: AllReduce) -> Outcome:
 
     InvalidInput if a trainable parameter gets no gradient, which DistributedDataParallel refuses.
     """
-    try:
-        return train_synchronously(
-            job, lambda recorder: wrap(job.model, config, job.group, recorder)
+    return train_synchronously(job, replica(job.model, config, job.group))
+
+
+def replica(module: nn.Module, config: AllReduce, group: Group) -> Replica:
+    """Return the module as one of the group's replicas."""
+    return Alone(module) if group.world_size == 1 else _Distributed(module, config, group)
+
+
+def exchange(nbytes: int, config: AllReduce, group: Group) -> Probe:
+    """Return what exchanges float32 gradients of that size as `train` does."""
+    return Probe(nbytes, group.device, lambda module: replica(module, config, group))
+
+
+class _Distributed:
+    """A module in DistributedDataParallel."""
+
+    def __init__(self, module: nn.Module, config: AllReduce, group: Group) -> None:
+        self._module, self._config, self._group = module, config, group
+        self._num_forward = 0
+        self._parallel: DistributedDataParallel | None = None
+        self._wrap(None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass; InvalidInput if the last one left out parameters."""
+        assert self._parallel is not None
+        try:
+            outputs = self._parallel(*args, **kwargs)
+        except RuntimeError as error:
+            if _UNUSED_MARK not in str(error):
+                raise
+            raise InvalidInput(
+                "model: some trainable parameters get no gradient; use them, or freeze them with "
+                "requires_grad_(False)"
+            ) from error
+        self._num_forward += self._parallel.training and torch.is_grad_enabled()
+        return outputs
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it gradients accumulate on this rank alone."""
+        assert self._parallel is not None
+        return self._parallel.no_sync()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Wrap the module anew: a hook notes the collectives, and is only there to be recorded.
+
+        It costs a pass over the gradients, which are then divided apart from the copy into their
+        bucket.
+        """
+        self._wrap(recorder)
+
+    def statistics(self) -> Statistics:
+        """Return what is known from outside: a ring sends 2 (n - 1) / n of the bytes."""
+        n = self._group.world_size
+        parameters = [p for p in self._module.parameters() if p.requires_grad]
+        nbytes = sum(parameter.nbytes for parameter in parameters) * 2 * (n - 1) // n
+        total = nbytes * self._num_forward
+        return Statistics("allreduce", self._num_forward, total, total, None, None)
+
+    def close(self) -> None:
+        """Let the reducer go, and its hooks with it."""
+        self._parallel = None
+
+    def _wrap(self, recorder: Recorder | None) -> None:
+        self._parallel = None  # two reducers must not listen to the same gradients
+        on_gpu = self._group.device.type == "cuda"
+        self._parallel = DistributedDataParallel(
+            self._module,
+            device_ids=[self._group.device] if on_gpu else None,
+            bucket_cap_mb=self._config.bucket_mb,
+            gradient_as_bucket_view=self._config.gradient_as_bucket_view,
         )
-    except RuntimeError as error:
-        if _UNUSED_MARK not in str(error):
-            raise
-        raise InvalidInput(
-            "model: some trainable parameters get no gradient; use them, or freeze them with "
-            "requires_grad_(False)"
-        ) from error
-
-
-def wrap(model: nn.Module, config: AllReduce, group: Group, recorder: Recorder | None) -> nn.Module:
-    """Return the model in DistributedDataParallel; a single worker has nobody to reduce with.
-
-    With a recorder, a hook notes the collectives. It costs a pass over the gradients, which are
-    then divided apart from the copy into their bucket.
-    """
-    if group.world_size == 1:
-        return model
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[group.device] if group.device.type == "cuda" else None,
-        bucket_cap_mb=config.bucket_mb,
-        gradient_as_bucket_view=config.gradient_as_bucket_view,
-    )
-    if recorder is not None:
-        parallel.register_comm_hook(recorder, _recorded_all_reduce)
-    return parallel
-
-
-class _Ready(torch.autograd.Function):
-    """A gradient that is ready at once: all that its backward pass takes is the exchange."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return parameter.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return ctx.gradient, None
-
-
-class _Gradient(nn.Module):
-    """A module of one parameter that computes nothing."""
-
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        super().__init__()
-        self.parameter = nn.Parameter(torch.zeros(nbytes // 4, device=device))
-        self.gradient = torch.zeros_like(self.parameter)
-
-    def forward(self) -> Tensor:
-        result: Tensor = _Ready.apply(self.parameter, self.gradient)  # type: ignore[no-untyped-call]
-        return result
-
-
-def exchange(nbytes: int, config: AllReduce, group: Group) -> Callable[[], None]:
-    """Return a function that exchanges float32 gradients of that size as `train` does."""
-    module = _Gradient(nbytes, group.device)
-    parallel = wrap(module, config, group, None)
-
-    def once() -> None:
-        parallel().backward()
-        module.zero_grad()
-
-    return once
+        if recorder is not None:
+            self._parallel.register_comm_hook(recorder, _recorded_all_reduce)
 
 
 def _recorded_all_reduce(

@@ -1,0 +1,80 @@
+"""What a strategy makes of a module on one rank: a replica that trains together with the others."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from paceline.record.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What exchanging gradients has taken so far on this rank.
+
+    `bytes_sent` and `bytes_received` are gradient bytes (parameters too, where a strategy sends
+    them) that this rank handed to the others and got from them. `exposed_s` is the time in which
+    this rank exchanged instead of computing, `hidden_s` that in which the exchange ran beside the
+    backward pass; both are totals over `num_steps`, or None where the exchange cannot be seen from
+    outside. `chunk` is the number of layers exchanged together, where there are chunks.
+    """
+
+    exchange: str
+    num_steps: int
+    bytes_sent: int
+    bytes_received: int
+    exposed_s: float | None
+    hidden_s: float | None
+    chunk: int | None = None
+
+
+class Replica(Protocol):
+    """A module that is called as before, and whose gradients are those of all ranks' samples."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass."""
+        ...
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it gradients accumulate on this rank alone."""
+        ...
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Tell the recorder of all exchanges from now on; None ends that."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """Return what exchanging has taken so far."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the exchange holds; the module stays, and trains alone."""
+        ...
+
+
+class Alone:
+    """The replica of a single rank: nobody to exchange with."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass."""
+        return self._module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing is ever exchanged."""
+        yield
+
+    def record(self, recorder: Recorder | None) -> None:
+        """There is nothing to record."""
+
+    def statistics(self) -> Statistics:
+        """Return zeros."""
+        return Statistics("none", 0, 0, 0, 0.0, 0.0)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,91 @@
+"""Sums of several machines: the first rank of each exchanges them with the other first ranks."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.exchange.layout import Chunk
+from paceline.links.arena import Arena
+from paceline.links.group import Group
+from paceline.strategies.host.transfer import changed_on_any
+
+_Step = tuple[int, tuple[Chunk, ...]]
+
+
+class Between:
+    """All ranks make one together; a thread of each machine's first rank does the work.
+
+    It takes the chunks in their order, which all machines share, while backward goes on.
+    """
+
+    def __init__(self, arena: Arena, group: Group, deadline_s: float) -> None:
+        self._arena = arena
+        self._error: BaseException | None = None
+        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._leaders = dist.new_group(
+            list(arena.leaders), backend="gloo", timeout=timedelta(seconds=deadline_s)
+        )
+        self._leads = group.rank in arena.leaders
+        if self._leads:
+            self._thread = threading.Thread(target=self._work, name="between", daemon=True)
+            self._thread.start()
+
+    def begin(self, step: int, chunks: tuple[Chunk, ...]) -> None:
+        """Take on the step's chunks as they are summed on this machine."""
+        if self._leads:
+            self._steps.put((step, chunks))
+
+    def finish(self) -> None:
+        """Raise what went wrong in the thread; otherwise all chunks of the step are published."""
+        if self._leads:
+            self._done.get()
+            if self._error is not None:
+                raise self._error
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._leads:
+            self._steps.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._steps.get()) is not None:
+            step, chunks = item
+            try:
+                if self._error is None:
+                    self._exchange(step, chunks)
+            except Exception as error:
+                self._error = error
+            self._done.put(step)
+
+    def _exchange(self, step: int, chunks: Sequence[Chunk]) -> None:
+        result = self._arena.shared_result(step)
+        for chunk in chunks:
+            self._arena.wait_chunk(chunk.number)
+            for part in _parts(chunk, result):
+                dist.all_reduce(part, group=self._leaders)
+            if chunk is chunks[-1]:  # then all flags of this machine stand
+                self._share_flags(step)
+            self._arena.publish(chunk.number)
+
+    def _share_flags(self, step: int) -> None:
+        changed = changed_on_any(self._arena, step)
+        dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._leaders)
+        self._arena.flags[self._arena.local_rank, :, step % 2] = changed
+
+
+def _parts(chunk: Chunk, result: Tensor) -> list[Tensor]:
+    """Return the chunk's sums as flat tensors: one if all are of one type."""
+    first, last = chunk.slots[0], chunk.slots[-1]
+    dtypes = {slot.parameter.dtype for slot in chunk.slots}
+    if len(dtypes) == 1:
+        return [result[first.offset : last.offset + last.nbytes].view(dtypes.pop())]
+    return [
+        result[slot.offset : slot.offset + slot.nbytes].view(slot.parameter.dtype)
+        for slot in chunk.slots
+    ]

@@ -1,0 +1,123 @@
+"""Gradients summed by the host while backward goes on (Le et al. 2018, sections 3.1 and 4.1).
+
+Each rank sends a chunk of gradients to shared memory as soon as backward has computed it (step
+B-4-2), the host sums the chunks that all ranks have sent, and every rank gets the sums back (steps
+B-4-3 and B-5-1) before it updates its own parameters (P-3). There is no server.
+"""
+
+import time
+from collections.abc import Sequence
+
+from paceline.core.errors import StepDiscarded
+from paceline.core.plan import Kind
+from paceline.exchange.layout import Chunk, Layout
+from paceline.exchange.replica import Statistics
+from paceline.links.arena import Arena, Segment
+from paceline.links.group import Group
+from paceline.record.recorder import Recorder
+from paceline.strategies.host.between import Between
+from paceline.strategies.host.cpu import CpuTransfer
+from paceline.strategies.host.cuda import CudaTransfer
+from paceline.strategies.host.transfer import Transfer
+
+
+class HostExchange:
+    """One rank's side of the exchange through the arena of its machine."""
+
+    name = "host"
+    chunked = True
+
+    def __init__(self, group: Group, deadline_s: float) -> None:
+        self.recorder: Recorder | None = None
+        self._group = group
+        self._deadline_s = deadline_s
+        self._step = 0
+        self._chunks: tuple[Chunk, ...] = ()
+        self._layout: Layout | None = None
+        self._exposed_s = self._hidden_s = 0.0
+        self._between: Between | None = None
+
+    def open(self, layout: Layout) -> None:
+        """Make the arena."""
+        self._layout = layout
+        self._arena = Arena.open(
+            self._group, layout.nbytes, len(layout.layers), len(layout.slots), self._deadline_s
+        )
+        if len(self._arena.leaders) > 1:
+            self._between = Between(self._arena, self._group, self._deadline_s)
+        self._flags = self._arena.flags.numpy()
+        transfer = CudaTransfer if self._group.device.type == "cuda" else CpuTransfer
+        self._transfer: Transfer = transfer(self._arena, layout)
+
+    def set_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Exchange these together from the next step on."""
+        self._chunks = tuple(chunks)
+        self._arena.set_chunks(
+            [
+                [Segment(s.offset, s.parameter.numel(), s.parameter.dtype) for s in chunk.slots]
+                for chunk in chunks
+            ]
+        )
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._step += 1
+        self._arena.begin(self._step)
+        self._transfer.begin(self._step, self._chunks, self.recorder)
+        if self._between is not None:
+            self._between.begin(self._step, self._chunks)
+
+    def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
+        """Send the chunk to the host."""
+        started = time.monotonic()
+        row, parity = self._arena.local_rank, self._step % 2
+        for slot in chunk.slots:
+            self._flags[row, slot.index, parity] = touched[slot.index]
+        self._transfer.send(chunk, self.recorder)
+        self._exposed_s += time.monotonic() - started
+
+    def finish(self, touched: Sequence[bool]) -> None:
+        """Wait for the sums of all chunks, and take them over."""
+        started = time.monotonic()
+        try:
+            self._transfer.arrive()
+            self._arena.commit()
+            if self._between is not None:
+                self._between.finish()
+            self._transfer.receive(self._step)
+        except StepDiscarded:
+            self._transfer.abandon()
+            raise
+        self._exposed_s += time.monotonic() - started
+        times = [self._arena.times(chunk.number) for chunk in self._chunks]
+        self._hidden_s += sum(max(0.0, min(end, started) - posted) for posted, end in times)
+        if self.recorder is not None:
+            for chunk, (posted, end) in zip(self._chunks, times, strict=True):
+                self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, end)
+
+    def before_forward(self) -> None:
+        """Every rank has updated itself."""
+
+    def before_backward(self, touched: Sequence[bool]) -> None:
+        """Gradients may accumulate on the means of earlier steps, which all ranks have."""
+
+    def discard(self) -> None:
+        """Tell the others that this step is void, and wait until nobody works on it any more."""
+        self._arena.discard()
+        self._transfer.abandon()
+
+    def statistics(self) -> Statistics:
+        """Return what it has taken so far."""
+        nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
+        chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
+        return Statistics(
+            self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
+        )
+
+    def close(self) -> None:
+        """Give the arena back."""
+        if self._layout is not None:
+            self._transfer.close()
+            if self._between is not None:
+                self._between.close()
+            self._arena.close()
