@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api import Run, plan, train
+    from paceline.data_parallel import DataParallel
 
 __version__ = version("paceline")
-__all__ = ["Run", "__version__", "plan", "train"]
+__all__ = ["DataParallel", "Run", "__version__", "plan", "train"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "DataParallel":
+        from paceline.data_parallel import DataParallel
+
+        return DataParallel
     if name in __all__:
         from paceline import api
 

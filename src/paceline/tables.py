@@ -7,6 +7,7 @@ from rich.table import Table
 
 from paceline.report.format import duration, nbytes, share
 from paceline.result import ComparisonTable, PlanRow, Result
+from paceline.tune.chunk import Trial
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
@@ -42,6 +43,22 @@ def comparison_table(comparison: ComparisonTable) -> Table:
     for row in comparison.rows:
         error = "" if row.error is None else f"{row.error:+.1%}"
         table.add_row(row.quantity, duration(row.left_s), duration(row.right_s), error)
+    return table
+
+
+def chunk_table(trials: Sequence[Trial], chosen: int) -> Table:
+    """Return the chunk sizes that a search has tried, in that order, and which one it chose."""
+    table = Table(title="Chunk sizes tried, seconds per step", title_justify="left")
+    for column in ("layers", "predicted", "measured"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for trial in trials:
+        table.add_row(
+            str(trial.chunk),
+            "" if trial.predicted_s is None else duration(trial.predicted_s),
+            duration(trial.measured_s),
+            "chosen" if trial.chunk == chosen else "",
+        )
     return table
 
 

@@ -4,9 +4,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ class Group:
     """This process's place in the run.
 
     `control` carries values in host memory: the default group where that is gloo, one beside it on
-    GPUs, whose own backend would not make the host wait.
+    GPUs, whose own backend would not make the host wait. No wait for another rank is longer than
+    `deadline_s`.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class Group:
     members: tuple[Member, ...]
     store: Store | None
     control: dist.ProcessGroup | None
+    deadline_s: float
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on every rank. Values are sent as JSON."""
@@ -75,6 +77,15 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
+
+    def broadcast_together(self, tensors: Sequence[Tensor]) -> None:
+        """Do the same with one message for each type: for many small tensors."""
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            same = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in same])
+            self.broadcast([flat])
+            for tensor, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -106,21 +117,22 @@ def process_group(deadline_s: float) -> Iterator[Group]:
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = device_of_rank()
-    myself = Member(
-        rank, os.getpid(), _BOOT_ID.read_text().strip(), str(_PID_NAMESPACE.readlink()), device.type
-    )
+    myself = _myself(rank, device)
     if world_size == 1:
-        yield Group(rank, world_size, device, (myself,), None, None)
+        yield Group(rank, world_size, device, (myself,), None, None, deadline_s)
         return
     store, members = _meet(myself, world_size, timedelta(seconds=deadline_s))
     control = _connect(device, store, rank, world_size, timedelta(seconds=deadline_s))
-    group = Group(rank, world_size, device, members, store, control)
+    group = Group(rank, world_size, device, members, store, control, deadline_s)
     try:
         yield group
     except (Exception, SystemExit) as error:
         # torch's own kinds of errors are all RuntimeErrors
         if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _LOST_MARKS):
             raise WorkerLost(_why_lost(group, error)) from error
+        if isinstance(error, WorkerLost):
+            group.first_to_fail(str(error))
+            raise WorkerLost(f"worker {rank} stops: {error}") from error
         if not group.first_to_fail(f"worker {rank} failed: {error}"):
             raise WorkersFailed(2 if isinstance(error, InvalidInput) else 1) from error
         raise
@@ -128,6 +140,32 @@ def process_group(deadline_s: float) -> Iterator[Group]:
         # After an error the peers may be gone, and saying goodbye would wait for them.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
+
+
+def joined(device: torch.device, deadline_s: float) -> Group:
+    """Return the group of a program that has initialised torch.distributed itself, or has not.
+
+    Without a process group, but with the environment of torchrun, one is made: gloo, or nccl for
+    GPUs. Without either this process is alone. All ranks must call it together.
+    """
+    if not dist.is_initialized() and "RANK" in os.environ:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return Group(0, 1, device, (_myself(0, device),), None, None, deadline_s)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    myself = _myself(rank, device)
+    control = None
+    if dist.get_backend() != "gloo":
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+    strangers = Group(rank, world_size, device, (myself,) * world_size, None, control, deadline_s)
+    members = tuple(Member(*row) for row in strangers.gather(list(astuple(myself))))
+    return replace(strangers, members=members)
+
+
+def _myself(rank: int, device: torch.device) -> Member:
+    boot_id, namespace = _BOOT_ID.read_text().strip(), str(_PID_NAMESPACE.readlink())
+    return Member(rank, os.getpid(), boot_id, namespace, device.type)
 
 
 def device_of_rank() -> torch.device:

@@ -42,7 +42,7 @@ std::vector<std::string> instruction_sets() {
 
 }  // namespace
 
-NB_MODULE(_native, m) {
+void bind_process(nb::module_& m) {
     m.def("die_with_parent", &die_with_parent, nb::arg("parent_pid"),
           "Ask the kernel to kill this process with SIGKILL when its parent ends.");
     m.def("instruction_sets", &instruction_sets,

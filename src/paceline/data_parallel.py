@@ -1,0 +1,221 @@
+"""A drop-in for torch's DistributedDataParallel, in a loop that stays the user's."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from paceline.choose import Choice, choose
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
+from paceline.core.timeline import Timeline
+from paceline.exchange.optimizers import after_steps, before_steps
+from paceline.exchange.readiness import in_backward
+from paceline.exchange.replica import Alone, Replica, Statistics
+from paceline.links.group import joined
+from paceline.record.clock import clock_for
+from paceline.record.recorder import Recorder
+from paceline.tune.chunk import Trial
+
+_KEPT_STEPS = 8
+EXCHANGES = ("auto", "allreduce", "tree", "host")
+
+
+class DataParallel(nn.Module):
+    """Runs `module` on this rank's samples, and gives its parameters the mean gradients of all.
+
+    Launched with torchrun, one process a rank. A process group is made if there is none. All ranks
+    must have the same model; it starts with the parameters and buffers of rank 0, whose buffers
+    are sent before each forward pass in training.
+
+    `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's
+    DistributedDataParallel, "tree" updates on rank 0, and "auto" measures the three at the first
+    forward pass in training and takes the one with the best prediction (`why` says the reason).
+    `chunk`: how many layers "host" exchanges together; "auto" starts from a prediction and tries
+    neighbours while training goes on. `codec`: None, gradients travel as they are. No rank waits
+    longer than `deadline_s` for another: WorkerLost names the one that does not answer.
+
+    `state_dict` and `load_state_dict` are those of the module itself, without a prefix.
+    Raises InvalidInput for what cannot be exchanged.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        exchange: Literal["auto", "allreduce", "tree", "host"] = "auto",
+        codec: None = None,
+        chunk: int | Literal["auto"] = "auto",
+        deadline_s: float = 30.0,
+    ) -> None:
+        super().__init__()
+        _check(exchange, codec, chunk)
+        self.module = module
+        self._exchange, self._chunk, self._deadline_s = exchange, chunk, deadline_s
+        self._replica: Replica | None = None
+        self._choice: Choice | None = None
+        self._group = joined(_device_of(module), deadline_s)
+        self._start()
+        self._register_load_state_dict_pre_hook(_renamed, with_module=False)
+        if self._group.world_size == 1:
+            self._replica = Alone(module)
+        elif exchange != "auto" and (exchange != "host" or chunk != "auto"):
+            self._replicate(())
+
+    def _start(self) -> None:
+        """Begin to record, on this rank."""
+        device = f"{self._group.device.type}{self._group.rank}"
+        self._recorder = Recorder(clock_for(self._group.device), device, self._group.rank)
+        self._recorder.start_phases(_KEPT_STEPS)
+        self._steps = _Steps(self)
+
+    def _replicate(self, inputs: tuple[Any, ...]) -> Replica:
+        choice = choose(self.module, inputs, self._group, self._exchange, self._chunk)
+        self._choice, self._replica = choice, choice.replica
+        if choice.records:
+            self._replica.record(self._recorder)
+        return self._replica
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass."""
+        trains = self.training and torch.is_grad_enabled()
+        if not trains or in_backward():
+            return (self._replica or self.module)(*args, **kwargs)
+        replica = self._replica or self._replicate(args)
+        self._steps.begin_forward()
+        outputs = replica(*args, **kwargs)
+        self._recorder.end_phase()
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank alone: for all micro-batches of a step but the last.
+
+        As with DistributedDataParallel the forward passes belong inside, too.
+        """
+        inner: AbstractContextManager[None] = (self._replica or Alone(self.module)).no_sync()
+        if self._replica is None:
+            raise InvalidInput(
+                "no_sync: with exchange or chunk 'auto' the first step must be exchanged; begin "
+                "with a step outside no_sync, or name exchange and chunk"
+            )
+        with inner:
+            yield
+
+    @property
+    def why(self) -> str:
+        """Why this exchange and chunk, with the figures they rest on; known after one forward."""
+        return self._choice.why if self._choice else "not chosen yet"
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The chunk sizes tried so far, predicted and measured on rank 0."""
+        return self._choice.trials if self._choice else ()
+
+    def statistics(self) -> Statistics:
+        """Return what exchanging gradients has taken so far on this rank."""
+        return (self._replica or Alone(self.module)).statistics()
+
+    def timeline(self) -> Timeline:
+        """Return what happened on this rank in its last steps; the first span starts at zero."""
+        spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
+        start = spans[0].start_s if spans else 0.0
+        return Timeline(
+            (s._replace(start_s=s.start_s - start, end_s=s.end_s - start) for s in spans),
+            "measured",
+        )
+
+    def close(self) -> None:
+        """Stop exchanging and give back shared memory and threads; the module stays usable."""
+        self._steps.close()
+        if self._replica is not None:
+            self._replica.close()
+        self._replica = Alone(self.module)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's own state, under the module's own names."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the module's own state."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DataParallel":
+        """Return a copy that exchanges for itself, from its first training step on."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        nn.Module.__init__(copied)
+        copied.module = copy.deepcopy(self.module, memo)
+        copied.training = self.training
+        copied._exchange, copied._chunk = self._exchange, self._chunk
+        copied._deadline_s, copied._group = self._deadline_s, self._group
+        copied._choice = None
+        copied._replica = Alone(copied.module) if self._group.world_size == 1 else None
+        copied._register_load_state_dict_pre_hook(_renamed, with_module=False)
+        copied._start()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse: shared memory and process groups cannot be written down."""
+        raise InvalidInput("DataParallel cannot be pickled; save its state_dict()")
+
+
+class _Steps:
+    """Where steps begin and end in a loop that is not ours: seen from forward and the optimizer."""
+
+    def __init__(self, parallel: DataParallel) -> None:
+        self._recorder = parallel._recorder
+        self._own = {id(p) for p in parallel.module.parameters()}
+        self._updated = False
+        self._handles = [before_steps(self._before), after_steps(self._after)]
+
+    def begin_forward(self) -> None:
+        """Begin a step, if this is the first forward pass after an update."""
+        self._recorder.end_phase()
+        if self._updated:
+            self._recorder.end_step()
+            self._updated = False
+        self._recorder.begin_phase(Kind.FORWARD)
+
+    def _before(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._updates(optimizer):
+            self._recorder.end_phase()
+            self._recorder.begin_phase(Kind.STEP)
+
+    def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._updates(optimizer):
+            self._recorder.end_phase()
+            self._updated = True
+
+    def _updates(self, optimizer: torch.optim.Optimizer) -> bool:
+        first = optimizer.param_groups[0]["params"]
+        return bool(first) and id(first[0]) in self._own
+
+    def close(self) -> None:
+        """Let go of the optimizers."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _check(exchange: str, codec: object, chunk: object) -> None:
+    if exchange not in EXCHANGES:
+        raise InvalidInput(f"exchange: {exchange!r} is not known; choose one of {EXCHANGES}")
+    if codec is not None:
+        raise InvalidInput(f"codec: {codec!r} is not known; gradients travel as they are (None)")
+    if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
+        raise InvalidInput(f"chunk: must be 'auto' or a number of layers, not {chunk!r}")
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    parameter = next(module.parameters(), None)
+    if parameter is None:
+        raise InvalidInput("module: has no parameters to train")
+    return parameter.device
+
+
+def _renamed(state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Give a state that was saved without our prefix the names that a parent module looks for."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f"{prefix}module.{name[len(prefix) :]}"] = state.pop(name)

@@ -1,0 +1,297 @@
+"""Sums of gradients in memory that the ranks of one machine share (DESIGN: the host exchange)."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
+from paceline.links.group import Group
+from paceline.links.peers import Peers
+from paceline.links.shared_memory import Place, find_place, share
+from paceline.native import Arena as NativeArena
+from paceline.native import DType, Fault, Goal, Status, arena_nbytes
+
+_DTYPES = {
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float16: DType.FLOAT16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` values of one type that begin at byte `offset` of every slot."""
+
+    offset: int
+    count: int
+    dtype: torch.dtype
+
+
+class Arena:
+    """One rank's view of the memory that the ranks of its machine share.
+
+    Each rank writes its gradients to its `slot` and posts them chunk by chunk. Once all ranks have
+    posted a chunk, whichever of them has time sums it, (((s0 + s1) + s2) + ...) * scale in rank
+    order, at the same place of the result; all ranks read the same bits. Results stay until the
+    ranks begin the step after the next.
+
+    A step is: `begin`, then `post` for every chunk, then `commit`, then `wait_step`. If a rank's
+    backward pass fails, it calls `discard` in place of `commit`. Waiting raises StepDiscarded if a
+    rank has discarded the step, WorkerLost if one has died or does not answer within the deadline.
+    Memory is given back when the arena is closed and no tensor shows it any more.
+    """
+
+    members: tuple[int, ...]
+    """The global ranks on this machine, ascending. A local rank is an index of it."""
+    leaders: tuple[int, ...]
+    """The first global rank of every machine, ascending."""
+    local_rank: int
+    slots: tuple[Tensor, ...]
+    """uint8 [slot_nbytes] of every local rank: to be read only, but for one's own."""
+    slot: Tensor
+    """This rank's own."""
+    flags: Tensor
+    """uint8 [local ranks, num_flags, 2], by `step % 2`: a rank writes its own before it commits.
+    All may read them from `wait_step` on, until they begin the step after the next."""
+
+    def __init__(
+        self, native: NativeArena, place: Place, rank: int, peers: Peers, deadline_s: float
+    ) -> None:
+        self.members, self.leaders = place.members, place.leaders
+        self.local_rank = place.members.index(rank)
+        self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
+        self.slot = self.slots[self.local_rank]
+        self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)
+        self._native: NativeArena | None = native
+        self._peers, self._deadline_s = peers, deadline_s
+        self._num_chunks = 0
+        self._step, self._is_open, self._is_committed = 0, False, False
+        self._posted: set[int] = set()
+        self._discarded: StepDiscarded | None = None
+
+    @classmethod
+    def open(
+        cls,
+        group: Group,
+        slot_nbytes: int,
+        max_chunks: int,
+        num_flags: int,
+        deadline_s: float,
+        scale: float | None = None,
+        held: bool | None = None,
+        threads: int = 1,
+    ) -> Self:
+        """Make the arena of each machine, collectively over `group`.
+
+        Sums are multiplied by `scale`, by default 1 / world_size. If `held`, by default where there
+        are several machines, a step is complete only when each machine's first rank has called
+        `publish` for every chunk. With `threads` 0 instead of 1, only waiting ranks sum. No wait
+        is longer than `deadline_s`. InvalidInput, on all ranks, if any does not get its memory.
+        """
+        if min(slot_nbytes, max_chunks) < 1 or num_flags < 0 or threads not in (0, 1):
+            raise ValueError("an arena has a slot, a chunk, flags, and 0 or 1 threads")
+        place = find_place(group)
+        sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
+        fd = share(group, place, arena_nbytes(*sizes))
+        native, peers, problem = None, None, None
+        try:
+            peers = Peers(place, group.rank)
+            native = NativeArena(
+                fd,
+                place.members.index(group.rank),
+                *sizes,
+                1 / group.world_size if scale is None else scale,
+                len(place.leaders) > 1 if held is None else held,
+                place.num_cores >= 2 * len(place.members),
+                threads > 0,
+            )
+        except (OSError, RuntimeError) as error:
+            problem = f"shared memory: worker {group.rank} cannot map it: {error}"
+        # From here on all have mapped the memory: without its descriptor it cannot outlive them.
+        problems = [text for text in group.gather(problem) if text is not None]
+        os.close(fd)
+        if native is None or peers is None or problems:
+            raise InvalidInput(problems[0])
+        return cls(native, place, group.rank, peers, deadline_s)
+
+    def shared_result(self, step: int) -> Tensor:
+        """Return the sums of a step, uint8 [slot_nbytes], as all ranks of this machine share them.
+
+        Only the first rank may write to it, and only to a held arena.
+        """
+        return torch.from_numpy(self._opened().shared_result(step % 2))
+
+    def result(self, step: int) -> Tensor:
+        """Return the sums of a step, uint8 [slot_nbytes]; what this rank writes, it alone sees."""
+        return torch.from_numpy(self._opened().result(step % 2))
+
+    def refresh(self, step: int) -> int:
+        """Undo what this rank has written to `result`; return the bytes of the pages it was in.
+
+        To be called before the result of a step is read, or it would show what was written two
+        steps before.
+        """
+        return self._opened().refresh(step % 2)
+
+    def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
+        """Say what the chunks are. All ranks must say the same, and none within a step.
+
+        ValueError if segments overlap, leave the slot or begin within an element.
+        """
+        if self._is_open:
+            raise RuntimeError(f"the chunks cannot change within step {self._step}")
+        ends = sorted(
+            (segment.offset, segment.offset + segment.count * segment.dtype.itemsize)
+            for chunk in chunks
+            for segment in chunk
+            if segment.count
+        )
+        if any(end > start for (_, end), (start, _) in pairwise(ends)):
+            raise ValueError("segments overlap")
+        self._opened().set_chunks(
+            [[(s.offset, s.count, _dtype(s.dtype)) for s in chunk] for chunk in chunks]
+        )
+        self._num_chunks = len(chunks)
+
+    def begin(self, step: int) -> None:
+        """Begin a step. Steps are numbered from 1, on all ranks alike, and only grow."""
+        if self._is_open or step <= self._step:
+            raise RuntimeError(f"step {step} cannot begin in or after step {self._step}")
+        self._opened().begin(step)
+        self._step, self._is_open, self._is_committed = step, True, False
+        self._posted.clear()
+        self._discarded = None
+
+    def copy_in(self, offset: int, source: Tensor) -> None:
+        """Copy a contiguous tensor in host memory to byte `offset` of this rank's slot."""
+        address, nbytes = _bytes_of(source)
+        self._opened().copy_in(self.local_rank, offset, address, nbytes)
+
+    def copy_out(self, step: int, offset: int, target: Tensor) -> None:
+        """Fill a contiguous tensor in host memory from byte `offset` of the shared result."""
+        address, nbytes = _bytes_of(target)
+        self._opened().copy_out(step % 2, offset, address, nbytes)
+
+    def post(self, chunk: int) -> None:
+        """Say that this rank's gradients of a chunk are in its slot."""
+        self._check_open()
+        if not 0 <= chunk < self._num_chunks or chunk in self._posted:
+            raise ValueError(f"chunk {chunk} is not one, or was posted before")
+        self._posted.add(chunk)
+        self._opened().post(chunk)
+
+    def publish(self, chunk: int) -> None:
+        """Say, on the first rank of a held arena, that a chunk is summed over all machines."""
+        self._check_open()
+        if not 0 <= chunk < self._num_chunks or self.local_rank != 0:
+            raise ValueError(f"chunk {chunk} is not one, or this is not the first rank")
+        self._opened().publish()
+
+    def commit(self) -> None:
+        """Say that this rank's backward pass is complete, and all its chunks posted."""
+        self._check_open()
+        if len(self._posted) != self._num_chunks or self._is_committed:
+            raise RuntimeError(f"step {self._step} is committed, or has chunks not yet posted")
+        if self._opened().is_discarded(self._step):
+            raise self._leave_discarded()
+        self._is_committed = True
+        self._opened().commit()
+
+    def wait_chunk(self, chunk: int) -> None:
+        """Wait until a chunk is summed over the ranks of this machine."""
+        self._check_open()
+        self._wait(Goal.CHUNK, chunk)
+
+    def wait_step(self) -> None:
+        """Wait until all ranks have committed the step and every chunk of it is complete."""
+        self._check_open()
+        self._wait(Goal.STEP)
+        self._is_open = False
+
+    def discard(self) -> None:
+        """Make the step worthless on all ranks, because this rank's backward pass has failed.
+
+        Waits until no rank works on it any more. Does nothing if the step is discarded already.
+        """
+        if self._discarded is not None:
+            return
+        self._check_open()
+        if self._is_committed:
+            raise RuntimeError(f"step {self._step} is committed: others may already use it")
+        self._opened().discard()
+        self._leave_discarded()
+
+    def times(self, chunk: int) -> tuple[float, float]:
+        """Return when the last rank had posted a chunk, and when its sum was complete.
+
+        In seconds of CLOCK_MONOTONIC; of the current step once the chunk was waited for.
+        """
+        posted_ns, reduced_ns = self._opened().times(chunk)
+        return posted_ns / 1e9, reduced_ns / 1e9
+
+    def close(self) -> None:
+        """Stop summing and let go of the memory. Closing twice is fine."""
+        self._native = None
+        self.slots, self.slot, self.flags = (), torch.empty(0), torch.empty(0)
+        self._peers.close()
+
+    def _opened(self) -> NativeArena:
+        if self._native is None:
+            raise RuntimeError("the arena is closed")
+        return self._native
+
+    def _check_open(self) -> None:
+        if self._discarded is not None:
+            raise self._leave_discarded()
+        if not self._is_open:
+            raise RuntimeError(f"no step is begun; the last was step {self._step}")
+
+    def _wait(self, goal: Goal, chunk: int = 0) -> None:
+        """Wait in slices, so that signals are served and the deadline and the peers watched."""
+        native, until = self._opened(), time.monotonic() + self._deadline_s
+        while (status := native.wait(goal, self._step, chunk)) is not Status.REACHED:
+            if status is Status.DISCARDED:
+                raise self._leave_discarded()
+            if status is Status.PENDING and (gone := self._peers.gone()):
+                # A peer may have done its part and ended well: then the goal is reached by now.
+                if native.wait(goal, self._step, chunk) is Status.REACHED:
+                    return
+                for local_rank in gone:
+                    native.give_up(local_rank, Fault.DIED)
+            if time.monotonic() > until:
+                for local_rank, fault in native.missing(goal, self._step, chunk):
+                    native.give_up(local_rank, fault)
+            if lost := native.lost():
+                raise WorkerLost(self._peers.why_lost(lost, self._step, self._deadline_s))
+
+    def _leave_discarded(self) -> StepDiscarded:
+        """Wait until no rank works on the discarded step, and return what to say of it."""
+        native = self._opened()
+        if self._discarded is None:
+            culprit = self._peers.name(native.discarded_by())
+            self._discarded = StepDiscarded(
+                f"step {self._step} is discarded on all workers: it failed on {culprit}"
+            )
+        self._is_open = False
+        native.drain()
+        self._wait(Goal.DRAINED)
+        return self._discarded
+
+
+def _dtype(dtype: torch.dtype) -> DType:
+    if dtype not in _DTYPES:
+        raise ValueError(f"values of type {dtype} cannot be summed")
+    return _DTYPES[dtype]
+
+
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError("only a contiguous tensor in host memory can be copied")
+    return tensor.data_ptr(), tensor.nbytes

@@ -1,0 +1,87 @@
+#include "mapping.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <system_error>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace paceline {
+namespace {
+
+// Fields of /proc/self/pagemap; see the kernel's Documentation/admin-guide/mm/pagemap.rst.
+constexpr std::uint64_t present = std::uint64_t{1} << 63;
+constexpr std::uint64_t swapped = std::uint64_t{1} << 62;
+constexpr std::uint64_t of_file = std::uint64_t{1} << 61;
+
+bool is_written(std::uint64_t page) { return (page & (present | swapped)) && !(page & of_file); }
+
+// Drop the written pages among those that begin at `data`; return how many they are.
+std::size_t drop_written(char* data, const std::vector<std::uint64_t>& pages, std::size_t count) {
+    std::size_t dropped = 0;
+    for (std::size_t first = 0; first < count;) {
+        if (!is_written(pages[first])) {
+            ++first;
+            continue;
+        }
+        std::size_t end = first;
+        while (end < count && is_written(pages[end])) ++end;
+        madvise(data + first * page_nbytes(), (end - first) * page_nbytes(), MADV_DONTNEED);
+        dropped += end - first;
+        first = end;
+    }
+    return dropped;
+}
+
+}  // namespace
+
+std::size_t page_nbytes() {
+    static const auto nbytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return nbytes;
+}
+
+Mapping::Mapping(int fd, off_t offset, std::size_t nbytes, Kind kind) : nbytes_(nbytes) {
+    const bool shared = kind == Kind::shared;
+    // Populating a private mapping at once would write to it: it would copy every page.
+    const int flags = shared ? MAP_SHARED | MAP_POPULATE : MAP_PRIVATE | MAP_NORESERVE;
+    void* address = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, flags, fd, offset);
+    if (address == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+    data_ = static_cast<char*>(address);
+#if defined(MADV_POPULATE_READ)
+    if (!shared) madvise(data_, nbytes, MADV_POPULATE_READ);  // an older kernel maps pages later
+#endif
+}
+
+Mapping::~Mapping() { munmap(data_, nbytes_); }
+
+std::size_t Mapping::refresh(std::size_t offset, std::size_t nbytes) const {
+    const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    std::vector<std::uint64_t> pages(std::size_t{1} << 13);
+    char* data = data_ + offset;
+    char* const end = data + nbytes;
+    std::size_t dropped = 0;
+    while (data < end) {
+        const auto left = static_cast<std::size_t>(end - data) / page_nbytes();
+        const auto wanted = std::min(pages.size(), left) * sizeof(std::uint64_t);
+        const auto first = reinterpret_cast<std::uintptr_t>(data) / page_nbytes();
+        const ssize_t got = fd < 0 ? -1
+                                   : pread(fd, pages.data(), wanted,
+                                           static_cast<off_t>(first * sizeof(std::uint64_t)));
+        if (got < static_cast<ssize_t>(sizeof(std::uint64_t))) {
+            madvise(data, left * page_nbytes(), MADV_DONTNEED);
+            dropped += left;
+            break;
+        }
+        const auto count = static_cast<std::size_t>(got) / sizeof(std::uint64_t);
+        dropped += drop_written(data, pages, count);
+        data += count * page_nbytes();
+    }
+    if (fd >= 0) close(fd);
+    return dropped * page_nbytes();
+}
+
+}  // namespace paceline

@@ -1,0 +1,13 @@
+// The extension module paceline.native._native.
+
+#include <nanobind/nanobind.h>
+
+void bind_process(nanobind::module_& m);
+void bind_sum(nanobind::module_& m);
+void bind_arena(nanobind::module_& m);
+
+NB_MODULE(_native, m) {
+    bind_process(m);
+    bind_sum(m);
+    bind_arena(m);
+}

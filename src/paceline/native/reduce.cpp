@@ -1,0 +1,113 @@
+// Cutting chunks into blocks, and summing them: what the threads of all ranks share out.
+
+#include <algorithm>
+#include <mutex>
+
+#include "arena.hpp"
+#include "futex.hpp"
+
+namespace paceline {
+namespace {
+
+// Large enough that claiming one costs nothing, small enough that the last one ends soon.
+constexpr std::size_t block_nbytes = std::size_t{256} << 10;
+constexpr std::size_t smallest_block_nbytes = std::size_t{32} << 10;
+constexpr std::size_t line = 64;
+
+std::size_t nbytes_of(const std::vector<Segment>& segments) {
+    std::size_t nbytes = 0;
+    for (const Segment& segment : segments) nbytes += segment.count * size_of(segment.dtype);
+    return nbytes;
+}
+
+}  // namespace
+
+Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks) {
+    const std::size_t nbytes = nbytes_of(segments);
+    // A small chunk still gives every rank something to do.
+    const std::size_t share = nbytes / num_ranks / line * line + line;
+    const std::size_t size = std::clamp(share, smallest_block_nbytes, block_nbytes);
+    Chunk chunk{{}, {0}, nbytes > cache_nbytes()};
+    std::size_t filled = 0;
+    for (Segment rest : segments) {
+        const std::size_t element = size_of(rest.dtype);
+        while (rest.count > 0) {
+            // Blocks end where cache lines do, so that no two threads write to the same one.
+            const std::size_t end = (rest.offset + size - filled) / line * line;
+            const std::size_t fits = end > rest.offset ? (end - rest.offset) / element : 0;
+            const std::size_t taken = std::min(rest.count, fits);
+            if (taken > 0) chunk.segments.push_back({rest.offset, taken, rest.dtype});
+            rest.offset += taken * element;
+            rest.count -= taken;
+            filled += taken * element;
+            if (rest.count > 0 || filled >= size) {
+                chunk.first.push_back(chunk.segments.size());
+                filled = 0;
+            }
+        }
+    }
+    if (filled > 0) chunk.first.push_back(chunk.segments.size());
+    return chunk;
+}
+
+// Take the next block of the first chunk that has one left.
+bool Arena::claim(std::size_t& chunk, std::uint32_t& block) {
+    std::uint64_t next = next_;
+    while (step_in(next) == step_) {
+        const std::uint64_t ready = header_.ready;
+        if (step_in(ready) != step_ || count_in(next) >= count_in(ready)) return false;
+        const std::uint64_t entry = order_[count_in(next)];
+        if (step_in(entry) != step_) return false;  // its place is taken, but not yet filled
+        chunk = count_in(entry);
+        Tagged& claimed = chunk_states_[chunk].claimed;
+        std::uint64_t seen = claimed;
+        while (count_in(seen) < chunks_[chunk].num_blocks()) {
+            if (claimed.compare_exchange_weak(seen, seen + 1)) {
+                block = count_in(seen);
+                return true;
+            }
+        }
+        if (next_.compare_exchange_strong(next, next + 1)) ++next;
+    }
+    return false;
+}
+
+bool Arena::sum_one_block() {
+    const std::shared_lock shared(gate_);
+    if (step_ == 0 || is_discarded(step_)) return false;
+    std::size_t chunk;
+    std::uint32_t block;
+    if (!claim(chunk, block)) return false;
+    RankState& rank = ranks_[rank_];
+    ++rank.claimed;
+    sum_block(chunks_[chunk], block);
+    ++rank.summed;
+    if (tick(chunk_states_[chunk].summed, step_) == chunks_[chunk].num_blocks()) complete(chunk);
+    return true;
+}
+
+void Arena::sum_block(const Chunk& chunk, std::uint32_t block) {
+    std::vector<const void*> sources(layout_.num_ranks);
+    for (std::size_t i = chunk.first[block]; i < chunk.first[block + 1]; ++i) {
+        const Segment& segment = chunk.segments[i];
+        for (std::size_t rank = 0; rank < sources.size(); ++rank) {
+            sources[rank] = slot(rank) + segment.offset;
+        }
+        sum(kernels_, segment.dtype, sources.data(), sources.size(), options_.scale,
+            result(step_ % 2) + segment.offset, segment.count, chunk.streaming);
+    }
+}
+
+// What the reducer thread does: it never spins, and sleeps until it is called.
+void Arena::reduce() {
+    while (!closing_) {
+        const std::uint32_t seen = header_.work;
+        // Where a rank has one core, its waiting thread sums just as well.
+        while (!closing_ && (options_.spare_core || num_waiting_ == 0) && sum_one_block()) {
+        }
+        const Counted idle(header_.idle);
+        if (!closing_) futex_wait(header_.work, seen, -1);
+    }
+}
+
+}  // namespace paceline
