@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.cpp)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.[ch]pp)
 
 .PHONY: demo test test-gpu check format clean
 

@@ -30,4 +30,5 @@ def group_of(
         members=members,
         store=None,
         control=None,
+        deadline_s=30.0,
     )

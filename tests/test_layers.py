@@ -19,9 +19,16 @@ for name in sys.argv[1:]:
 """
 
 PURE = {
-    "paceline.core": ["breakdown", "compare", "cost", "errors", "machine", "plan", "simulate"],
-    "paceline": ["core.strategy", "core.timeline", "core.units", "core.workload", "planner"],
-    "paceline.strategies": ["allreduce.config", "allreduce.plan"],
+    "paceline": ["planner"],
+    "paceline.core": [
+        *("breakdown", "calibration", "chunks", "compare", "cost", "errors", "machine", "plan"),
+        *("simulate", "step", "strategy", "timeline", "transfer", "units", "workload"),
+    ],
+    "paceline.strategies": [
+        *("allreduce.config", "allreduce.plan"),
+        *("host.config", "host.model", "host.plan"),
+        *("tree.config", "tree.plan"),
+    ],
     "paceline.record": ["trace"],
     "paceline.data": ["sampler"],
 }

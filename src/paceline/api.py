@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
+from paceline.core.strategy import Strategy
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.launching import carry_out, new_run_id, under_torchrun
@@ -94,9 +95,14 @@ def plan(
         workload = _workload(model, -(-batch_size // count), input_shape)
         forecasts += [
             forecast(workload, known, strategy, strategy.config(workers=count), batch_size)
-            for strategy in STRATEGIES.values()
+            for strategy in _strategies(count)
         ]
     return rank(forecasts)
+
+
+def _strategies(workers: int) -> list[Strategy]:
+    """Return all strategies; one worker has nobody to exchange with, and all are the same."""
+    return list(STRATEGIES.values())[: None if workers > 1 else 1]
 
 
 def _worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> list[int]:

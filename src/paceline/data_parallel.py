@@ -58,7 +58,7 @@ class DataParallel(nn.Module):
         self._choice: Choice | None = None
         self._group = joined(_device_of(module), deadline_s)
         self._start()
-        self._register_load_state_dict_pre_hook(_renamed, with_module=False)
+        _accept_own_names(self)
         if self._group.world_size == 1:
             self._replica = Alone(module)
         elif exchange != "auto" and (exchange != "host" or chunk != "auto"):
@@ -153,7 +153,7 @@ class DataParallel(nn.Module):
         copied._deadline_s, copied._group = self._deadline_s, self._group
         copied._choice = None
         copied._replica = Alone(copied.module) if self._group.world_size == 1 else None
-        copied._register_load_state_dict_pre_hook(_renamed, with_module=False)
+        _accept_own_names(copied)
         copied._start()
         return copied
 
@@ -213,6 +213,10 @@ def _device_of(module: nn.Module) -> torch.device:
     if parameter is None:
         raise InvalidInput("module: has no parameters to train")
     return parameter.device
+
+
+def _accept_own_names(parallel: DataParallel) -> None:
+    parallel._register_load_state_dict_pre_hook(_renamed)  # type: ignore[no-untyped-call]
 
 
 def _renamed(state: dict[str, Any], prefix: str, *_: object) -> None:

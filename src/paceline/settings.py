@@ -1,7 +1,7 @@
 """The settings of a run: validated once, with errors that name the field."""
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -12,8 +12,8 @@ _LARGEST_FLOAT32 = 3.4e38
 _LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
 
 
-class TrainSettings(BaseModel):
-    """What `paceline train` does. `batch_size` is that of a step over all workers.
+class _RunSettings(BaseModel):
+    """What every run needs. `batch_size` is that of a step over all workers.
 
     `options` are fields of the strategy's configuration.
     """
@@ -21,16 +21,10 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    data: str = "digits"
     strategy: str = "allreduce"
     options: dict[str, Any] = {}
     workers: Annotated[int, Field(ge=1)] = 2
-    epochs: Annotated[int, Field(ge=1)] = 3
     batch_size: Annotated[int, Field(ge=1)] = 64
-    learning_rate: Annotated[float, Field(gt=0, le=_LARGEST_FLOAT32)] = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
     deadline_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 30.0
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     output: Path = Path("runs")
@@ -52,9 +46,82 @@ class TrainSettings(BaseModel):
         return validated(TypeAdapter(strategy.config), values, f"strategy {self.strategy}")
 
 
+class TrainSettings(_RunSettings):
+    """What `paceline train` does."""
+
+    data: str = "digits"
+    epochs: Annotated[int, Field(ge=1)] = 3
+    learning_rate: Annotated[float, Field(gt=0, le=_LARGEST_FLOAT32)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
+
+
+Milliseconds = Annotated[float, Field(gt=0, le=1e3 * _LONGEST_S)] | None
+
+
+class RehearseSettings(_RunSettings):
+    """What `paceline rehearse` does: `steps` are those that are measured.
+
+    Layers take the time of `device`, a device of a machine file, where the totals of a step's
+    phases may say more; or they take `stretch` times as long as here. `chunk_search` looks for
+    strategy host's chunk first.
+    """
+
+    device: str | None = None
+    stretch: Annotated[float, Field(ge=1, le=_LONGEST_S)] | None = None
+    forward_ms: Milliseconds = None
+    backward_ms: Milliseconds = None
+    update_ms: Milliseconds = None
+    input_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    steps: Annotated[int, Field(ge=3)] = 20
+    chunk_search: Literal["runtime", "predicted"] | None = None
+    search_step: Annotated[int, Field(ge=1)] | None = None
+    search_range: Annotated[int, Field(ge=1)] | None = None
+    interval: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_device(self) -> Self:
+        if (self.device is None) == (self.stretch is None):
+            both = "both are given" if self.device is not None else "neither is given"
+            raise ValueError(
+                f"device, stretch: {both}; a rehearsal paces layers as a device, or stretches them"
+            )
+        if self.device is None:
+            self._only_with("device", "forward_ms", "backward_ms", "update_ms")
+        return self
+
+    @model_validator(mode="after")
+    def _search_fits(self) -> Self:
+        if self.chunk_search is None:
+            self._only_with("chunk_search", "search_step", "search_range", "interval")
+            return self
+        if self.chunk_search == "predicted":
+            self._only_with("chunk_search runtime", "search_step", "search_range")
+        if self.strategy != "host":
+            raise ValueError(f"chunk_search: strategy {self.strategy} has no chunks; host has")
+        if self.workers == 1:
+            raise ValueError("chunk_search: a single worker exchanges nothing")
+        if "chunk" in self.options:
+            raise ValueError("chunk_search: looks for the chunk that options already name")
+        return self
+
+    def _only_with(self, other: str, *fields: str) -> None:
+        for field in fields:
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field}: goes only with {other}")
+
+
 def validated_settings(values: dict[str, Any]) -> TrainSettings:
     """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
     settings: TrainSettings = validated(TypeAdapter(TrainSettings), values)
+    settings.config()
+    return settings
+
+
+def validated_rehearsal(values: dict[str, Any]) -> RehearseSettings:
+    """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
+    settings: RehearseSettings = validated(TypeAdapter(RehearseSettings), values)
     settings.config()
     return settings
 

@@ -103,6 +103,9 @@ def test_worker_0_updates_and_the_others_go_on_when_they_have_its_weights():
     for rank in (1, 2, 3):
         down = ends[f"s0/send[down{rank}]"]
         assert ends[f"s1/load@worker{rank}"].start_s >= down.end_s
+    # Who has children sends before it goes on, the nearest last.
+    assert tasks["s1/load@worker0"].after == ("s0/send[down1]",)
+    assert tasks["s1/load@worker2"].after == ("s0/send[down3]",)
     # The largest distance first, so that both halves of the tree go on at once.
     assert ends["s0/send[down1]"].start_s == ends["s0/send[down3]"].start_s
     assert ends["s0/send[down2]"].end_s == ends["s0/send[down1]"].start_s

@@ -11,6 +11,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
+from paceline.exchange.replica import Alone
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.training.loop import Job, Outcome, evaluate, share_batches, train
@@ -94,7 +95,7 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
 
 @dataclass
 class Ran:
-    """What a training did, and for which wrappings of its model collectives were to be noted."""
+    """What a training did, and when its replica was told to record, or to stop."""
 
     outcome: Outcome
     reports: list
@@ -124,11 +125,19 @@ def run(
         advance=lambda: each_step(job),
     )
 
-    def wrap(recorder: Recorder | None) -> nn.Module:
-        recorded.append(recorder is job.recorder)
-        return job.model
+    class Watched(Alone):
+        closed = 0
 
-    return Ran(train(job, wrap), reports, recorded)
+        def record(self, recorder: Recorder | None) -> None:
+            recorded.append(recorder is job.recorder)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    replica = Watched(job.model)
+    outcome = train(job, replica)
+    assert replica.closed == 1
+    return Ran(outcome, reports, recorded)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +148,10 @@ def run(
         (12, 1, 7, 12, 5, [True]),
         # Of several, twenty steps of the second are traced, after two that warm up at the least.
         # All others but its own are measured, from the end of the second step of each.
-        (5, 2, 5 + 2, 5 + 5, 3, [False, True]),
-        (23, 2, 23 + 3, 23 + 23, 21, [False, True]),
-        (30, 3, 30 + 10, 30 + 30, 28 + 28, [False, True, False]),
-        (6, 5, 6 + 2, 6 + 6, 4 * 4, [False, True, False]),
+        (5, 2, 5 + 2, 5 + 5, 3, [True]),
+        (23, 2, 23 + 3, 23 + 23, 21, [True]),
+        (30, 3, 30 + 10, 30 + 30, 28 + 28, [True, False]),
+        (6, 5, 6 + 2, 6 + 6, 4 * 4, [True, False]),
     ],
 )
 def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(

@@ -1,4 +1,5 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -53,6 +54,23 @@ def exchange_s(nbytes: float, num_ranks: int) -> float:
     return sent_by_all / NBYTES_PER_S + 2 * (num_ranks - 1) * LATENCY_S
 
 
+@dataclass
+class Ring:
+    """An exchange that takes as long as a ring's."""
+
+    clock: Ticking
+    nbytes: int
+    num_ranks: int
+    closed: int = 0
+
+    def __call__(self) -> None:
+        assert not self.closed
+        self.clock.now += exchange_s(self.nbytes, self.num_ranks)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 @pytest.fixture
 def clock(monkeypatch) -> Ticking:
     clock = Ticking(MARK_S)
@@ -72,23 +90,18 @@ def profiled(
             clock.now += LOAD_S + HELD_UP_S * (held_up and i % 3 == 2)
             yield Share(inputs, torch.tensor([0, 2]), 1.0)
 
-    def exchange_of(nbytes: int) -> Callable[[], None]:
-        def once() -> None:
-            clock.now += exchange_s(nbytes, group.world_size)
-
-        return once
-
     workload = describe(model, inputs, "small")
     clock.now = 0.0
     rounds_s = NUM_ROUNDS * (STEP_S + 2 * MARK_S)
     if group.world_size > 1:
-        rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 2 * MARK_S)
+        rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 3 * MARK_S)
     seconds = 2 * rounds_s + 1e-6
-    return profile(model, workload, source, SGD(), group, seconds, exchange_of), workload
+    probers = {"allreduce": lambda nbytes: Ring(clock, nbytes, group.world_size)}
+    return profile(model, workload, source, SGD(), group, seconds, probers), workload
 
 
 def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
-    return {key[1:]: s for key, s in found.cost.durations.items() if key[0] == device}
+    return {key[1:]: s for key, s in found.durations.items() if key[0] == device}
 
 
 def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):
@@ -117,7 +130,7 @@ def test_ranks_that_wait_for_each_other_pay_for_every_delay_of_any(clock):
 
 def test_the_link_is_the_one_that_was_measured(clock):
     found, workload = profiled(clock, ranks(2), held_up=False)
-    (link,) = found.machine.links
+    (link,) = found.calibrated(find_strategy("allreduce"))[0].links
     assert workload.gradient_nbytes == 8192
     assert link.bandwidth_bytes_per_s == pytest.approx(NBYTES_PER_S)
     assert link.latency_s == pytest.approx(LATENCY_S + MARK_S / 2)
@@ -127,7 +140,8 @@ def test_the_link_is_the_one_that_was_measured(clock):
 def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
     found, workload = profiled(clock, ranks(2), held_up=False)
     strategy = find_strategy("allreduce")
-    predicted = forecast(workload, found.machine, strategy, AllReduce(), 4, found.cost)
+    machine, cost = found.calibrated(strategy)
+    predicted = forecast(workload, machine, strategy, AllReduce(), 4, cost)
     step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
     assert predicted.step_s == pytest.approx(step_s)
     assert predicted.samples_per_s == pytest.approx(4 / step_s)
@@ -154,6 +168,6 @@ def test_the_number_of_rounds_is_bounded(clock, seconds: float):
         yield share
 
     workload = describe(model, share.inputs)
-    profile(model, workload, source, SGD(), ranks(1), seconds, lambda nbytes: lambda: None)
+    profile(model, workload, source, SGD(), ranks(1), seconds, {})
     # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
     assert num_steps == (8 if seconds < 1 else 502)

@@ -185,9 +185,9 @@ class Synchronized:
 
     def _set_chunk(self, size: int) -> None:
         assert self._layout is not None
-        # Without chunks everything is sent at the end.
-        whole = size if self._exchange.chunked else len(self._layout.layers)
-        self._chunk, self._chunks = whole, self._layout.chunks(whole)
+        self._chunk = size
+        whole = (Chunk(0, self._layout.slots),)
+        self._chunks = self._layout.chunks(size) if self._exchange.chunked else whole
         chunk_of = [0] * len(self._named)
         for chunk in self._chunks:
             for slot in chunk.slots:

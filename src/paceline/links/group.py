@@ -76,7 +76,10 @@ class Group:
         """Overwrite the tensors of all ranks with those of rank 0."""
         if self.world_size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, 0)
+                sent = tensor.contiguous()  # torch sends memory as it lies, gaps and all
+                dist.broadcast(sent, 0)
+                if sent is not tensor:
+                    tensor.copy_(sent)
 
     def broadcast_together(self, tensors: Sequence[Tensor]) -> None:
         """Do the same with one message for each type: for many small tensors."""

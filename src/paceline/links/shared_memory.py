@@ -12,6 +12,7 @@ from paceline.links.group import Group
 _NAME = "paceline"
 _NONCE_NBYTES = 16
 _MEMINFO = Path("/proc/meminfo")
+_PROC_SELF = Path("/proc/self")
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ def find_place(group: Group) -> Place:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([os.getpid(), fd, nonce.hex(), usable])
+        # Where /proc is that of another namespace, it does not speak of the processes we can watch.
+        lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
-            for rank, (pid, other, secret, _) in enumerate(rows[: group.rank])
+            for rank, (pid, other, secret, _) in enumerate(lower)
             if _read_nonce(pid, other) == bytes.fromhex(secret)
         ]
-        leader_of = _choose_leaders(group.gather(reached))
+        leader_of = choose_leaders(group.gather(reached))
     finally:
         os.close(fd)
     members = tuple(r for r, leader in enumerate(leader_of) if leader == leader_of[group.rank])
@@ -121,7 +124,7 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
         os.close(opened)
 
 
-def _choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
+def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     """Return each rank's leader: the lowest leader that it has reached, or itself.
 
     `reached[rank]` are the lower ranks that a rank has reached, ascending. All ranks must come to

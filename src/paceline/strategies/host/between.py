@@ -2,18 +2,21 @@
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk
 from paceline.links.arena import Arena
 from paceline.links.group import Group
+from paceline.record.recorder import Recorder
 from paceline.strategies.host.transfer import changed_on_any
 
-_Step = tuple[int, tuple[Chunk, ...]]
+_Step = tuple[int, tuple[Chunk, ...], Recorder | None]
 
 
 class Between:
@@ -35,10 +38,10 @@ class Between:
             self._thread = threading.Thread(target=self._work, name="between", daemon=True)
             self._thread.start()
 
-    def begin(self, step: int, chunks: tuple[Chunk, ...]) -> None:
+    def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Take on the step's chunks as they are summed on this machine."""
         if self._leads:
-            self._steps.put((step, chunks))
+            self._steps.put((step, chunks, recorder))
 
     def finish(self) -> None:
         """Raise what went wrong in the thread; otherwise all chunks of the step are published."""
@@ -55,20 +58,24 @@ class Between:
 
     def _work(self) -> None:
         while (item := self._steps.get()) is not None:
-            step, chunks = item
+            step, chunks, recorder = item
             try:
                 if self._error is None:
-                    self._exchange(step, chunks)
+                    self._exchange(step, chunks, recorder)
             except Exception as error:
                 self._error = error
             self._done.put(step)
 
-    def _exchange(self, step: int, chunks: Sequence[Chunk]) -> None:
+    def _exchange(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         result = self._arena.shared_result(step)
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
+            started = time.monotonic()
             for part in _parts(chunk, result):
                 dist.all_reduce(part, group=self._leaders)
+            if recorder is not None:
+                number = str(chunk.number)
+                recorder.add_exchange(Kind.SEND, number, started, time.monotonic())
             if chunk is chunks[-1]:  # then all flags of this machine stand
                 self._share_flags(step)
             self._arena.publish(chunk.number)

@@ -65,7 +65,7 @@ class HostExchange:
         self._arena.begin(self._step)
         self._transfer.begin(self._step, self._chunks, self.recorder)
         if self._between is not None:
-            self._between.begin(self._step, self._chunks)
+            self._between.begin(self._step, self._chunks, self.recorder)
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
         """Send the chunk to the host."""

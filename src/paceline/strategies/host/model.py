@@ -4,9 +4,9 @@ Layers are given in the paper's order: layer 1, the first of the network and the
 stands first. Every worker is as fast as any other, so that one stands for all.
 
 The forms are those of the plans under the paper's assumptions. For `host_s`: each layer is a chunk
-of its own (else give the sums of each chunk as a layer); layers are copied, summed and sent back by
-different processes, so that none waits for another's; and t_aa is a copy to the host and the sum
-there. For `typical_s`: transfers take a time in proportion to their bytes. `simulate` needs neither.
+of its own (else give each chunk as a layer); layers are copied, summed and sent back by different
+processes, so that none waits for another's; and t_aa is a copy to the host and the sum there. For
+`typical_s`: transfers take a time in proportion to their bytes. A simulation needs neither.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class LayerTimes(NamedTuple):
     """Seconds that one layer takes, and the paper's symbols for them.
 
     `t_bp`: its back-propagation (steps B-1 to B-4). `t_as`: synchronising the device with its host
-    (B-4-1). `t_aa`: accumulating its gradients (B-4-2, or T-3 on GPU 0). `t_bc`: bringing the result
-    to all workers (B-4-3, or the parameters in T-5).
+    (B-4-1). `t_aa`: accumulating its gradients (B-4-2, or T-3 on GPU 0). `t_bc`: bringing what
+    results to all workers (B-4-3, or the parameters in T-5).
     """
 
     t_bp: float

@@ -90,6 +90,8 @@ class TreeExchange:
             flat.hand_out(self._group.world_size if self._group.rank == 0 else None)
         if self._group.rank == 0:
             self._restore()
+        elif self.recorder is not None:
+            self.recorder.leave_out(Kind.STEP)
         self._stale = {slot.index: slot for slot in self._layout.slots}
         self._num_steps += 1
         self._exposed_s += time.monotonic() - started

@@ -21,12 +21,15 @@ class Flat:
         self._numel = numel
         self.values = torch.zeros(numel + len(self._slots), dtype=dtype, device=device)
         self.incoming = torch.empty_like(self.values)
-        self._parts: dict[int, Tensor] = {}
+        self._parts = dict(self._cut(self.values))
+        self._parameters = dict(self._cut(self.incoming))
+
+    def _cut(self, flat: Tensor) -> Iterator[tuple[int, Tensor]]:
         start = 0
         for slot in self._slots:
             size = slot.parameter.numel()
-            flat = self.values[start : start + size]
-            self._parts[slot.index] = flat.as_strided(slot.parameter.size(), slot.stride)
+            part = flat[start : start + size]
+            yield slot.index, part.as_strided(slot.parameter.size(), slot.stride)
             start += size
 
     @property
@@ -62,20 +65,23 @@ class Flat:
                 slot.parameter.grad = self._parts[slot.index]
 
     def parameters(self, slots: Sequence[Slot], fill: bool) -> Iterator[Tensor]:
-        """Yield what has to be sent, once filled with the parameters of `slots`: few messages."""
-        own = [slot for slot in slots if slot.index in self._parts]
+        """Yield what has to be sent, once filled with the parameters of `slots`: few messages.
+
+        They do not lie where the gradients are, which belong to the user until the next step.
+        """
+        own = [slot for slot in slots if slot.index in self._parameters]
         if fill:
             for slot in own:
-                self._parts[slot.index].copy_(slot.parameter)
+                self._parameters[slot.index].copy_(slot.parameter)
         if len(own) == len(self._slots):
-            yield self.values[: self._numel]
+            yield self.incoming[: self._numel]
         else:
             for slot in own:
-                part = self._parts[slot.index]
+                part = self._parameters[slot.index]
                 yield part.as_strided((part.numel(),), (1,))
 
     def take_over(self, slots: Sequence[Slot]) -> None:
         """Give the parameters of `slots` what is in the buffer."""
         for slot in slots:
-            if slot.index in self._parts:
-                slot.parameter.copy_(self._parts[slot.index])
+            if slot.index in self._parameters:
+                slot.parameter.copy_(self._parameters[slot.index])

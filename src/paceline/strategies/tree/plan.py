@@ -129,10 +129,10 @@ class _Step:
         for edge in reversed(self.edges):
             down = edge.task_down(step, (done[edge.parent],))
             yield down
-            done[edge.child] = done[edge.parent] = down.name
+            done[edge.child] = down.name
 
     def _before(self, step: int, worker: int) -> tuple[str, ...]:
-        """Return the last message of the step before: worker 0 sends, as others receive."""
+        """Return the last message that the worker sent or received in the step before."""
         if not step:
             return ()
         below = children(worker, len(self.compute.devices))

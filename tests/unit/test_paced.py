@@ -1,0 +1,253 @@
+"""Paced models: real names, sizes and order, gradients without copies, and layers that take time.
+
+Times are those of a clock that only sleeping moves, but for one test, which has a lower bound.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.models import describe, find, layers_of
+from paceline.models import paced as module_of_paced
+from paceline.models.googlenet import Inception
+from paceline.models.paced import PacedModel, PacedSGD, paced
+from paceline.models.resnet import BasicBlock
+from paceline.record.recorder import Recorder
+from sleeping import Sleeping
+
+
+class Outputs(nn.Module):
+    """The first of several outputs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)[0]
+
+
+class WithRoot(nn.Module):
+    """Parameters of the model itself, and a layer that contains a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.outer = Outputs(nn.Linear(4, 3))
+        self.outer.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x * self.scale) + self.outer.shift
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "lenet5": (lambda: find("lenet5").build(None), (2, 1, 32, 32)),
+    "block": (lambda: BasicBlock(8, 8, 1, nn.Conv2d(8, 8, 1)), (2, 8, 8, 8)),
+    "inception": (lambda: Inception(8, (4, 2, 4, 2, 4, 4)), (2, 8, 8, 8)),
+    "lstm": (lambda: Outputs(nn.LSTM(3, 4, num_layers=2)), (5, 2, 3)),
+    "root": (WithRoot, (2, 4)),
+}
+
+
+def workload_of(name: str) -> Workload:
+    build, shape = MODELS[name]
+    return describe(build(), torch.zeros(shape), name)
+
+
+def instant(workload: Workload, num_classes: int = 1) -> PacedModel:
+    times = [0.0] * len(workload.layers)
+    return paced(workload, times, times, 0.0, num_classes)
+
+
+def chain(num_layers: int) -> Workload:
+    """Layers 'l0', 'l1', ... of one parameter each."""
+    layers = tuple(
+        Layer(f"l{i}", (Parameter(f"l{i}.weight", (3, 2)),), 0, Cost(), Cost())
+        for i in range(num_layers)
+    )
+    return Workload("chain", 2, layers, tuple(reversed(range(num_layers))), 0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeping:
+    sleeping = Sleeping()
+    monkeypatch.setattr(module_of_paced, "time", sleeping)
+    return sleeping
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_and_parameters_are_those_of_the_real_model(name: str):
+    def found(model: nn.Module) -> dict[str, dict[str, torch.Size]]:
+        return {layer.name: {n: p.shape for n, p in layer.parameters} for layer in layers_of(model)}
+
+    model = instant(workload_of(name))
+    assert found(model) == found(MODELS[name][0]())
+    assert all(p.dtype is torch.float32 and not p.any() for p in model.parameters())
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_run_and_gradients_become_ready_as_in_the_real_model(name: str):
+    """The description of the stand-in is that of the model, but for costs."""
+    real = workload_of(name)
+    seen = describe(instant(real), torch.zeros(2, 1))
+    assert [layer.name for layer in seen.layers] == [layer.name for layer in real.layers]
+    assert seen.backward_order == real.backward_order
+    assert {layer.name: set(layer.parameters) for layer in seen.layers} == {
+        layer.name: set(layer.parameters) for layer in real.layers
+    }
+
+
+def test_gradients_are_handed_over_and_not_copied():
+    model = instant(workload_of("lenet5"))
+    optimizer = PacedSGD(model.parameters(), 0.0)
+    steps = []
+    for _ in range(2):
+        model(torch.zeros(2, 1)).sum().backward()
+        # Kept, so that no copy of the second step can be where the first step's was.
+        steps.append([p.grad for p in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+    first, second = steps
+    assert all(p.grad is None for p in model.parameters())
+    assert [g.data_ptr() for g in first] == [g.data_ptr() for g in second]
+    assert all(one is not other for one, other in zip(first, second, strict=True))
+    assert [g.shape for g in first] == [p.shape for p in model.parameters()]
+    assert all(g.is_contiguous() and not g.any() for g in first)
+
+
+def test_what_an_exchange_writes_into_a_gradient_stays_out_of_the_parameters():
+    model = instant(chain(2))
+    model(torch.zeros(2, 1)).sum().backward()
+    for parameter in model.parameters():
+        parameter.grad.fill_(7)
+    PacedSGD(model.parameters(), 0.0).step()
+    assert not any(p.any() for p in model.parameters())
+
+
+def test_the_usual_loss_fits():
+    model = instant(chain(2), num_classes=5)
+    scores = model(torch.zeros(3, 1, 8, 8))
+    assert scores.shape == (3, 5)
+    loss = cross_entropy(scores, torch.tensor([0, 4, 2])) * 0.5
+    loss.backward()
+    assert torch.isfinite(loss)
+    with torch.no_grad():
+        assert not model(torch.zeros(3, 1)).requires_grad
+
+
+def test_a_copy_is_a_model_of_its_own():
+    model = instant(workload_of("root"))
+    twin = copy.deepcopy(model)
+    twin(torch.zeros(2, 1)).sum().backward()
+    assert all(p.grad is not None for p in twin.parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_every_layer_takes_its_time(clock: Sleeping):
+    """What a recorder sees, update included, is what was asked for."""
+    model = paced(workload_of("root"), [1, 2, 4], [8, 16, 32], 64)
+    names = [layer.name for layer in workload_of("root").layers]
+    optimizer = PacedSGD(model.parameters(), model.update_s)
+    recorder = Recorder(clock, "gpu0", 0)
+    recorder.start_trace(model)
+    with recorder.phase(Kind.FORWARD):
+        loss = model(torch.zeros(2, 1)).sum()
+    with recorder.phase(Kind.BACKWARD):
+        loss.backward()
+    with recorder.phase(Kind.STEP):
+        optimizer.step()
+    spans = [(span.part, span.start_s, span.end_s) for span in recorder.spans()]
+    recorder.stop_trace()
+    forward = [(names[0], 0, 1), (names[1], 1, 3), (names[2], 3, 7)]
+    backward = dict(zip(names, (8, 16, 32), strict=True))
+    ready, now = [], 7
+    for layer in workload_of("root").in_backward_order:
+        ready.append((layer.name, now, now + backward[layer.name]))
+        now += backward[layer.name]
+    assert spans == [*forward, *ready, ("", 63, 127)]
+
+
+def backward_times(clock: Sleeping, hooks_s: list[float], backward_s: list[float]) -> list[float]:
+    """When the gradients of a chain come, first 'l0'; the hook of each takes `hooks_s`."""
+    num_layers = len(backward_s)
+    model = paced(chain(num_layers), [0.0] * num_layers, backward_s, 0.0)
+    times = [0.0] * num_layers
+    for number, parameter in enumerate(model.parameters()):
+
+        def ready(_: Tensor, number: int = number) -> None:
+            times[number] = clock.now
+            clock.now += hooks_s[number]
+
+        parameter.register_post_accumulate_grad_hook(ready)
+    loss = model(torch.zeros(2, 1)).sum()
+    started = clock.now = clock.now + 1000  # whatever comes before backward
+    loss.backward()
+    return [when - started for when in times]
+
+
+def test_late_wakes_do_not_add_up(clock: Sleeping):
+    clock.late_s = 0.25
+    assert backward_times(clock, [0, 0, 0], [4, 2, 1]) == [7.25, 3.25, 1.25]
+
+
+def test_layers_shorter_than_a_late_wake_make_up_for_it(clock: Sleeping):
+    clock.late_s = 0.25
+    times = backward_times(clock, [0] * 8, [0.125] * 8)
+    assert times == [1.125, 1.125, 0.75, 0.75, 0.75, 0.375, 0.375, 0.375]
+
+
+def test_a_hook_runs_beside_the_next_layer(clock: Sleeping):
+    assert backward_times(clock, [0, 0, 1.5], [4, 2, 1]) == [7, 3, 1]
+    assert backward_times(clock, [0, 0, 2], [4, 2, 1]) == [7, 3, 1]
+
+
+def test_who_is_later_than_a_whole_layer_counts_from_now(clock: Sleeping):
+    assert backward_times(clock, [0, 0, 3], [4, 2, 1]) == [10, 6, 1]
+
+
+def test_an_update_waits_for_what_came_before(clock: Sleeping):
+    """Otherwise communication that shows would hide behind it."""
+    model = paced(chain(1), [1], [1], 8)
+    optimizer = PacedSGD(model.parameters(), model.update_s)
+    for _ in range(2):
+        model(torch.zeros(2, 1)).sum().backward()
+        clock.now += 5
+        optimizer.step()
+    assert clock.now == 2 * (1 + 1 + 5 + 8)
+    assert optimizer.step(lambda: 3.0) == 3.0
+
+
+def test_real_time_passes():
+    model = paced(chain(3), [0.01, 0.02, 0.03], [0.01, 0.01, 0.02], 0.02)
+    started = time.monotonic()
+    model(torch.zeros(2, 1)).sum().backward()
+    PacedSGD(model.parameters(), model.update_s).step()
+    assert time.monotonic() - started >= 0.12
+
+
+@pytest.mark.parametrize("times", [([0.0],), ([0.0, -1.0],), ([0.0, nan],), ([0.0, inf],)])
+def test_impossible_times_are_refused(times: tuple[list[float]]):
+    for forward_s, backward_s in ((times[0], [0.0, 0.0]), ([0.0, 0.0], times[0])):
+        with pytest.raises(ValueError, match=r"1 times for 2 layers|cannot take"):
+            paced(chain(2), forward_s, backward_s, 0.0)
+    with pytest.raises(ValueError, match=r"cannot take -1 s"):
+        PacedSGD(instant(chain(1)).parameters(), -1)
+
+
+def test_parameters_of_another_size_are_refused():
+    half = Layer("fc", (Parameter("fc.weight", (4,), 2),), 0, Cost(), Cost())
+    with pytest.raises(InvalidInput, match=r"'fc.weight' has 2 bytes a value; only float32"):
+        instant(Workload("net", 1, (half,), (0,), 0))
+    stray = Layer("fc", (Parameter("weight", (4,)),), 0, Cost(), Cost())
+    with pytest.raises(ValueError, match=r"'weight' is none of layer 'fc'"):
+        instant(Workload("net", 1, (stray,), (0,), 0))

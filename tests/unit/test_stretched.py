@@ -1,0 +1,215 @@
+"""Stretched models: each layer `factor` times as long, on a clock that work and sleeping move."""
+
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
+from paceline.models import stretched as module_of_stretched
+from paceline.models.resnet import BasicBlock
+from paceline.models.stretched import stretch
+from paceline.record.recorder import Recorder
+from sleeping import Sleeping
+from ticking import Timed
+
+
+class Twice(nn.Module):
+    """A shared module, and two outputs."""
+
+    def __init__(self, module: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.module, self.last = module, last
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.module(self.module(x))
+        return inner.relu(), self.last(inner)
+
+
+class Checkpointed(nn.Module):
+    """Runs its module again in backward, in a pass of autograd within the other."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.module, x, use_reentrant=True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeping:
+    sleeping = Sleeping()
+    monkeypatch.setattr(module_of_stretched, "time", sleeping)
+    return sleeping
+
+
+def spans(model: nn.Module, clock: Sleeping, exchange_s: float = 0.0) -> dict[Kind, list]:
+    """Return (part, start, end) of a step's spans; the gap between the phases takes 100 s."""
+    recorder = Recorder(clock, "cpu0", 0)
+    recorder.start_trace(model)
+    with recorder.phase(Kind.FORWARD):
+        outputs = model(torch.ones(1, requires_grad=True))
+    clock.now += 100
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: work(clock, exchange_s))
+    with recorder.phase(Kind.BACKWARD):
+        sum(outputs).sum().backward()
+    recorder.stop_trace()
+    return {
+        kind: [(s.part, s.start_s, s.end_s) for s in recorder.spans() if s.kind is kind]
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    }
+
+
+def work(clock: Sleeping, seconds: float) -> None:
+    clock.now += seconds
+
+
+def test_each_layer_takes_factor_times_as_long_both_ways(clock: Sleeping):
+    model = nn.Sequential(Timed(clock, 2, 5), nn.ReLU(), Timed(clock, 3, 7), Timed(clock, 4, 11))
+    stretch(model, 3)
+    shares = spans(model, clock)
+    assert shares[Kind.FORWARD] == [("0", 0, 6), ("2", 6, 15), ("3", 15, 27)]
+    assert shares[Kind.BACKWARD] == [("3", 127, 160), ("2", 160, 181), ("0", 181, 196)]
+
+
+def test_what_follows_a_gradient_that_is_ready_is_not_stretched(clock: Sleeping):
+    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
+    stretch(model, 3)
+    shares = spans(model, clock, exchange_s=50)
+    assert shares[Kind.BACKWARD] == [("1", 115, 136), ("0", 136, 136 + 50 + 15)]
+
+
+def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
+    clock.late_s = 0.5
+    model = nn.Sequential(*(Timed(clock, 1, 1) for _ in range(8)))
+    stretch(model, 2)
+    shares = spans(model, clock)
+    assert shares[Kind.FORWARD][-1][2] == 16.5
+    assert shares[Kind.BACKWARD][-1][2] == pytest.approx(132.5)
+
+
+def test_a_shared_module_and_several_outputs(clock: Sleeping):
+    model = Twice(Timed(clock, 2, 5), Timed(clock, 3, 7))
+    stretch(model, 2)
+    shares = spans(model, clock)
+    assert shares[Kind.FORWARD] == [("module", 0, 8), ("last", 8, 14)]
+    assert shares[Kind.BACKWARD] == [("last", 114, 128), ("module", 128, 148)]
+
+
+def test_an_output_that_is_used_again(clock: Sleeping):
+    """Its gradient comes in the midst of a backward pass that has begun with another output's."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Timed(clock, 2, 5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return (one := self.module(x)), self.module(one)
+
+    model = Both()
+    stretch(model, 2)
+    assert spans(model, clock)[Kind.BACKWARD] == [("module", 108, 128)]
+
+
+def test_a_recorder_that_was_there_first_sees_the_same(clock: Sleeping):
+    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
+    entered: list[float] = []
+    for layer in model:
+        layer.register_forward_pre_hook(lambda *_: entered.append(clock.now))
+    stretch(model, 3)
+    model(torch.ones(1))
+    assert entered == [0, 6]
+
+
+def test_recomputation_is_stretched(clock: Sleeping):
+    model = nn.Sequential(Checkpointed(Timed(clock, 2, 5)), Timed(clock, 3, 7))
+    stretch(model, 2)
+    shares = spans(model, clock)
+    assert shares[Kind.BACKWARD] == [("1", 110, 124), ("0.module", 124, 138)]
+
+
+def test_every_backward_pass_is_stretched(clock: Sleeping):
+    model = Timed(clock, 1, 5)
+    stretch(model, 2)
+    loss = model(torch.ones(1))
+    for passes in (1, 2):
+        clock.now += 100
+        loss.backward(retain_graph=True)
+        assert clock.now == 2 + passes * 110
+
+
+def test_removed_it_is_as_fast_as_before(clock: Sleeping):
+    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
+    stretch(model, 3).remove()
+    shares = spans(model, clock)
+    assert shares[Kind.FORWARD] == [("0", 0, 2), ("1", 2, 5)]
+    assert shares[Kind.BACKWARD] == [("1", 105, 112), ("0", 112, 117)]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: BasicBlock(4, 4, 1, nn.Conv2d(4, 4, 1)),
+        lambda: Twice(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)),
+    ],
+)
+def test_outputs_and_gradients_are_the_same_to_the_last_bit(build: Callable[[], nn.Module]):
+    def step(factor: float | None) -> tuple[list[Tensor], list[str]]:
+        torch.manual_seed(1)
+        model, order = build(), []
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+        if factor is not None:
+            stretch(model, factor)
+        inputs = torch.randn(2, 4, 5, 5, requires_grad=True)
+        outputs = model(inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        sum(output.sin().sum() for output in outputs).backward()
+        values = [*outputs, inputs.grad, *(p.grad for p in model.parameters())]
+        return [value.detach() for value in values], order
+
+    (plain, ready), (slow, ready_slowly) = step(None), step(1.5)
+    assert ready == ready_slowly
+    assert all(torch.equal(one, other) for one, other in zip(plain, slow, strict=True))
+
+
+def test_gradients_are_still_handed_over_without_a_copy():
+    class Handed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, parameter: Tensor) -> Tensor:
+            return parameter.new_zeros(())
+
+        @staticmethod
+        def backward(ctx, *_: Tensor) -> Tensor:
+            return buffer.detach()
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3))
+
+        def forward(self) -> Tensor:
+            return Handed.apply(self.weight)
+
+    buffer, model = torch.ones(3), Layer()
+    stretch(model, 1)
+    model().backward()
+    assert model.weight.grad.data_ptr() == buffer.data_ptr()
+
+
+@pytest.mark.parametrize("factor", [0.5, 0, -1, nan, inf])
+def test_a_device_cannot_be_made_faster(factor: float):
+    with pytest.raises(InvalidInput, match=r"factor"):
+        stretch(nn.Linear(1, 1), factor)
+
+
+def test_only_the_host_can_wait():
+    with pytest.raises(InvalidInput, match=r"'weight' lies on meta"):
+        stretch(nn.Linear(1, 1, device="meta"), 2)
