@@ -1,7 +1,7 @@
 """Which exchange, and which chunk: predicted from a short profile, for `exchange="auto"`."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -15,13 +15,14 @@ from paceline.core.workload import Cost, Workload
 from paceline.exchange.replica import Replica
 from paceline.links.group import Group
 from paceline.models import describe
-from paceline.planner import Forecast, forecast, rank
+from paceline.models.layers import layers_of
+from paceline.planner import Forecast, chunk_seconds, forecast, rank
 from paceline.record.clock import clock_for
 from paceline.strategies import STRATEGIES, probers
 from paceline.strategies.host.config import Host
 from paceline.training.profile import measure_exchanges
 from paceline.training.this_machine import Speed, this_machine
-from paceline.tune.chunk import ChunkTuner, PredictedSearch, Trial, candidates
+from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial
 
 _EXCHANGES = ("allreduce", "tree", "host")
 _NUM_PASSES = 3
@@ -54,94 +55,76 @@ def choose(
     All ranks must call it together, each with the inputs of its next forward pass; rank 0's
     predictions decide.
     """
-    if exchange in ("allreduce", "tree") or (exchange == "host" and isinstance(chunk, int)):
-        return _asked_for(module, group, exchange, chunk)
-    workload = describe(module, _tensors(inputs), type(module).__name__)
-    forecasts = _forecasts(module, inputs, workload, group, exchange, chunk)
-    best = rank(list(forecasts.values()))[0]
-    own = [
-        best.strategy,
-        {str(c): f.step_s for c, f in _by_chunk(forecasts).items()},
-        _why(forecasts),
-    ]
-    name, predicted, why = group.gather(own)[0]
-    if name != "host":
-        return _asked_for(module, group, name, chunk, why)
-    if chunk != "auto":
-        return _asked_for(module, group, "host", chunk, why)
-    tuner = PredictedSearch({int(c): seconds for c, seconds in predicted.items()})
+    if exchange != "auto" and (exchange != "host" or chunk != "auto"):
+        return _asked_for(module, group, exchange, chunk, f"{exchange}: asked for")
+    try:
+        workload = describe(module, _tensors(inputs), type(module).__name__)
+    except InvalidInput as error:
+        if exchange == "auto":
+            raise InvalidInput(f"exchange: 'auto' predicts, but {error}; name one") from error
+        search = RuntimeSearch(len(layers_of(module)))
+        why = f"host: asked for; its chunk is searched without a prediction, because {error}"
+        return Choice(_host(module, group, search), why, True, search)
+    best, chunks, why = _predicted(module, inputs, workload, group, exchange)
+    if best != "host" or chunk != "auto":
+        return _asked_for(module, group, best, chunk, why)
+    tuner = PredictedSearch({int(size): seconds for size, seconds in chunks.items()})
+    return Choice(_host(module, group, tuner), why, True, tuner)
+
+
+def _host(module: nn.Module, group: Group, tuner: ChunkTuner) -> Replica:
     run = import_module(STRATEGIES["host"].run)
-    replica = run.replica(module, Host(workers=group.world_size), group, tuner)
-    return Choice(replica, why, True, tuner)
+    replica: Replica = run.replica(module, Host(workers=group.world_size), group, tuner)
+    return replica
 
 
 def _asked_for(
-    module: nn.Module, group: Group, exchange: str, chunk: int | str, why: str = ""
+    module: nn.Module, group: Group, exchange: str, chunk: int | str, why: str
 ) -> Choice:
     strategy = STRATEGIES[exchange]
-    options = {"chunk": chunk} if exchange == "host" else {}
+    options = {"chunk": chunk} if exchange == "host" and chunk != "auto" else {}
     config = strategy.config(workers=group.world_size, **options)
     replica = import_module(strategy.run).replica(module, config, group)
-    return Choice(replica, why or f"{exchange}: asked for", exchange != "allreduce")
+    return Choice(replica, why, exchange != "allreduce")
 
 
 def _tensors(inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     if not inputs or not all(isinstance(value, Tensor) for value in inputs):
-        raise InvalidInput(
-            "exchange: 'auto' must know what the module computes, and so must be given its inputs "
-            "as positional tensors; otherwise name exchange and chunk"
-        )
+        raise InvalidInput("the module is not called with positional tensors alone")
     return inputs
 
 
-def _forecasts(
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    workload: Workload,
-    group: Group,
-    exchange: str,
-    chunk: int | str,
-) -> dict[tuple[str, int], Forecast]:
-    """Return what each exchange would take, host's with each chunk in question."""
+def _predicted(
+    module: nn.Module, inputs: tuple[Any, ...], workload: Workload, group: Group, exchange: str
+) -> tuple[str, dict[str, float], str]:
+    """Return the best exchange, the predicted seconds of host's chunks, and why: rank 0's."""
     work = sum((layer.forward + layer.backward for layer in workload.layers), Cost())
     seconds = group.gather(_seconds(module, inputs, group))
-    speeds = [Speed(work.flops / s, work.nbytes / s) for s in seconds]
-    bare = this_machine(group, speeds)
+    bare = this_machine(group, [Speed(work.flops / s, work.nbytes / s) for s in seconds])
     names = _EXCHANGES if exchange == "auto" else (exchange,)
     configs = {name: STRATEGIES[name].config(workers=group.world_size) for name in names}
     measured = measure_exchanges(workload, group, probers(configs, group))
-    forecasts = {}
-    for name in names:
-        strategy = STRATEGIES[name]
-        machine = strategy.calibrate(bare, measured[name])
-        for size in _sizes(name, chunk, workload):
-            options = {"chunk": size} if name == "host" else {}
-            config = strategy.config(workers=group.world_size, **options)
-            samples = workload.batch_size * group.world_size
-            forecasts[name, size] = forecast(workload, machine, strategy, config, samples)
-    return forecasts
-
-
-def _sizes(name: str, chunk: int | str, workload: Workload) -> list[int]:
-    if name != "host":
-        return [0]
-    return [chunk] if isinstance(chunk, int) else list(candidates(len(workload.layers)))
-
-
-def _by_chunk(forecasts: Mapping[tuple[str, int], Forecast]) -> dict[int, Forecast]:
-    return {size: forecast for (name, size), forecast in forecasts.items() if name == "host"}
-
-
-def _why(forecasts: Mapping[tuple[str, int], Forecast]) -> str:
-    """Say which is best, and what the others would take."""
-    best: dict[str, Forecast] = {}
-    for one in rank(list(forecasts.values())):
-        best.setdefault(one.strategy, one)
-    first, *others = best.values()
-    rest = ", ".join(f"{one.strategy} {one.step_s * 1e3:.3g} ms" for one in others)
-    return f"{first.strategy}: predicted {first.step_s * 1e3:.3g} ms a step ({first.why})" + (
-        f"; {rest}" if rest else ""
+    machines = {name: STRATEGIES[name].calibrate(bare, measured[name]) for name in names}
+    chunks = chunk_seconds(workload, machines["host"], STRATEGIES["host"], group.world_size)
+    configs["host"] = Host(workers=group.world_size, chunk=min(chunks, key=chunks.__getitem__))
+    samples = workload.batch_size * group.world_size
+    forecasts = rank(
+        [
+            forecast(workload, machines[name], STRATEGIES[name], configs[name], samples)
+            for name in names
+        ]
     )
+    by_text = {str(size): step_s for size, step_s in chunks.items()}
+    own = [forecasts[0].strategy, by_text, _why(forecasts)]
+    best, agreed, why = group.gather(own)[0]
+    return best, agreed, why
+
+
+def _why(forecasts: Sequence[Forecast]) -> str:
+    """Say which is best, and what the others would take."""
+    first, *others = forecasts
+    rest = "".join(f"; {one.strategy} {one.step_s * 1e3:.3g} ms" for one in others)
+    return f"{first.strategy}: predicted {first.step_s * 1e3:.3g} ms a step, {first.why}{rest}"
 
 
 def _seconds(module: nn.Module, inputs: tuple[Any, ...], group: Group) -> float:

@@ -12,6 +12,7 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Strategy, Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
+from paceline.tune.chunk import candidates
 
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
 
@@ -83,6 +84,26 @@ def forecast(
         machine,
         timeline,
     )
+
+
+def chunk_seconds(
+    workload: Workload,
+    machine: Machine,
+    strategy: Strategy,
+    workers: int,
+    cost: CostModel | None = None,
+) -> dict[int, float]:
+    """Return the predicted seconds of a step for each chunk size that a tuner would try.
+
+    Of short windows: many sizes are looked at, and only compared with each other.
+    """
+    model = cost or Roofline.of(machine)
+
+    def seconds(chunk: int) -> float:
+        config = strategy.config(workers=workers, chunk=chunk)
+        return period(lambda n: strategy.plan(workload, machine, config, Window(n)), model, 1)
+
+    return {chunk: seconds(chunk) for chunk in candidates(len(workload.layers))}
 
 
 def _wire_nbytes(plan: Plan) -> float:

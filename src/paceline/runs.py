@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from paceline.core.workload import Workload
 from paceline.data import Dataset, ShardedBatches, load, loader
 from paceline.links.group import Group
 from paceline.models import describe, find
-from paceline.planner import Forecast, forecast, rank
+from paceline.planner import Forecast, chunk_seconds, forecast, rank
 from paceline.record.clock import clock_for
 from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
@@ -130,6 +130,9 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
     for name, config in _configs(setup).items():
         strategy = STRATEGIES[name]
         machine, cost = measured.calibrated(strategy)
+        if name == "host" and "chunk" not in setup.settings.options:
+            sizes = chunk_seconds(setup.workload, machine, strategy, config.workers, cost)
+            config = replace(config, chunk=min(sizes, key=sizes.__getitem__))
         forecasts.append(
             forecast(setup.workload, machine, strategy, config, setup.samples_per_step, cost)
         )
@@ -159,7 +162,7 @@ def train_here(
     # The profile has drawn random numbers; and ranks must not drop out the same units.
     torch.manual_seed(settings.seed + group.rank)
     runner = import_module(find_strategy(settings.strategy).run)
-    outcome: Outcome = runner.train(job, settings.config())
+    outcome: Outcome = runner.train(job, chosen.config)
     return outcome, gather_timeline(outcome.spans, outcome.offset, group)
 
 

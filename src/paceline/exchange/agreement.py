@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
@@ -41,9 +41,19 @@ def trainable(module: nn.Module, device: torch.device) -> list[Named]:
     return named
 
 
-def check_same(named: Sequence[Named], group: Group) -> None:
-    """Raise InvalidInput on all ranks if their parameters differ in name, order, shape or type."""
-    rows = [[name, list(p.shape), str(p.dtype)] for _, name, p in named]
+def check_same(module: nn.Module, named: Sequence[Named], group: Group) -> None:
+    """Raise InvalidInput on all ranks if their models differ.
+
+    Compared are name, order, shape, type and strides, of the parameters in `named` first.
+    """
+    own = {id(parameter) for _, _, parameter in named}
+    rows = [_row("trainable parameter", name, parameter) for _, name, parameter in named]
+    rows += [
+        _row("frozen parameter", name, parameter)
+        for name, parameter in module.named_parameters()
+        if id(parameter) not in own
+    ]
+    rows += [_row("buffer", name, buffer) for name, buffer in module.named_buffers()]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
@@ -53,30 +63,56 @@ def check_same(named: Sequence[Named], group: Group) -> None:
             raise InvalidInput(f"module: {_difference(ranks[0], other, rank)}")
 
 
+def check_frozen(module: nn.Module, frozen: Sequence[nn.Parameter]) -> None:
+    """Raise InvalidInput if a parameter that was frozen is not any more."""
+    if not any(parameter.requires_grad for parameter in frozen):
+        return
+    thawed = {id(parameter) for parameter in frozen if parameter.requires_grad}
+    name = next(name for name, p in module.named_parameters() if id(p) in thawed)
+    raise InvalidInput(
+        f"parameter {name!r}: was frozen when the module was made parallel, and is not any more; "
+        "make the module parallel again after changing requires_grad"
+    )
+
+
+def _row(kind: str, name: str, tensor: Tensor) -> list[object]:
+    return [kind, name, list(tensor.shape), str(tensor.dtype), list(tensor.stride())]
+
+
 def _difference(first: list[list[object]], other: list[list[object]], rank: int) -> str:
     for place, (one, two) in enumerate(zip(first, other, strict=False)):
         if one != two:
             return (
-                f"trainable parameter {place} is {_described(one)} on rank 0, but "
+                f"number {place} of its tensors is {_described(one)} on rank 0, but "
                 f"{_described(two)} on rank {rank}; all ranks must build the same model"
             )
     return (
-        f"rank 0 has {len(first)} trainable parameters, but rank {rank} has {len(other)}; "
+        f"rank 0 has {len(first)} parameters and buffers, but rank {rank} has {len(other)}; "
         "all ranks must build the same model"
     )
 
 
 def _described(row: list[object]) -> str:
-    name, shape, dtype = row
-    return f"{name!r} of shape {shape} and type {dtype}"
+    kind, name, shape, dtype, strides = row
+    return f"the {kind} {name!r} of shape {shape}, type {dtype} and strides {strides}"
 
 
-def agreed_order(own: Sequence[int] | None, num_parameters: int, group: Group) -> list[int] | None:
+def agreed_order(
+    own: Sequence[int] | None, num_parameters: int, group: Group, number: int
+) -> list[int] | None:
     """Return rank 0's order of readiness, on every rank; what it never saw ready stands last.
 
     None says that the backward pass failed on this rank, and is returned if it did on any.
+    `number` is that of the model among those of this process: InvalidInput, on all ranks, if they
+    do not speak of the same one.
     """
-    orders = group.gather(None if own is None else list(own))
+    rows = group.gather([number, None if own is None else list(own)])
+    if len({other for other, _ in rows}) > 1:
+        raise InvalidInput(
+            "module: the ranks differentiate several modules in different orders; all must take "
+            "them in the same order"
+        )
+    orders = [order for _, order in rows]
     if None in orders:
         return None
     first: list[int] = orders[0]

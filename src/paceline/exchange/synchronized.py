@@ -1,5 +1,6 @@
 """A replica whose gradients become, during backward, the mean over all ranks."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +11,15 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.exchange.agreement import agreed_order, check_same, trainable
-from paceline.exchange.layout import Chunk, Layout
+from paceline.exchange.agreement import agreed_order, check_frozen, check_same, trainable
+from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.exchange.readiness import Readiness, in_backward
 from paceline.exchange.replica import Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.tune.chunk import ChunkTuner
+
+_numbers = itertools.count()  # all ranks make their modules parallel in the same order
 
 
 class Exchange(Protocol):
@@ -85,14 +88,16 @@ class Synchronized:
         self, module: nn.Module, exchange: Exchange, group: Group, chunk: int | ChunkTuner = 1
     ) -> None:
         self._module, self._exchange, self._group = module, exchange, group
+        self._number = next(_numbers)
         self._named = trainable(module, group.device)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
-        check_same(self._named, group)
+        check_same(module, self._named, group)
         group.broadcast([*_data(module.parameters()), *_data(module.buffers())])
         self._tuner = None if isinstance(chunk, int) else chunk
         self._chunk = chunk if isinstance(chunk, int) else chunk.chunk
         self._layout: Layout | None = None
         self._chunks: tuple[Chunk, ...] = ()
+        self._handed: list[tuple[Slot, Tensor | None, int | None]] = []
         self._step_end: float | None = None
         self._num_recorded = 0
         self._began_phase = False
@@ -150,6 +155,10 @@ class Synchronized:
 
     def ready(self, chunk: int) -> None:
         """Hand a chunk over: all its gradients are ready."""
+        for slot in self._chunks[chunk].slots:
+            gradient = slot.parameter.grad
+            version = None if gradient is None else gradient._version
+            self._handed.append((slot, gradient, version))
         self._exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
@@ -157,23 +166,48 @@ class Synchronized:
         if self._began_phase and self._exchange.recorder is not None:
             self._exchange.recorder.end_phase()
             self._began_phase = False
-        self._check_frozen()
+        check_frozen(self._module, self._frozen)
         if self._layout is None:
             self._agree()
             self._exchange.begin()
             missing = range(len(self._chunks))
         for number in missing:
-            self._exchange.ready(self._chunks[number], self._readiness.touched)
+            self.ready(number)
+        changed = self._changed_too_late()
         try:
             self._exchange.finish(self._readiness.touched)
         except StepDiscarded:
             self._forget_gradients()
             raise
+        if changed is not None:
+            raise InvalidInput(
+                f"parameter {changed!r}: its gradient was changed or taken away by a hook after it "
+                "had been handed over; change gradients in tensor hooks, or after backward"
+            )
         if self._tuner is not None:
             self._tune(self._tuner)
 
+    def _changed_too_late(self) -> str | None:
+        """Name a parameter with whose gradient a hook of the user's has done something of its own.
+
+        The hooks of a parameter run in the order of their registration: some before ours, and some
+        after it.
+        """
+        handed, self._handed = self._handed, []
+        for slot, gradient, version in handed:
+            if gradient is not slot.parameter.grad:
+                return slot.name
+            if gradient is None and self._readiness.touched[slot.index]:
+                return slot.name
+            if gradient is not None and gradient._version != version:
+                return slot.name
+        return None
+
+    def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
+        return agreed_order(own, len(self._named), self._group, self._number)
+
     def _agree(self) -> None:
-        order = agreed_order(self._readiness.order, len(self._named), self._group)
+        order = self._agreed_order(self._readiness.order)
         if order is None:
             self._forget_gradients()
             raise StepDiscarded(
@@ -213,9 +247,10 @@ class Synchronized:
 
     def _discard(self) -> None:
         self._readiness.clear()
+        self._handed = []
         self._forget_gradients()
         if self._layout is None:
-            agreed_order(None, len(self._named), self._group)
+            self._agreed_order(None)
         else:
             self._exchange.discard()
 
@@ -223,16 +258,6 @@ class Synchronized:
         """Keep gradients of this rank alone from updating what all have in common."""
         for _, _, parameter in self._named:
             parameter.grad = None
-
-    def _check_frozen(self) -> None:
-        if any(parameter.requires_grad for parameter in self._frozen):
-            names = [n for n, p in self._module.named_parameters() if p.requires_grad]
-            known = {name for _, name, _ in self._named}
-            new = next(name for name in names if name not in known)
-            raise InvalidInput(
-                f"parameter {new!r}: was frozen when the module was made parallel, and is not any "
-                "more; make the module parallel again after changing requires_grad"
-            )
 
     def _send_buffers(self) -> None:
         buffers = _data(self._module.buffers())

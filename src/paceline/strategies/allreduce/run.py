@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
+from paceline.exchange.agreement import check_frozen, check_same
 from paceline.exchange.probe import Probe
 from paceline.exchange.replica import Alone, Replica, Statistics
 from paceline.links.group import Group
+from paceline.models.layers import layers_of
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.training.loop import Job, Outcome
@@ -46,13 +48,17 @@ class _Distributed:
 
     def __init__(self, module: nn.Module, config: AllReduce, group: Group) -> None:
         self._module, self._config, self._group = module, config, group
+        named = [(one.name, name, p) for one in layers_of(module) for name, p in one.parameters]
+        check_same(module, named, group)
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._num_forward = 0
         self._parallel: DistributedDataParallel | None = None
         self._wrap(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass; InvalidInput if the last one left out parameters."""
+        """Run the module's forward pass; InvalidInput if it cannot go on."""
         assert self._parallel is not None
+        check_frozen(self._module, self._frozen)
         try:
             outputs = self._parallel(*args, **kwargs)
         except RuntimeError as error:

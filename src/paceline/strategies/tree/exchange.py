@@ -4,6 +4,7 @@ After backward the gradients go up a binary tree to rank 0, whose optimizer alon
 parameters; they come down the same tree. All messages are point to point.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -21,6 +22,8 @@ from paceline.record.recorder import Recorder, noted
 from paceline.strategies.tree.flat import Flat
 from paceline.strategies.tree.plan import children, parent
 
+_tags = itertools.count()  # so that messages of one model cannot be taken for another's
+
 
 class TreeExchange:
     """One rank's side: gradients up (step T-3), parameters down (T-5).
@@ -36,6 +39,7 @@ class TreeExchange:
     def __init__(self, group: Group) -> None:
         self.recorder: Recorder | None = None
         self._group = group
+        self._tag = next(_tags)
         self._parent = parent(group.rank)
         self._children = children(group.rank, group.world_size)
         self._num_steps = 0
@@ -99,13 +103,13 @@ class TreeExchange:
     def _up(self, flat: Flat) -> None:
         for child in self._children:
             with noted(self.recorder, Kind.SEND, f"up{child}"):
-                dist.recv(flat.incoming, child)
+                dist.recv(flat.incoming, child, tag=self._tag)
             self._bytes_received += flat.nbytes
             with noted(self.recorder, Kind.REDUCE, f"{child}", alone=True):
                 flat.values += flat.incoming
         if self._parent is not None:
             with noted(self.recorder, Kind.SEND, f"up{self._group.rank}"):
-                dist.send(flat.values, self._parent)
+                dist.send(flat.values, self._parent, tag=self._tag)
             self._bytes_sent += flat.nbytes
 
     def _restore(self) -> None:
@@ -138,11 +142,11 @@ class TreeExchange:
     def _send_down(self, part: Tensor) -> None:
         if self._parent is not None:
             with noted(self.recorder, Kind.SEND, f"down{self._group.rank}"):
-                dist.recv(part, self._parent)
+                dist.recv(part, self._parent, tag=self._tag)
             self._bytes_received += part.nbytes
         for child in reversed(self._children):
             with noted(self.recorder, Kind.SEND, f"down{child}"):
-                dist.send(part, child)
+                dist.send(part, child, tag=self._tag)
             self._bytes_sent += part.nbytes
 
     def discard(self) -> None:
