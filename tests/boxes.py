@@ -1,0 +1,69 @@
+"""Machines and workloads for tests of plans: nothing is priced but what a test asks for."""
+
+from collections.abc import Sequence
+
+from paceline.core.cost import Roofline
+from paceline.core.machine import Machine
+from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task
+from paceline.core.workload import Layer, Parameter, Workload
+
+FLOPS_PER_S = 1e9
+FACT = {"memory_bytes": 1e9, "memory_bandwidth_bytes_per_s": 1e18, "source": "made up"}
+
+
+def link(one: str, other: str, nbytes_per_s: float, latency_s: float = 0.0, **more) -> dict:
+    """Return one link."""
+    fact = {"bandwidth_bytes_per_s": nbytes_per_s, "latency_s": latency_s, "source": "made up"}
+    return fact | {"between": [one, other]} | more
+
+
+def box(
+    *kinds: str, links: Sequence[dict] = (), hosts: Sequence[str] = "", host=None, device=None
+) -> Machine:
+    """Return a machine with a device of each kind, of 1 Gflop/s; by default all on host h."""
+    places = list(hosts or "h" * len(kinds))
+    devices = [
+        FACT
+        | {"name": f"{kind}{i}", "host": place, "kind": kind, "flops_per_s": FLOPS_PER_S}
+        | (device or {})
+        for i, (kind, place) in enumerate(zip(kinds, places, strict=True))
+    ]
+    computers = [
+        FACT | {"name": place, "cores": 8} | (host or {}) for place in dict.fromkeys(places)
+    ]
+    return Machine.model_validate(
+        {"name": "box", "hosts": computers, "devices": devices, "links": list(links)}
+    )
+
+
+def chain(*layers: tuple[float, int]) -> Workload:
+    """Return a chain of layers, each with its seconds of backward and its bytes of gradients."""
+    made = tuple(
+        Layer(f"l{i}", (Parameter("w", (nbytes // 4,)),), 0, Cost(), Cost(seconds * FLOPS_PER_S))
+        for i, (seconds, nbytes) in enumerate(layers)
+    )
+    return Workload("chain", 1, made, tuple(reversed(range(len(layers)))), 0)
+
+
+def named(plan: Plan) -> set[str]:
+    """Return the names of all tasks of step 0, without the step."""
+    return {task.name.removeprefix("s0/") for task in plan.tasks if task.name.startswith("s0/")}
+
+
+class ExchangeOnly:
+    """Prices what exchanges as a machine does, and computation at nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._roofline = Roofline.of(machine)
+
+    def seconds(self, task: Task) -> float:
+        """Return how long the task holds its resources."""
+        return 0.0 if task.kind in COMPUTE else self._roofline.seconds(task)
+
+
+class WithoutUpdate(ExchangeOnly):
+    """Prices all but the weight update."""
+
+    def seconds(self, task: Task) -> float:
+        """Return how long the task holds its resources."""
+        return 0.0 if task.kind is Kind.STEP else self._roofline.seconds(task)
