@@ -161,11 +161,12 @@ def test_a_profile_knows_the_time_of_every_task_of_the_plan():
     assert found.machine.links == ()
     config = AllReduce(workers=1)
     tasks = plan(setup.workload, found.machine, config, Window(1)).tasks
-    assert {(task.on[0].owner, task.kind, task.part) for task in tasks} == set(found.cost.durations)
-    assert all(seconds >= 0 for seconds in found.cost.durations.values())
+    assert {(task.on[0].owner, task.kind, task.part) for task in tasks} == set(found.durations)
+    assert all(seconds >= 0 for seconds in found.durations.values())
     strategy = find_strategy("allreduce")
-    predicted = forecast(setup.workload, found.machine, strategy, config, 64, found.cost)
-    assert predicted.step_s == pytest.approx(sum(found.cost.durations.values()), rel=1e-6)
+    machine, cost = found.calibrated(strategy)
+    predicted = forecast(setup.workload, machine, strategy, config, 64, cost)
+    assert predicted.step_s == pytest.approx(sum(found.durations.values()), rel=1e-6)
     assert all(parameter.grad is None for parameter in setup.model.parameters())
     assert all(parameter.device == group.device for parameter in setup.model.parameters())
 

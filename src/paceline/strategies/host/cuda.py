@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.arena import Arena
@@ -30,10 +31,11 @@ _Awaited = tuple[int, Chunk, Recorder | None]
 class CudaTransfer:
     """Moves gradients on streams of its own, beside the computation."""
 
-    def __init__(self, arena: Arena, layout: Layout) -> None:
-        self._arena = arena
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._to_host, self._to_device = torch.cuda.Stream(), torch.cuda.Stream()
+    def __init__(self, arena: Arena, layout: Layout, deadline_s: float) -> None:
+        self._arena, self._deadline_s = arena, deadline_s
+        self._device = layout.slots[0].parameter.device
+        self._to_host = torch.cuda.Stream(self._device)
+        self._to_device = torch.cuda.Stream(self._device)
         self._pinned = [
             _pin(arena.slot),
             _pin(arena.shared_result(0)),
@@ -66,7 +68,7 @@ class CudaTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Queue the chunk's copies behind what the current stream has computed."""
-        self._to_host.wait_stream(torch.cuda.current_stream())
+        self._to_host.wait_stream(torch.cuda.current_stream(self._device))
         with (
             torch.cuda.stream(self._to_host),
             noted(recorder, Kind.D2H, str(chunk.number), alone=True),
@@ -85,8 +87,7 @@ class CudaTransfer:
 
     def arrive(self) -> None:
         """Wait until the copies have arrived on the host and are posted."""
-        for _ in range(self._num_sent):
-            self._posted.get()
+        self._take(self._posted, self._num_sent)
         self._num_sent = 0
         self._raise_error()
 
@@ -95,7 +96,7 @@ class CudaTransfer:
         self._arena.wait_step()
         self._join()
         self._raise_error()
-        stream = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream(self._device)
         stream.wait_stream(self._to_device)
         for parameter, gradient in self._made:
             gradient.record_stream(stream)
@@ -103,16 +104,24 @@ class CudaTransfer:
 
     def abandon(self) -> None:
         """Let the threads come to the end of a step that is void."""
-        for _ in range(self._num_sent):
-            self._posted.get()
+        self._take(self._posted, self._num_sent)
         self._num_sent = 0
         self._join()
         self._error = None
 
     def _join(self) -> None:
-        for _ in range(self._left):
-            self._arrived.get()
+        self._take(self._arrived, self._left)
         self._left = 0
+
+    def _take(self, tokens: "queue.SimpleQueue[None]", count: int) -> None:
+        """Take so many tokens from a thread, which has a deadline for its own waiting."""
+        try:
+            for _ in range(count):
+                tokens.get(timeout=2 * self._deadline_s)
+        except queue.Empty:
+            raise WorkerLost(
+                f"the GPU of this rank does not answer within {2 * self._deadline_s:g} s"
+            ) from None
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

@@ -46,8 +46,12 @@ class HostExchange:
         if len(self._arena.leaders) > 1:
             self._between = Between(self._arena, self._group, self._deadline_s)
         self._flags = self._arena.flags.numpy()
-        transfer = CudaTransfer if self._group.device.type == "cuda" else CpuTransfer
-        self._transfer: Transfer = transfer(self._arena, layout)
+        self._transfer = self._transfer_of(layout)
+
+    def _transfer_of(self, layout: Layout) -> Transfer:
+        if self._group.device.type == "cuda":
+            return CudaTransfer(self._arena, layout, self._deadline_s)
+        return CpuTransfer(self._arena, layout)
 
     def set_chunks(self, chunks: Sequence[Chunk]) -> None:
         """Exchange these together from the next step on."""
