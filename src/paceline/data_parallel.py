@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from paceline.choose import Choice, choose
 from paceline.core.errors import InvalidInput
@@ -82,7 +83,10 @@ class DataParallel(nn.Module):
         """Run the module's forward pass."""
         trains = self.training and torch.is_grad_enabled()
         if not trains or in_backward():
-            return (self._replica or self.module)(*args, **kwargs)
+            outputs = (self._replica or self.module)(*args, **kwargs)
+            if self._replica is None and torch.is_grad_enabled():
+                _refuse_backward(outputs)
+            return outputs
         replica = self._replica or self._replicate(args)
         self._steps.begin_forward()
         outputs = replica(*args, **kwargs)
@@ -213,6 +217,20 @@ def _device_of(module: nn.Module) -> torch.device:
     if parameter is None:
         raise InvalidInput("module: has no parameters to train")
     return parameter.device
+
+
+def _refuse_backward(outputs: Any) -> None:
+    """Have a backward pass fail that reaches these outputs: nobody would exchange its gradients."""
+
+    def refuse(gradient: Tensor) -> None:
+        raise InvalidInput(
+            "the first step must be one in training mode and outside of checkpoints: it shows what "
+            "there is to exchange"
+        )
+
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(refuse)
 
 
 def _accept_own_names(parallel: DataParallel) -> None:

@@ -46,7 +46,8 @@ class Readiness:
     """Watches the gradients of `parameters` (names and tensors); tells `listener`.
 
     With `paused` gradients only accumulate. `touched` says which have changed since the last
-    exchange, `order` in which order they became ready in the first backward pass.
+    exchange, `order` in which order they became ready in the first backward pass, and `began`
+    whether one has in this pass.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], listener: Listener) -> None:
@@ -56,7 +57,7 @@ class Readiness:
         self.touched = [False] * len(parameters)
         self.order: list[int] = []
         self._armed = False
-        self._began = False
+        self.began = False
         self._fired = [0] * len(parameters)
         self._expected = [1] * len(parameters)
         self._chunk_of: list[int] | None = None
@@ -87,7 +88,7 @@ class Readiness:
 
     def clear(self) -> None:
         """Forget the backward pass that is over or has failed."""
-        self._armed = self._began = False
+        self._armed = self.began = False
         self._fired = [0] * len(self._fired)
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Readiness:
                 return
             if not self._armed:
                 self._arm()
-            if not self._began:
+            if not self.began:
                 self._begin()
             self._count(index)
 
@@ -121,7 +122,7 @@ class Readiness:
         Variable._execution_engine.queue_callback(self._ended)
 
     def _begin(self) -> None:
-        self._began = True
+        self.began = True
         self._left = self._whole.copy()
         self._listener.began()
 
@@ -144,7 +145,7 @@ class Readiness:
                 self._listener.ready(chunk)
 
     def _ended(self) -> None:
-        if not self._began:  # of this module nothing was differentiated
+        if not self.began:  # of this module nothing was differentiated
             self.clear()
             return
         if self._chunk_of is None:

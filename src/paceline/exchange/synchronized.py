@@ -246,12 +246,15 @@ class Synchronized:
             self._step_end = time.monotonic()
 
     def _discard(self) -> None:
+        began = self._readiness.began
         self._readiness.clear()
         self._handed = []
         self._forget_gradients()
         if self._layout is None:
             self._agreed_order(None)
         else:
+            if not began:  # it failed before the first gradient
+                self._exchange.begin()
             self._exchange.discard()
 
     def _forget_gradients(self) -> None:

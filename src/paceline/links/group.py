@@ -64,11 +64,12 @@ class Group:
         if self.world_size == 1:
             return [json.loads(data)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in self.members]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
-        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = [torch.empty_like(padded) for _ in self.members]
-        dist.all_gather(rows, padded, group=self.control)
+        with self._naming_the_lost():
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
+            padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            rows = [torch.empty_like(padded) for _ in self.members]
+            dist.all_gather(rows, padded, group=self.control)
         texts = [bytes(row[: int(size)].tolist()) for row, size in zip(rows, sizes, strict=True)]
         return [json.loads(text) for text in texts]
 
@@ -77,7 +78,8 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 sent = tensor.contiguous()  # torch sends memory as it lies, gaps and all
-                dist.broadcast(sent, 0)
+                with self._naming_the_lost():
+                    dist.broadcast(sent, 0)
                 if sent is not tensor:
                     tensor.copy_(sent)
 
@@ -93,7 +95,18 @@ class Group:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            dist.barrier(self.control)
+            with self._naming_the_lost():
+                dist.barrier(self.control)
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        """Say in a loop of the user's own which rank is gone; `process_group` says it elsewhere."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.store is not None or not _is_loss(error):
+                raise
+            raise WorkerLost(_lost_peers(self) or _somebody(error)) from error
 
     def first_to_fail(self, reason: str) -> bool:
         """Tell the others and the launcher why this rank ends, unless another was first."""
@@ -131,7 +144,7 @@ def process_group(deadline_s: float) -> Iterator[Group]:
         yield group
     except (Exception, SystemExit) as error:
         # torch's own kinds of errors are all RuntimeErrors
-        if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _LOST_MARKS):
+        if isinstance(error, RuntimeError) and _is_loss(error):
             raise WorkerLost(_why_lost(group, error)) from error
         if isinstance(error, WorkerLost):
             group.first_to_fail(str(error))
@@ -224,25 +237,33 @@ def _connect(
 
 def _why_lost(group: Group, error: RuntimeError) -> str:
     """Say which worker is to blame: what the first that noticed has said holds for all."""
-    reason = _dead_peers(group) or f"another worker does not answer ({str(error).splitlines()[0]})"
+    reason = _dead_peers(group) or _somebody(error)
     if not group.first_to_fail(reason):
         assert group.store is not None
         reason = group.store.get(_FAILURE_KEY).decode()
     return f"worker {group.rank} stops: {reason}"
 
 
+def _is_loss(error: RuntimeError) -> bool:
+    return any(mark in str(error) for mark in _LOST_MARKS)
+
+
+def _somebody(error: RuntimeError) -> str:
+    return f"another worker does not answer ({str(error).splitlines()[0]})"
+
+
+def _lost_peers(group: Group) -> str | None:
+    """Name the workers of this machine that have died, or are stopped."""
+    stopped = [_name(member) for member in _neighbours(group) if _state(member.pid) in "Tt"]
+    silent = f"{', '.join(stopped)} does not answer: it is stopped" if stopped else None
+    return _dead_peers(group) or silent
+
+
 def _dead_peers(group: Group) -> str | None:
     """Name the workers of this machine that have died without having said why."""
-    assert group.store is not None
     until = time.monotonic() + _SETTLING_S
-    while not group.store.check([_FAILURE_KEY]):
-        myself = group.members[group.rank]
-        gone = [
-            f"worker {member.rank} (process {member.pid})"
-            for member in group.members
-            if (member.boot_id, member.pid_namespace) == (myself.boot_id, myself.pid_namespace)
-            and not _alive(member.pid)
-        ]
+    while group.store is None or not group.store.check([_FAILURE_KEY]):
+        gone = [_name(member) for member in _neighbours(group) if _state(member.pid) in "ZX"]
         if gone:
             return f"{', '.join(gone)} died in the middle of the run"
         if time.monotonic() > until:
@@ -251,10 +272,21 @@ def _dead_peers(group: Group) -> str | None:
     return None
 
 
-def _alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended but was not yet waited for does not."""
+def _neighbours(group: Group) -> list[Member]:
+    """Return the members whose process numbers mean the same here."""
+    myself = group.members[group.rank]
+    here = (myself.boot_id, myself.pid_namespace)
+    return [member for member in group.members if (member.boot_id, member.pid_namespace) == here]
+
+
+def _name(member: Member) -> str:
+    return f"worker {member.rank} (process {member.pid})"
+
+
+def _state(pid: int) -> str:
+    """Return the kernel's letter for what the process does; X if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+    return stat.rpartition(")")[2].split()[0]

@@ -21,17 +21,18 @@ class Peers:
 
     def __init__(self, place: Place, rank: int) -> None:
         self._place = place
-        self._poll = select.poll()
         self._local_rank_of: dict[int, int] = {}
         for local_rank, (member, pid) in enumerate(zip(place.members, place.pids, strict=True)):
             if member != rank:
                 pidfd = os.pidfd_open(pid)
                 self._local_rank_of[pidfd] = local_rank
-                self._poll.register(pidfd, select.POLLIN)
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
-        return sorted(self._local_rank_of[pidfd] for pidfd, _ in self._poll.poll(0))
+        ended = select.poll()  # its own, for one cannot be used by two threads at once
+        for pidfd in self._local_rank_of:
+            ended.register(pidfd, select.POLLIN)
+        return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))
 
     def name(self, local_rank: int) -> str:
         """Return how messages call a rank."""
