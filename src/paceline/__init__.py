@@ -7,11 +7,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Run, plan, train
+    from paceline.api import Rehearsal, Run, plan, rehearse, train
     from paceline.data_parallel import DataParallel
 
 __version__ = version("paceline")
-__all__ = ["DataParallel", "Run", "__version__", "plan", "train"]
+__all__ = ["DataParallel", "Rehearsal", "Run", "__version__", "plan", "rehearse", "train"]
 
 
 def __getattr__(name: str) -> Any:

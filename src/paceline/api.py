@@ -1,28 +1,25 @@
-"""What a program calls: plan and train."""
+"""What a program calls: plan, rehearse and train."""
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.timeline import Timeline
-from paceline.core.workload import Workload
-from paceline.launching import carry_out, new_run_id, under_torchrun
+from paceline.launching import carry_out, order, under_torchrun
 from paceline.machine_file import read_machine
-from paceline.models import describe, find
+from paceline.models.workload import workload_of
 from paceline.planner import Forecast, forecast, rank
 from paceline.record.trace import read_timeline
 from paceline.report import write_report
-from paceline.result import Result, read_result
-from paceline.settings import validated_settings
+from paceline.result import RehearsalResult, Result, read_result
 from paceline.strategies import STRATEGIES
-from paceline.worker import Order
+from paceline.worker import Verb
 
 _FEW_DEVICES = 8
 
@@ -46,10 +43,31 @@ class Run:
 
     def report(self, path: str | Path) -> Path:
         """Write the report to `path` too, and return it."""
-        written, wanted = write_report(self.folder), Path(path)
-        if not (wanted.exists() and wanted.samefile(written)):
-            shutil.copyfile(written, wanted)
-        return wanted
+        return _report(self.folder, path)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A finished rehearsal: its result, and the folder with the same files as a run's."""
+
+    result: RehearsalResult
+    folder: Path
+
+    @property
+    def timeline(self) -> Timeline:
+        """The rehearsed timeline of the traced steps."""
+        return read_timeline(self.folder / "trace.json", "rehearsed")
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report to `path` too, and return it."""
+        return _report(self.folder, path)
+
+
+def _report(folder: Path, path: str | Path) -> Path:
+    written, wanted = write_report(folder), Path(path)
+    if not (wanted.exists() and wanted.samefile(written)):
+        shutil.copyfile(written, wanted)
+    return wanted
 
 
 def train(model: str, data: str = "digits", **settings: Any) -> Run:
@@ -60,16 +78,34 @@ def train(model: str, data: str = "digits", **settings: Any) -> Run:
     what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
     wrong, with their words. Progress goes to standard error.
     """
+    folder = _done("train", settings | {"model": model, "data": data})
+    result = read_result(folder)
+    assert isinstance(result, Result)
+    return Run(result, folder)
+
+
+def rehearse(model: str, **settings: Any) -> Rehearsal:
+    """Rehearse a model's training on devices that this machine need not have; nothing is learnt.
+
+    `settings` are the fields of `paceline.settings.RehearseSettings`: `device` or `stretch` among
+    them. Raises the same errors as `train`.
+    """
+    folder = _done("rehearse", settings | {"model": model})
+    result = read_result(folder)
+    assert isinstance(result, RehearsalResult)
+    return Rehearsal(result, folder)
+
+
+def _done(verb: Verb, settings: dict[str, Any]) -> Path:
+    """Do it with workers of our own, and return the folder of the run."""
     if under_torchrun():
         raise InvalidInput(
-            "paceline.train starts workers of its own: run this program without torchrun, or "
-            "`torchrun -m paceline train`"
+            f"paceline.{verb} starts workers of its own: run this program without torchrun, or "
+            f"`torchrun -m paceline {verb}`"
         )
-    chosen = validated_settings(settings | {"model": model, "data": data})
-    run_id = new_run_id(chosen)
-    carry_out(Order(verb="train", settings=chosen, run_id=run_id, quiet=True))
-    folder = chosen.output / run_id
-    return Run(read_result(folder), folder)
+    wanted = order(verb, settings, quiet=True)
+    carry_out(wanted)
+    return wanted.settings.output / wanted.run_id
 
 
 def plan(
@@ -92,7 +128,7 @@ def plan(
         raise InvalidInput(f"input_shape: sizes must be at least 1, not {input_shape}")
     forecasts: list[Forecast] = []
     for count in _worker_counts(known, batch_size, workers):
-        workload = _workload(model, -(-batch_size // count), input_shape)
+        workload = workload_of(model, -(-batch_size // count), input_shape)
         forecasts += [
             forecast(workload, known, strategy, strategy.config(workers=count), batch_size)
             for strategy in _strategies(count)
@@ -119,21 +155,3 @@ def _worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> lis
     counts = set(range(1, min(most, _FEW_DEVICES) + 1)) | {most}
     counts |= {_FEW_DEVICES << i for i in range(num_devices.bit_length())}
     return sorted(count for count in counts if count <= most)
-
-
-def _workload(
-    model: str | nn.Module, batch_size: int, input_shape: tuple[int, ...] | None
-) -> Workload:
-    if isinstance(model, nn.Module):
-        name, built, shape = type(model).__name__, model, input_shape
-    else:
-        architecture = find(model)
-        name, shape = model, input_shape or architecture.input_shape
-        # A factory of the user's may compute with the tensors that it makes.
-        with torch.device("meta" if architecture.num_classes else "cpu"):
-            built = architecture.build(None)
-    if shape is None:
-        raise InvalidInput(
-            f"input_shape: model {name} does not say it; write for example 3x224x224"
-        )
-    return describe(built, torch.zeros(batch_size, *shape), name)

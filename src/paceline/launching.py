@@ -3,18 +3,38 @@
 import os
 import sys
 import time
+from typing import Any
 from uuid import uuid4
 
 from paceline.core.errors import InvalidInput
 from paceline.links.launch import launch
-from paceline.settings import TrainSettings
-from paceline.worker import Order, leave, work
+from paceline.machine_file import find_device
+from paceline.settings import (
+    RehearseSettings,
+    RunSettings,
+    validated_rehearsal,
+    validated_settings,
+)
+from paceline.worker import Order, Verb, leave, work
 
 
-def new_run_id(settings: TrainSettings) -> str:
+def order(verb: Verb, values: dict[str, Any], **how: bool) -> Order:
+    """Return the order to do `verb` with settings of these values; `how` are fields of `Order`.
+
+    Raises InvalidInput that names what is wrong with a value.
+    """
+    settings = validated_rehearsal(values) if verb == "rehearse" else validated_settings(values)
+    if isinstance(settings, RehearseSettings) and settings.device is not None:
+        find_device(settings.device)
+    return Order(verb=verb, settings=settings, run_id=_new_run_id(settings), **how)
+
+
+def _new_run_id(settings: RunSettings) -> str:
     """Return a name for a run's folder that says when it was and of what."""
-    model = settings.model.replace(":", ".")
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{uuid4().hex[:4]}"
+    what = settings.model.replace(":", ".")
+    if isinstance(settings, RehearseSettings):
+        what += "-rehearsed"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{uuid4().hex[:4]}"
 
 
 def under_torchrun() -> bool:

@@ -1,18 +1,24 @@
 """The result of a run, as result.json holds it."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput
 from paceline.planner import Forecast
-from paceline.settings import TrainSettings, first_fault
+from paceline.settings import RehearseSettings, TrainSettings, first_fault
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Origin(BaseModel):
+    """What tells a rehearsal's result from others."""
+
+    origin: Literal["rehearsed"] | None = None
 
 
 class PlanRow(_Record):
@@ -76,6 +82,46 @@ class ComparisonTable(_Record):
         return cls(left=comparison.left, right=comparison.right, rows=rows)
 
 
+class TrialRow(_Record):
+    """A chunk size that a search has tried: layers, and seconds a step."""
+
+    chunk: int
+    predicted_s: float
+    rehearsed_s: float
+
+
+class RehearsalResult(_Record):
+    """What a rehearsal did: its result.json.
+
+    `devices` says what the workers stood for. `rehearsed_step_s` is the median over all steps but
+    the traced ones, which lie between the quartiles for half of them; `comparison` is about the
+    traced ones. `config` is the strategy's configuration, with the chunk that a search has chosen;
+    `trials` are those of the search. `faults` lists where the trace departs from the plan.
+    """
+
+    origin: Literal["rehearsed"] = "rehearsed"
+    id: str
+    settings: RehearseSettings
+    machine: dict[str, Any]
+    devices: str
+    config: dict[str, Any]
+    plan: PlanRow
+    trials: tuple[TrialRow, ...]
+    predicted_step_s: float
+    rehearsed_step_s: float
+    lower_quartile_s: float
+    upper_quartile_s: float
+    samples_per_s: float
+    comparison: ComparisonTable
+    faults: tuple[str, ...]
+    peak_memory_bytes: tuple[int, ...]
+
+    @property
+    def prediction_error(self) -> float:
+        """How far the predicted step is from the rehearsed one, as a share of the rehearsed."""
+        return self.predicted_step_s / self.rehearsed_step_s - 1
+
+
 class Result(_Record):
     """What a run did: result.json.
 
@@ -102,11 +148,13 @@ class Result(_Record):
         return self.predicted_step_s / self.measured_step_s - 1
 
 
-def read_result(folder: Path) -> Result:
+def read_result(folder: Path) -> Result | RehearsalResult:
     """Return the result in a run's folder; InvalidInput names the file and what is wrong."""
     path = folder / "result.json"
     try:
-        return Result.model_validate_json(path.read_bytes())
+        text = path.read_bytes()
+        record = RehearsalResult if _Origin.model_validate_json(text).origin else Result
+        return record.model_validate_json(text)
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:

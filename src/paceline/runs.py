@@ -26,15 +26,15 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.record.trace import write_trace
 from paceline.report import write_report
-from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
-from paceline.settings import TrainSettings
+from paceline.result import ComparisonTable, EpochRow, PlanRow, RehearsalResult, Result
+from paceline.settings import RunSettings, TrainSettings
 from paceline.strategies import STRATEGIES, find_strategy, probers
 from paceline.training.loop import Epoch, Job, Outcome, share_batches
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
 from paceline.training.this_machine import facts
 
-_SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
+SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def result_of(
         setup.workload, chosen.machine, chosen.config, Window(measured.num_steps())
     )
     measured_step_s = median(outcome.step_seconds)
-    slack_s = _SLACK_S + 2 * max(group.gather(outcome.offset.error_s))
+    slack_s = SLACK_S + 2 * max(group.gather(outcome.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Result(
         id=run_id,
@@ -198,7 +198,7 @@ def result_of(
     )
 
 
-def make_folder(settings: TrainSettings, run_id: str) -> Path:
+def make_folder(settings: RunSettings, run_id: str) -> Path:
     """Make the run's folder and return it; InvalidInput if that cannot be."""
     folder = settings.output / run_id
     try:
@@ -211,6 +211,13 @@ def make_folder(settings: TrainSettings, run_id: str) -> Path:
 def write(folder: Path, model: nn.Module, result: Result, timelines: Iterable[Timeline]) -> None:
     """Write model.safetensors, result.json, trace.json and report.html."""
     save_model(model, str(folder / "model.safetensors"))
+    write_files(folder, result, timelines)
+
+
+def write_files(
+    folder: Path, result: Result | RehearsalResult, timelines: Iterable[Timeline]
+) -> None:
+    """Write all but the model."""
     write_trace(folder / "trace.json", timelines)
     (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
     write_report(folder)

@@ -12,7 +12,7 @@ _LARGEST_FLOAT32 = 3.4e38
 _LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
 
 
-class _RunSettings(BaseModel):
+class RunSettings(BaseModel):
     """What every run needs. `batch_size` is that of a step over all workers.
 
     `options` are fields of the strategy's configuration.
@@ -46,7 +46,7 @@ class _RunSettings(BaseModel):
         return validated(TypeAdapter(strategy.config), values, f"strategy {self.strategy}")
 
 
-class TrainSettings(_RunSettings):
+class TrainSettings(RunSettings):
     """What `paceline train` does."""
 
     data: str = "digits"
@@ -60,7 +60,7 @@ class TrainSettings(_RunSettings):
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * _LONGEST_S)] | None
 
 
-class RehearseSettings(_RunSettings):
+class RehearseSettings(RunSettings):
     """What `paceline rehearse` does: `steps` are those that are measured.
 
     Layers take the time of `device`, a device of a machine file, where the totals of a step's

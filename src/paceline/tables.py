@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from paceline.core.timeline import Origin
 from paceline.report.format import duration, nbytes, share
-from paceline.result import ComparisonTable, PlanRow, Result
+from paceline.result import ComparisonTable, PlanRow, RehearsalResult, Result
 from paceline.tune.chunk import Trial
 
 
@@ -46,10 +47,13 @@ def comparison_table(comparison: ComparisonTable) -> Table:
     return table
 
 
-def chunk_table(trials: Sequence[Trial], chosen: int) -> Table:
-    """Return the chunk sizes that a search has tried, in that order, and which one it chose."""
+def chunk_table(trials: Sequence[Trial], chosen: int, origin: Origin = "measured") -> Table:
+    """Return the chunk sizes that a search has tried, in that order, and which one it chose.
+
+    `origin` is that of the trials' times.
+    """
     table = Table(title="Chunk sizes tried, seconds per step", title_justify="left")
-    for column in ("layers", "predicted", "measured"):
+    for column in ("layers", "predicted", origin):
         table.add_column(column, justify="right")
     table.add_column("")
     for trial in trials:
@@ -72,5 +76,34 @@ def summary(result: Result, folder: str) -> str:
             f"throughput {result.samples_per_s:,.0f} samples/s with "
             f"{result.settings.workers} workers",
             f"written    {folder}/result.json, trace.json, report.html, model.safetensors",
+        )
+    )
+
+
+def rehearsal_tables(result: RehearsalResult) -> list[Table]:
+    """Return what a search has tried, if there was one, and the step as predicted and rehearsed."""
+    tables = [comparison_table(result.comparison)]
+    if result.trials:
+        trials = [Trial(row.chunk, row.predicted_s, row.rehearsed_s) for row in result.trials]
+        tables.insert(0, chunk_table(trials, result.config["chunk"], "rehearsed"))
+    return tables
+
+
+def rehearsal_summary(result: RehearsalResult, folder: str) -> str:
+    """Return what a rehearsal showed, in a few lines."""
+    settings = result.settings
+    faults = len(result.faults)
+    conforms = f"departs from it in {faults} places" if faults else "conforms to it"
+    return "\n".join(
+        (
+            f"rehearsed  no training: {settings.workers} workers {result.devices}",
+            f"step       predicted {duration(result.predicted_step_s)}, "
+            f"rehearsed {duration(result.rehearsed_step_s)} ({result.prediction_error:+.1%})",
+            f"quartiles  {duration(result.lower_quartile_s)} and "
+            f"{duration(result.upper_quartile_s)}, of {settings.steps} steps",
+            f"throughput {result.samples_per_s:,.0f} samples/s rehearsed with strategy "
+            f"{settings.strategy}",
+            f"plan       the trace {conforms}",
+            f"written    {folder}/result.json, trace.json, report.html",
         )
     )

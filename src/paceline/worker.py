@@ -8,33 +8,56 @@ error.
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.group import Group, process_group
 from paceline.native import die_with_parent
-from paceline.result import PlanRow, Result
-from paceline.runs import build, make_folder, plan_here, profile_here, result_of, train_here, write
-from paceline.settings import TrainSettings
-from paceline.tables import comparison_table, console, plan_table, summary
+from paceline.rehearsal.prediction import measure
+from paceline.rehearsal.setup import build as stand_in
+from paceline.rehearsal.steps import num_steps, rehearse
+from paceline.result import PlanRow
+from paceline.runs import (
+    build,
+    make_folder,
+    plan_here,
+    profile_here,
+    result_of,
+    train_here,
+    write,
+    write_files,
+)
+from paceline.settings import RehearseSettings, TrainSettings
+from paceline.tables import (
+    comparison_table,
+    console,
+    plan_table,
+    rehearsal_summary,
+    rehearsal_tables,
+    summary,
+)
 from paceline.training.loop import Epoch
+
+Verb = Literal["train", "plan", "rehearse"]
 
 
 class Order(BaseModel):
-    """What the ranks are to do: train, or only profile and plan.
+    """What the ranks are to do: train, or only profile and plan, or rehearse.
 
     Results go to standard output, `as_json` or as tables, unless `quiet`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    verb: Literal["train", "plan"]
-    settings: TrainSettings
+    verb: Verb
+    settings: TrainSettings | RehearseSettings
     run_id: str
     as_json: bool = False
     quiet: bool = False
@@ -44,6 +67,8 @@ class Order(BaseModel):
 def work(order: Order) -> int:
     """Do this rank's part of the order and return the exit code; errors are one line each."""
     try:
+        if order.verb == "rehearse":  # of which nothing runs on a GPU
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         with process_group(order.settings.deadline_s) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
             _carry_out(order, group)
@@ -72,31 +97,66 @@ def _say(order: Order, message: str, exit_code: int) -> int:
 
 
 def _carry_out(order: Order, group: Group) -> None:
-    silent = group.rank != 0
-    out, err = console(quiet=silent or order.quiet), console(stderr=True, quiet=silent)
-    setup = build(order.settings, group)
+    if isinstance(order.settings, RehearseSettings):
+        _rehearse(order, order.settings, group)
+    else:
+        _train_or_plan(order, order.settings, group)
+
+
+def _train_or_plan(order: Order, settings: TrainSettings, group: Group) -> None:
+    out, err = _consoles(order, group)
+    setup = build(settings, group)
     # Made before hours of training, not after them.
     speaks = order.verb == "train" and group.rank == 0
-    folder = make_folder(order.settings, order.run_id) if speaks else None
+    folder = make_folder(settings, order.run_id) if speaks else None
     err.print(
-        f"{order.settings.model}: {setup.workload.num_parameters:,} parameters in "
-        f"{len(setup.workload.layers)} layers; profiling for {order.settings.profile_s:g} s"
+        f"{settings.model}: {setup.workload.num_parameters:,} parameters in "
+        f"{len(setup.workload.layers)} layers; profiling for {settings.profile_s:g} s"
     )
     measured = profile_here(setup)
     forecasts = plan_here(setup, measured)
     rows = tuple(PlanRow.of(forecast) for forecast in forecasts)
-    title = f"Predicted from a profile, {order.settings.batch_size} samples a step"
+    title = f"Predicted from a profile, {settings.batch_size} samples a step"
     if order.verb == "plan":
         _print_plan(rows, title, order, out)
         return
     (err if order.as_json else out).print(plan_table(rows, title))
-    chosen = next(f for f in forecasts if f.strategy == order.settings.strategy)
-    with _Progress(order, setup.num_steps, err) as progress:
-        outcome, timeline = train_here(setup, chosen, progress.report, progress.advance)
+    chosen = next(f for f in forecasts if f.strategy == settings.strategy)
+
+    def report(epoch: Epoch) -> None:
+        err.print(f"epoch {epoch.number + 1}/{settings.epochs}: {_achieved(epoch)}")
+
+    with _Progress("training", setup.num_steps, err) as progress:
+        outcome, timeline = train_here(setup, chosen, report, progress.advance)
     result = result_of(setup, order.run_id, forecasts, outcome, timeline)
     if folder is not None:
         write(folder, setup.model, result, (chosen.timeline, timeline))
-        _print_result(result, str(folder), order, out)
+        tables, text = [comparison_table(result.comparison)], summary(result, str(folder))
+        _print_result(result, tables, text, order, out)
+
+
+def _rehearse(order: Order, settings: RehearseSettings, group: Group) -> None:
+    out, err = _consoles(order, group)
+    setup = stand_in(settings, group)
+    folder = make_folder(settings, order.run_id) if group.rank == 0 else None
+    err.print(
+        f"{settings.model}: {setup.workload.num_parameters:,} parameters in "
+        f"{len(setup.workload.layers)} layers, on {settings.workers} workers {setup.devices}; "
+        "measuring what will be rehearsed"
+    )
+    measured = measure(setup)
+    with _Progress("rehearsing", num_steps(settings), err) as progress:
+        done = rehearse(setup, measured, order.run_id, progress.advance)
+    if folder is not None:
+        write_files(folder, done.result, (done.predicted, done.rehearsed))
+        tables, text = rehearsal_tables(done.result), rehearsal_summary(done.result, str(folder))
+        _print_result(done.result, tables, text, order, out)
+
+
+def _consoles(order: Order, group: Group) -> tuple[Console, Console]:
+    """Return standard output and standard error, on which only rank 0 speaks."""
+    silent = group.rank != 0
+    return console(quiet=silent or order.quiet), console(stderr=True, quiet=silent)
 
 
 def _print_plan(rows: tuple[PlanRow, ...], title: str, order: Order, out: Console) -> None:
@@ -107,22 +167,30 @@ def _print_plan(rows: tuple[PlanRow, ...], title: str, order: Order, out: Consol
         out.print(plan_table(rows, title))
 
 
-def _print_result(result: Result, folder: str, order: Order, out: Console) -> None:
+def _print_result(
+    result: BaseModel, tables: Iterable[Table], text: str, order: Order, out: Console
+) -> None:
     if order.as_json:
         out.print_json(result.model_dump_json())
         return
-    out.print(comparison_table(result.comparison))
-    out.print(summary(result, folder), highlight=False)
+    for table in tables:
+        out.print(table)
+    out.print(text)
+
+
+def _achieved(epoch: Epoch) -> str:
+    return (
+        f"train loss {epoch.train_loss:.4f}, test loss {epoch.test_loss:.4f}, "
+        f"accuracy {epoch.accuracy:.2%}"
+    )
 
 
 class _Progress:
-    """A bar in a terminal, a line for each epoch everywhere."""
+    """A bar in a terminal."""
 
-    def __init__(self, order: Order, num_steps: int, console: Console) -> None:
-        self._console = console
-        self._num_epochs = order.settings.epochs
+    def __init__(self, doing: str, num_steps: int, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("training"),
+            TextColumn(doing),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("steps"),
@@ -145,14 +213,6 @@ class _Progress:
         """Count a step."""
         if self._shown:  # where there is nothing to see, even a lock would be too dear
             self._bar.advance(self._steps)
-
-    def report(self, epoch: Epoch) -> None:
-        """Say what an epoch achieved."""
-        self._console.print(
-            f"epoch {epoch.number + 1}/{self._num_epochs}: train loss {epoch.train_loss:.4f}, "
-            f"test loss {epoch.test_loss:.4f}, accuracy {epoch.accuracy:.2%}",
-            highlight=False,
-        )
 
 
 def leave(code: int) -> NoReturn:

@@ -6,7 +6,7 @@ import pytest
 
 from command_line import MACHINE, write_run
 from paceline import launching
-from paceline.settings import TrainSettings
+from paceline.settings import RehearseSettings, TrainSettings
 
 
 def test_a_machine_is_planned_for_as_one_json_object(line):
@@ -97,9 +97,10 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        ([], "train    Profile, plan and train a model"),
-        (["--help"], "train    Profile, plan and train a model"),
+        ([], "train     Profile, plan and train a model"),
+        (["--help"], "rehearse  Rehearse training on devices you need not have"),
         (["train", "--help"], "--set FIELD=VALUE"),
+        (["rehearse", "--help"], "--stretch <float>"),
         (["plan", "--help"], "--machine <path>"),
         (["compare", "--help"], "[second]"),
         (["report", "--help"], "{folder}"),
@@ -131,6 +132,33 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_
     monkeypatch.setenv("WORLD_SIZE", "3")  # as many as torchrun has started
     line("plan", "lenet5", "--json")
     assert (orders[1].verb, orders[1].settings.workers, orders[1].as_json) == ("plan", 3, True)
+
+
+def test_settings_of_a_rehearsal_are_those_of_the_command_line(line, monkeypatch):
+    orders = []
+    monkeypatch.setattr(launching, "carry_out", orders.append)
+    times = ["--forward-ms", 50.6, "--backward-ms", 104]
+    search = ["--chunk-search", "runtime", "--search-step", 3, "--interval", 4]
+    line("rehearse", "mine:net", "--device", "P100", "--input-shape", "3x8x8", *times, *search,
+         "--strategy", "host", "--workers", 4, "--json")  # fmt: skip
+    assert line.code == 0, line.err
+    (order,) = orders
+    assert order.settings == RehearseSettings(
+        model="mine:net",
+        device="P100",
+        input_shape=(3, 8, 8),
+        forward_ms=50.6,
+        backward_ms=104,
+        chunk_search="runtime",
+        search_step=3,
+        interval=4,
+        strategy="host",
+        workers=4,
+    )
+    assert (order.verb, order.as_json) == ("rehearse", True)
+    assert "rehearsed" in order.run_id
+    again = type(order).model_validate_json(order.model_dump_json())  # as a worker gets it
+    assert again == order
 
 
 @pytest.mark.parametrize("code", [0, 2])

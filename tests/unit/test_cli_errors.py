@@ -5,6 +5,9 @@ from paceline import api
 from paceline.core.errors import WorkersFailed
 from paceline.record.trace import write_trace
 
+PACED = ("rehearse", "lenet5", "--device", "p100")
+SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -51,6 +54,31 @@ from paceline.record.trace import write_trace
         (["train", "lenet5", "--set", "bucket_mb=big"], "strategy allreduce: bucket_mb: "),
         (["train", "lenet5", "--set", "workers=3"], "options: workers is a setting of its own"),
         (["train", "lenet5", "--profile-s", "inf"], "profile_s: "),
+        (["rehearse", "lenet5"], "device, stretch: neither is given"),
+        ([*PACED, "--stretch", "2"], "device, stretch: both are given"),
+        (["rehearse", "lenet5", "--device", "k99"], "device: 'k99' is not known; known are power8"),
+        (["rehearse", "lenet5", "--device", "none.toml:a"], "none.toml: cannot be read: No such"),
+        (["rehearse", "lenet5", "--device", f"{MACHINE}:gpu"], "known are two-core-epyc/cpu0, two"),
+        (["rehearse", "lenet5", "--stretch", "0.5"], "stretch: Input should be greater than or eq"),
+        (["rehearse", "lenet5", "--stretch", "2", "--update-ms", "1"], "update_ms: goes only with"),
+        ([*PACED, "--forward-ms", "0"], "forward_ms: Input should be greater than 0, not 0.0"),
+        ([*PACED, "--backward-ms", "nan"], "backward_ms: "),
+        ([*PACED, "--workers", "0"], "workers: Input should be greater than or equal to 1, not 0"),
+        ([*PACED, "--workers", "9999", "--batch-size", "9999"], "workers: 9999 do not fit on"),
+        ([*PACED, "--workers", "3", "--batch-size", "2"], "batch_size: 2 samples cannot be shared"),
+        ([*PACED, "--steps", "2"], "steps: Input should be greater than or equal to 3, not 2"),
+        ([*PACED, "--strategy", "magic"], "strategy: 'magic' is not known"),
+        ([*PACED, "--set", "chunk=2"], "strategy allreduce: chunk: "),
+        ([*PACED, "--input-shape", "big"], "input_shape: 'big' is not a shape"),
+        ([*PACED, "--chunk-search", "predicted"], "chunk_search: strategy allreduce has no chunks"),
+        ([*PACED, "--strategy", "host", "--chunk-search", "best"], "chunk_search: Input should be"),
+        ([*SEARCH, "predicted", "--search-step", "2"], "search_step: goes only with chunk_search "),
+        (
+            [*SEARCH, "runtime", "--set", "chunk=2"],
+            "chunk_search: looks for the chunk",
+        ),
+        ([*SEARCH, "runtime", "--workers", "1"], "chunk_search: a single worker exchanges nothing"),
+        ([*PACED, "--interval", "2"], "interval: goes only with chunk_search"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(line, tmp_path, arguments, message):

@@ -1,6 +1,6 @@
 """The page: its frame, its head, and the files that it is made from."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
@@ -10,10 +10,11 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_trace
 from paceline.report.format import duration, number, share
 from paceline.report.markup import Html, element
-from paceline.report.sections import conformity, facts, learning, parts, plans, steps
-from paceline.result import Result, read_result
+from paceline.report.sections import conformity, facts, learning, parts, plans, steps, trials
+from paceline.result import RehearsalResult, Result, read_result
 
 _ORIGINS: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
+_Tile = tuple[str, str, str]  # what, how much, and a note
 
 
 def write_report(folder: Path) -> Path:
@@ -29,42 +30,50 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def render(result: Result, timelines: Mapping[Origin, Timeline]) -> str:
+def render(result: Result | RehearsalResult, timelines: Mapping[Origin, Timeline]) -> str:
     """Return the whole page."""
-    body = (
-        _header(result),
-        plans(result),
-        learning(result.epochs),
-        parts(result.comparison),
-        steps([timelines[origin] for origin in _ORIGINS if origin in timelines]),
-        facts(result),
-        conformity(result.faults),
-    )
+    shown = [timelines[origin] for origin in _ORIGINS if origin in timelines]
+    if isinstance(result, RehearsalResult):
+        what, first = "rehearsal", _rehearsal(result)
+    else:
+        what, first = "run", _run(result)
+    body = (*first, steps(shown), facts(result), conformity(result.faults))
     frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
-    title = element("title", f"{result.settings.model}, run {result.id} - Paceline")
+    title = element("title", f"{result.settings.model}, {what} {result.id} - Paceline")
     return frame.substitute(title=title, body="\n".join(body))
 
 
-def _header(result: Result) -> Html:
+def _run(result: Result) -> Iterator[Html]:
+    yield _header(result, f"on {result.settings.data}", _tiles(result))
+    yield plans(result)
+    yield learning(result.epochs)
+    yield parts(result.comparison)
+
+
+def _rehearsal(result: RehearsalResult) -> Iterator[Html]:
+    yield _header(result, f"rehearsed, not trained: {result.devices}", _rehearsed_tiles(result))
+    if result.trials:
+        yield trials(result)
+    yield parts(result.comparison, first=True)
+
+
+def _header(result: Result | RehearsalResult, what: str, tiles: Iterable[_Tile]) -> Html:
     settings = result.settings
     workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
-    line = (
-        f"on {settings.data}, strategy {settings.strategy}, {workers}, "
-        f"{settings.batch_size} samples a step"
-    )
+    line = f"{what}, strategy {settings.strategy}, {workers}, {settings.batch_size} samples a step"
     run = ", ".join(filter(None, (f"Run {result.id}", _date(result.id))))
     return element(
         "header",
         element("h1", settings.model),
         element("div", line),
         element("div", run, class_="soft"),
-        element("div", *_tiles(result), class_="tiles"),
+        element("div", *map(_tile, tiles), class_="tiles"),
     )
 
 
-def _tiles(result: Result) -> list[Html]:
+def _tiles(result: Result) -> tuple[_Tile, ...]:
     epochs = len(result.epochs)
-    tiles = (
+    return (
         ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
         ("predicted step", duration(result.predicted_step_s), "before training"),
         ("measured step", duration(result.measured_step_s), "median of the untraced steps"),
@@ -75,16 +84,27 @@ def _tiles(result: Result) -> list[Html]:
         ),
         ("samples/s", number(result.samples_per_s), "measured"),
     )
-    return [
-        element(
-            "div",
-            element("span", label),
-            element("b", value),
-            element("small", note),
-            class_="tile",
-        )
-        for label, value, note in tiles
-    ]
+
+
+def _rehearsed_tiles(result: RehearsalResult) -> tuple[_Tile, ...]:
+    lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
+    return (
+        ("predicted step", duration(result.predicted_step_s), "before the rehearsal"),
+        ("rehearsed step", duration(result.rehearsed_step_s), f"quartiles {lower} and {upper}"),
+        (
+            "prediction error",
+            share(result.prediction_error, signed=True),
+            "predicted against rehearsed",
+        ),
+        ("samples/s", number(result.samples_per_s), "rehearsed"),
+    )
+
+
+def _tile(tile: _Tile) -> Html:
+    label, value, note = tile
+    return element(
+        "div", element("span", label), element("b", value), element("small", note), class_="tile"
+    )
 
 
 def _date(run_id: str) -> str:

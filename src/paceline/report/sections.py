@@ -11,7 +11,7 @@ from paceline.report.figures import learning_curves, step_parts, steps_in_time
 from paceline.report.format import duration, nbytes, number, share
 from paceline.report.markup import Html, element, fact_table, table
 from paceline.report.palette import PARTS
-from paceline.result import ComparisonRow, ComparisonTable, EpochRow, Result
+from paceline.result import ComparisonRow, ComparisonTable, EpochRow, RehearsalResult, Result
 
 _MOST_FAULTS = 20
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -62,16 +62,19 @@ def learning(epochs: Sequence[EpochRow]) -> Html:
     ]
     head = ("epoch", "train loss", "test loss", "test accuracy", "time")
     details = element("details", element("summary", "The same in numbers"), table(head, rows))
-    return _section("Loss and accuracy", "", _figure(learning_curves(epochs), "learning"), details)
+    return _section(
+        "Loss and accuracy", "", _figure(learning_curves(epochs), "learning", first=True), details
+    )
 
 
-def parts(comparison: ComparisonTable) -> Html:
-    """Return where a step goes, on both sides of the comparison."""
+def parts(comparison: ComparisonTable, *, first: bool = False) -> Html:
+    """Return where a step goes, on both sides; it may be the first figure of the page."""
     note = (
         f"A step as {comparison.left} and as {comparison.right}, on average over the devices "
-        "and over the typical steps: the middle half by duration. What is measured here are the "
-        "traced steps, which recording makes a little slower. Hidden communication runs beside the "
-        "computation and adds nothing to the step; exposed communication does."
+        "and over the typical steps: the middle half by duration. "
+        f"What is {comparison.right} here are the traced steps, which recording makes a little "
+        "slower. Hidden communication runs beside the computation and adds nothing to the step; "
+        "exposed communication does."
     )
     head = ("per step", comparison.left, comparison.right, f"error of {comparison.left}")
     rows = [
@@ -84,7 +87,10 @@ def parts(comparison: ComparisonTable) -> Html:
         for row in comparison.rows
     ]
     return _section(
-        "Where a step goes", note, _figure(step_parts(comparison), "parts"), table(head, rows)
+        "Where a step goes",
+        note,
+        _figure(step_parts(comparison), "parts", first=first),
+        table(head, rows),
     )
 
 
@@ -109,7 +115,23 @@ def steps(timelines: Sequence[Timeline]) -> Html:
     return _section("Two steps in time", note, _figure(steps_in_time(excerpts), "steps"))
 
 
-def facts(result: Result) -> Html:
+def trials(result: RehearsalResult) -> Html:
+    """Return the chunk sizes that a search has tried, in that order."""
+    head = ("layers", "predicted step", "rehearsed step", "")
+    rows = [
+        (
+            str(row.chunk),
+            duration(row.predicted_s),
+            duration(row.rehearsed_s),
+            element("span", "chosen", class_="chip") if row.chunk == result.config["chunk"] else "",
+        )
+        for row in result.trials
+    ]
+    note = "Layers that are exchanged together, in the order in which the search tried them."
+    return _section("Chunk search", note, table(head, rows))
+
+
+def facts(result: Result | RehearsalResult) -> Html:
     """Return the settings of the run, and what it ran on."""
     peaks = [nbytes(peak).replace(" ", _UNBROKEN) for peak in result.peak_memory_bytes]
     machine = [*_readable(result.machine), ("peak memory of each worker", ", ".join(peaks))]
@@ -122,7 +144,7 @@ def facts(result: Result) -> Html:
 
 
 def conformity(faults: Sequence[str]) -> Html:
-    """Return whether the measured trace did what the plan says, and where it did not."""
+    """Return whether the trace did what the plan says, and where it did not."""
     if not faults:
         return _section("Conformity", "The trace conforms to the plan.")
     note = f"The trace departs from the plan in {len(faults)} place{'s' * (len(faults) > 1)}:"
@@ -163,11 +185,11 @@ def _section(title: str, note: str, *content: Html) -> Html:
     return element("section", element("h2", title), *notes, *content)
 
 
-def _figure(figure: go.Figure, name: str) -> Html:
+def _figure(figure: go.Figure, name: str, *, first: bool = False) -> Html:
     """Return the figure; the first of the page brings plotly's code along."""
     drawn = figure.to_html(
         full_html=False,
-        include_plotlyjs=name == "learning",
+        include_plotlyjs=first,
         config={"displayModeBar": False, "displaylogo": False, "responsive": True},
         div_id=f"figure-{name}",
     )

@@ -1,0 +1,171 @@
+"""Which chunk two searches pick for ResNet-152 on four P100, rehearsed, and which is the best.
+
+The layers take what the machine of machines/power8-p100.toml makes of them; Le et al. 2018 do not
+give the times of this network.
+"""
+
+import random
+from statistics import median
+from typing import Any
+
+import rehearsed
+import steps
+from torch import nn
+
+from paceline.core.cost import Measured, Roofline
+from paceline.core.machine import Machine
+from paceline.core.pace import LayerTimes, layer_times
+from paceline.core.plan import Kind
+from paceline.core.workload import Workload
+from paceline.exchange.replica import Replica
+from paceline.links.group import Group
+from paceline.planner import forecast
+from paceline.strategies import STRATEGIES, probers
+from paceline.strategies.host.config import Host
+from paceline.strategies.host.run import replica
+from paceline.training.profile import measure_exchanges
+from paceline.training.this_machine import Speed, this_machine
+from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial, candidates
+
+_BATCH_SIZE = 12
+_ROUNDS, _INTERVAL = 4, 4
+
+
+class Sweep:
+    """Tries all sizes in turn, in a new order in every round: a search that looks everywhere."""
+
+    interval = _INTERVAL
+
+    def __init__(self, sizes: tuple[int, ...], num_rounds: int) -> None:
+        order = random.Random(0)  # noqa: S311 - no secret
+        self._left = [size for _ in range(num_rounds) for size in order.sample(sizes, len(sizes))]
+        self.seconds: dict[int, list[float]] = {size: [] for size in sizes}
+
+    @property
+    def chunk(self) -> int:
+        """The chunk size to use now."""
+        return self._left[-1] if self._left else 1
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return not self._left
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The median of each size that has been measured."""
+        return tuple(Trial(size, None, median(s)) for size, s in self.seconds.items() if s)
+
+    def record(self, seconds: float) -> None:
+        """Note how long a step took with `chunk`."""
+        if self._left:
+            steps_of_size = self.seconds[self.chunk]
+            steps_of_size.append(seconds)
+            if len(steps_of_size) % self.interval == 0:
+                self._left.pop()
+
+
+def measure(group: Group, quick: bool) -> dict[str, Any]:
+    """Return what was predicted, what the searches picked, and the sweep."""
+    from figures import spread
+
+    workload = rehearsed.described("resnet152", _BATCH_SIZE)
+    times = layer_times(workload, rehearsed.p100())
+    task = rehearsed.rehearsal(workload, times)
+    predicted = _predicted(workload, times, group)
+    num_layers = len(workload.layers)
+    interval = 2 if quick else 10
+    searches: dict[str, ChunkTuner] = {
+        "Algorithm 1 (step 5, range 5)": RuntimeSearch(num_layers, interval=interval),
+        "predicted": PredictedSearch(predicted, interval),
+    }
+    picked = [_train(task, search, group) for search in searches.values()]
+    sizes = {1, 6} if quick else _sizes(num_layers)
+    sweep = Sweep(tuple(sorted({*sizes, *picked})), 1 if quick else _ROUNDS)
+    _train(task, sweep, group)
+    if group.rank != 0:
+        return {}
+    measured = {trial.chunk: trial.measured_s for trial in sweep.trials}
+    best = min(measured, key=measured.__getitem__)
+    return {
+        "model": f"ResNet-152, {_BATCH_SIZE} images a rank, rehearsed",
+        "num_layers": num_layers,
+        "best": {"chunk": best, "seconds": measured[best]},
+        "searches": {name: _outcome(one, measured) for name, one in searches.items()},
+        "sweep": {str(size): spread(seconds) for size, seconds in sweep.seconds.items()},
+        "predicted_s": {str(size): seconds for size, seconds in predicted.items()},
+    }
+
+
+def _sizes(num_layers: int) -> set[int]:
+    """Return all small sizes, and of the large ones those that a search could try."""
+    even = {*range(1, 17), *range(20, 65, 5)}
+    return {size for size in even if size < num_layers} | {*candidates(num_layers)}
+
+
+def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int, float]:
+    """Return rank 0's prediction for each candidate: paced layers, and this machine's exchange."""
+    rate = rehearsed.p100()
+    speed = Speed(rate.flops_per_s, rate.nbytes_per_s)
+    probes = probers({"host": Host(workers=group.world_size)}, group)
+    measured = measure_exchanges(workload, group, probes)["host"]
+    bare = this_machine(group, [speed] * group.world_size)
+    sizes = {}
+    if group.rank == 0:
+        machine = STRATEGIES["host"].calibrate(bare, measured)
+        cost = Measured(_durations(machine, workload, times), Roofline.of(machine))
+        for size in candidates(len(workload.layers)):
+            sizes[str(size)] = _forecast(workload, machine, size, cost)
+    return {int(size): seconds for size, seconds in group.gather(sizes)[0].items()}
+
+
+def _durations(
+    machine: Machine, workload: Workload, times: LayerTimes
+) -> dict[tuple[str, Kind, str], float]:
+    """Return what the paced layers and the update take on each device."""
+    phases = ((Kind.FORWARD, times.forward_s), (Kind.BACKWARD, times.backward_s))
+    parts = {
+        (kind, layer.name): seconds
+        for kind, phase in phases
+        for layer, seconds in zip(workload.layers, phase, strict=True)
+    }
+    parts[Kind.STEP, ""] = times.update_s
+    return {(d.name, *part): seconds for d in machine.devices for part, seconds in parts.items()}
+
+
+def _forecast(workload: Workload, machine: Machine, chunk: int, cost: Measured) -> float:
+    num_ranks = len(machine.devices)
+    config = Host(workers=num_ranks, chunk=chunk)
+    samples = workload.batch_size * num_ranks
+    return forecast(workload, machine, STRATEGIES["host"], config, samples, cost).step_s
+
+
+def _train(task: steps.Task, tuner: ChunkTuner, group: Group) -> int:
+    """Take steps until rank 0's tuner is done; return the chunk that it has picked."""
+    exchanging = None
+
+    def wrap(module: nn.Module) -> Replica:
+        nonlocal exchanging
+        exchanging = replica(module, Host(workers=group.world_size), group, tuner)
+        return exchanging
+
+    trainee = steps.Trainee(task, wrap)
+    trainee.step()  # nothing is recorded of the first
+    while not group.gather(tuner.done)[0]:
+        for _ in range(tuner.interval):
+            trainee.step()
+    assert exchanging is not None
+    exchanging.close()
+    chunk: int = group.gather(tuner.chunk)[0]
+    return chunk
+
+
+def _outcome(search: ChunkTuner, measured: dict[int, float]) -> dict[str, Any]:
+    seconds = measured[search.chunk]
+    return {
+        "chunk": search.chunk,
+        "num_trials": len(search.trials),
+        "trials": [trial._asdict() for trial in search.trials],
+        "seconds": seconds,
+        "slower": seconds / min(measured.values()) - 1,
+    }

@@ -1,0 +1,67 @@
+"""What the host exchange gains, measured beside what else there is, in the same run.
+
+    python benchmarks/host_exchange/main.py [PART...] [--quick]
+
+Without PART all are measured. With --quick a few steps show that everything works; the figures mean
+nothing, and are not written.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are gpu.py's
+
+import mpi  # noqa: E402
+import tables  # noqa: E402
+import torch  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+
+from figures import write  # noqa: E402
+from paceline.training.this_machine import facts  # noqa: E402
+
+PARTS = {"sums": (2, 4), "alexnet": (2,), "lenet": (2,), "rehearsed": (4,), "chunks": (4,)}
+
+
+def measure(part: str, quick: bool) -> dict[str, Any]:
+    """Return the figures of a part for each number of ranks."""
+    if part == "sums":
+        problem = mpi.install()
+        if problem:
+            print(f"OpenMPI is left out, because it cannot be installed: {problem}", flush=True)
+    return {f"{n} ranks": on_ranks(part, n, quick) for n in PARTS[part]}
+
+
+def earlier() -> dict[str, Any]:
+    """Return the figures of the parts that were measured before, if it was on this machine."""
+    path = HERE / "result.json"
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    same = content["machine"] == facts(torch.device("cpu"))
+    figures: dict[str, Any] = content["figures"]
+    return figures if same else {}
+
+
+def main() -> None:
+    """Measure, print the tables, and write result.json."""
+    quick = "--quick" in sys.argv
+    parts = [name for name in sys.argv[1:] if name != "--quick"] or list(PARTS)
+    unknown = [name for name in parts if name not in PARTS]
+    if unknown:
+        sys.exit(f"no part is called {unknown[0]!r}; known: {', '.join(PARTS)}")
+    torch.set_num_threads(1)
+    figures = {} if quick else earlier()
+    for part in parts:
+        figures[part] = measure(part, quick)
+        print(f"\n{tables.of(part, figures[part])}", flush=True)
+        if not quick:
+            write(HERE, figures)
+
+
+if __name__ == "__main__":
+    main()

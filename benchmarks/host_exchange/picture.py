@@ -1,0 +1,29 @@
+"""Draw two steps of two runs, one above the other: picture.py RUN_A RUN_B PAGE.html."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.record.trace import read_timeline
+from paceline.report.excerpt import excerpt
+from paceline.report.figures import steps_in_time
+from paceline.result import read_result
+
+
+def main(folders: list[Path], page: Path) -> None:
+    """Write a page with the runs' measured steps on one scale of time."""
+    excerpts, names = [], []
+    for folder in folders:
+        excerpts.append(excerpt(read_timeline(folder / "trace.json", "measured")))
+        names.append(read_result(folder).settings.strategy)
+    longest = max(one.length_s for one in excerpts)
+    figure = steps_in_time([replace(one, length_s=longest) for one in excerpts])
+    for annotation, name in zip(figure.layout.annotations, names, strict=False):
+        annotation.text = f"{name}, {annotation.text}"
+    figure.update_layout(width=1300, paper_bgcolor="white", plot_bgcolor="white")
+    figure.write_html(page, include_plotlyjs=True)
+
+
+if __name__ == "__main__":
+    *runs, target = map(Path, sys.argv[1:])
+    main(runs, target)

@@ -1,0 +1,130 @@
+"""Ranks that take measurements: started, pinned to cores, and taking turns at what is compared."""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paceline.links.cores import physical_cores
+from paceline.links.group import Group
+from paceline.links.launch import launch
+
+DEADLINE_S = 120.0
+_USABLE = os.sched_getaffinity(0)
+Blocks = Mapping[str, Sequence[Sequence[float]]]
+
+
+def on_ranks(part: str, num_ranks: int, quick: bool, on_gpu: bool = False) -> dict[str, Any]:
+    """Have so many ranks measure a part, and return the figures of rank 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "figures.json"
+        command = [sys.executable, str(Path(__file__).with_name("rank.py")), part, str(output)]
+        options = [*(["--quick"] if quick else []), *(["--gpu"] if on_gpu else [])]
+        launch([*command, *options], num_ranks)
+        figures: dict[str, Any] = json.loads(output.read_text())
+    return figures
+
+
+def pin() -> None:
+    """Put this rank on one core: its own, as long as there are enough."""
+    os.sched_setaffinity(0, {cpu_of(int(os.environ["LOCAL_RANK"]))})
+
+
+def cpu_of(rank: int) -> int:
+    """Return the processor that a rank is pinned to."""
+    cores = physical_cores(_USABLE)
+    return cores[rank % len(cores)][0]
+
+
+@contextmanager
+def unpinned() -> Iterator[None]:
+    """Start a process in here that is to see all cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _USABLE)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def num_cores() -> int:
+    """Return how many cores there are to pin ranks to."""
+    return len(physical_cores(_USABLE))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Something to be measured: `run` does it so many times in a row, and returns the seconds.
+
+    Only the first `num_ranks` ranks do it; the others wait, asleep.
+    """
+
+    name: str
+    run: Callable[[int], list[float]]
+    num_ranks: int
+
+
+def timed(
+    step: Callable[[], object],
+    num_warm_up: int = 0,
+    synchronize: Callable[[], None] = lambda: None,
+) -> Callable[[int], list[float]]:
+    """Return what takes a step many times over, and says how long each took."""
+
+    def run(num_times: int) -> list[float]:
+        for _ in range(num_warm_up):
+            step()
+        synchronize()
+        marks = [time.perf_counter()]
+        for _ in range(num_times):
+            step()
+            synchronize()
+            marks.append(time.perf_counter())
+        return [end - start for start, end in pairwise(marks)]
+
+    return run
+
+
+def alternate(
+    variants: Sequence[Variant], group: Group, num_blocks: int, num_times: int
+) -> dict[str, list[list[float]]]:
+    """Return the seconds of all blocks of each variant, as this rank saw them.
+
+    In every round each variant has a block, in a new order each time, so that what else goes on on
+    the machine hits all alike.
+    """
+    order = random.Random(0)  # noqa: S311 - no secret
+    blocks: dict[str, list[list[float]]] = {variant.name: [] for variant in variants}
+    for _ in range(num_blocks):
+        for variant in order.sample(list(variants), len(variants)):
+            group.barrier()
+            if group.rank < variant.num_ranks:
+                blocks[variant.name].append(variant.run(num_times))
+    group.barrier()
+    return blocks
+
+
+def compare(blocks: Blocks, baseline: str) -> dict[str, dict[str, Any]]:
+    """Return each variant's seconds, and their ratio to the baseline's: overall and by blocks."""
+    from figures import spread
+
+    middle = {name: median(chain.from_iterable(times)) for name, times in blocks.items()}
+    rows = {}
+    for name, times in blocks.items():
+        pairs = list(zip(times, blocks[baseline], strict=True))
+        rows[name] = {
+            "seconds": spread(list(chain.from_iterable(times))),
+            "ratio_of_medians": middle[name] / middle[baseline],
+            "ratio": spread([median(own) / median(other) for own, other in pairs]),
+            "difference_s": spread([median(own) - median(other) for own, other in pairs]),
+        }
+    return rows

@@ -1,0 +1,160 @@
+"""Training steps of one model, exchanged in different ways, beside each other on the same ranks.
+
+Each variant has its own copy of the model and its own optimizer, and takes real steps.
+"""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from ranks import DEADLINE_S, Variant, alternate, compare, timed
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline import DataParallel
+from paceline.links.group import Group
+from paceline.models import find
+from paceline.training.step import SGD
+
+_NUM_WARM_UP = 2  # DistributedDataParallel forms its buckets anew after its first step
+_INTERVAL = 11  # steps in which a chunk search has measured another size, if it is not done
+_BUCKETS_MB = (10, 25, 100)
+
+Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what data and by which optimizer."""
+
+    build: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def synthetic(cls, name: str, batch_size: int, device: torch.device) -> "Task":
+        """Return a built-in model on random data, with momentum."""
+        architecture = find(name)
+        generator = torch.Generator().manual_seed(0)
+        shape = (batch_size, *(architecture.input_shape or ()))
+        return cls(
+            build=lambda: architecture.build(None).to(device),
+            optimizer=SGD(learning_rate=1e-4).optimizer,
+            inputs=torch.randn(shape, generator=generator).to(device),
+            targets=torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+
+
+@dataclass
+class Trainee:
+    """A copy of the task's model, and a step of it as anybody writes it in PyTorch."""
+
+    task: Task
+    wrap: Wrap
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        model = self.task.build()
+        self.parallel = self.wrap(model)
+        self.optimizer = self.task.optimizer(model)
+
+    def step(self) -> None:
+        """Go forward and backward, and update the weights."""
+        loss = cross_entropy(self.parallel(self.task.inputs), self.task.targets)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def wraps(*names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
+    """Return how each variant makes a model parallel: lone, apart and DDP, and those asked for.
+
+    *lone* is rank 0 alone, on a machine that does nothing else; *apart* are all ranks at once,
+    which exchange nothing: so far computing beside others slows a rank down.
+    """
+    known: dict[str, Wrap] = {
+        "host": partial(DataParallel, exchange="host", chunk=1, deadline_s=DEADLINE_S),
+        "tree": partial(DataParallel, exchange="tree", deadline_s=DEADLINE_S),
+        "auto": partial(DataParallel, exchange="auto", deadline_s=DEADLINE_S),
+    }
+    ddp: dict[str, Wrap] = {
+        f"DDP {mb} MB": partial(
+            DistributedDataParallel, bucket_cap_mb=mb, gradient_as_bucket_view=True
+        )
+        for mb in buckets_mb
+    }
+    alone: dict[str, Wrap] = {"lone": lambda model: model, "apart": lambda model: model}
+    return {**alone, **ddp, **{name: known[name] for name in names}}
+
+
+def measure(
+    task: Task, wraps: Mapping[str, Wrap], group: Group, num_blocks: int, num_steps: int
+) -> dict[str, Any]:
+    """Return the figures of all variants: seconds, ratios to host's, and what was chosen."""
+    synchronize = synchronizer(group.device)
+    trainees, variants = {}, []
+    for name, wrap in wraps.items():
+        num_ranks = 1 if name == "lone" else group.world_size
+        group.barrier()
+        if group.rank < num_ranks:
+            trainees[name] = trainee = Trainee(task, wrap)
+            for _ in range(_NUM_WARM_UP):
+                trainee.step()
+            if name == "auto":
+                _settle(trainee, group)
+            variants.append(Variant(name, timed(trainee.step, 0, synchronize), num_ranks))
+        else:
+            variants.append(Variant(name, _never, num_ranks))
+    blocks = alternate(variants, group, num_blocks, num_steps)
+    figures = _figures(blocks, trainees) if group.rank == 0 else {}
+    for trainee in trainees.values():
+        if isinstance(trainee.parallel, DataParallel):
+            trainee.parallel.close()
+    trainees.clear()
+    variants.clear()
+    gc.collect()  # modules lie in cycles, and the memory of one case is needed for the next
+    return figures
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """Return what waits for the work that a device still has queued: on a CPU, none."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def _never(num_times: int) -> list[float]:
+    raise RuntimeError("this rank does not take part")
+
+
+def _settle(trainee: Trainee, group: Group) -> None:
+    """Take steps until the search for a chunk, if there is one, tries nothing new any more."""
+    before, now = -1, 0
+    while now > before:
+        for _ in range(_INTERVAL):
+            trainee.step()
+        assert isinstance(trainee.parallel, DataParallel)
+        before, now = now, group.gather(len(trainee.parallel.trials))[0]
+
+
+def _figures(
+    blocks: Mapping[str, list[list[float]]], trainees: Mapping[str, Trainee]
+) -> dict[str, Any]:
+    rows = compare(blocks, "host")
+    for name, row in compare(blocks, "lone").items():
+        rows[name]["added_s"] = row["difference_s"]
+        del rows[name]["difference_s"]
+    ddp = [name for name in rows if name.startswith("DDP")]
+    figures: dict[str, Any] = {
+        "variants": rows,
+        "best_ddp": min(ddp, key=lambda name: rows[name]["seconds"]["median"]),
+    }
+    if "auto" in trainees:
+        auto = trainees["auto"].parallel
+        assert isinstance(auto, DataParallel)
+        figures["why"] = auto.why
+        figures["trials"] = [trial._asdict() for trial in auto.trials]
+    return figures

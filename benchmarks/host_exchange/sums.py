@@ -1,0 +1,133 @@
+"""The sum of float32 gradients: the arena, torch's gloo, OpenMPI, and what memory allows."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mpi
+import torch
+import torch.distributed as dist
+from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
+
+from paceline.links.arena import Arena, Segment
+from paceline.links.group import Group
+
+LARGE, SMALL = 60_000_000, 60_000  # values: an AlexNet, a LeNet
+_NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}
+_COPIES = ("memcpy", "copy_")
+
+
+def measure(group: Group, quick: bool) -> dict[str, Any]:
+    """Return the figures of a large sum, and for two ranks of a small one."""
+    counts = (LARGE, SMALL) if group.world_size == 2 else (LARGE,)
+    with _openmpi(group) as openmpi:
+        return {f"{count:,} float32": _case(count, group, openmpi, quick) for count in counts}
+
+
+@contextmanager
+def _openmpi(group: Group) -> Iterator[mpi.Ranks | None]:
+    """Start OpenMPI's ranks beside ours, from rank 0, if it is installed."""
+    if group.rank != 0 or not mpi.installed():
+        yield None
+        return
+    with unpinned():
+        started = mpi.ranks([cpu_of(rank) for rank in range(group.world_size)])
+        openmpi = started.__enter__()
+    try:
+        yield openmpi
+    finally:
+        started.__exit__(None, None, None)
+
+
+def _case(count: int, group: Group, openmpi: mpi.Ranks | None, quick: bool) -> dict[str, Any]:
+    arena = _open(count, group)
+    gradients = torch.zeros(count)
+    everyone = group.world_size
+    variants = [
+        Variant("arena", timed(_sum_in(arena), 1), everyone),
+        Variant("gloo", timed(lambda: _all_reduce(gradients), 1), everyone),
+    ]
+    if mpi.installed():
+        variants.append(Variant("openmpi", _asked(openmpi, count), 1))
+    if count == LARGE:
+        # One on each core: more cannot make the memory faster.
+        variants += _copies(count, min(everyone, num_cores()))
+    num_blocks, num_sums = (2, 3) if quick else (_NUM_BLOCKS, _NUM_SUMS[count])
+    blocks = alternate(variants, group, num_blocks, num_sums)
+    _check(arena, count, everyone)
+    arena.close()
+    if group.rank != 0:
+        return {}
+    rows = compare(blocks, "arena")
+    if count == LARGE:
+        rows["limit"] = _limit(rows, count, everyone)
+    return rows
+
+
+def _open(count: int, group: Group) -> Arena:
+    """Return an arena in which each rank's gradients lie already: its number, counted from 1."""
+    arena = Arena.open(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
+    arena.set_chunks([[Segment(0, count, torch.float32)]])
+    arena.slot.view(torch.float32).fill_(group.rank + 1)
+    return arena
+
+
+def _sum_in(arena: Arena) -> Callable[[], None]:
+    step = 0
+
+    def once() -> None:
+        nonlocal step
+        step += 1
+        arena.begin(step)
+        arena.post(0)
+        arena.commit()
+        arena.wait_step()
+
+    return once
+
+
+def _check(arena: Arena, count: int, num_ranks: int) -> None:
+    for parity in (0, 1):
+        means = arena.shared_result(parity).view(torch.float32)
+        if not bool((means[:count] == (num_ranks + 1) / 2).all()):
+            raise RuntimeError("the arena has not summed what the ranks gave it")
+
+
+def _all_reduce(gradients: torch.Tensor) -> None:
+    dist.all_reduce(gradients)
+
+
+def _asked(openmpi: mpi.Ranks | None, count: int) -> Callable[[int], list[float]]:
+    def run(num_times: int) -> list[float]:
+        assert openmpi is not None, "only rank 0 asks"
+        return openmpi.sums(count, num_times)
+
+    return run
+
+
+def _copies(count: int, num_ranks: int) -> list[Variant]:
+    """Return two ways to copy: which of them is the faster depends on the machine."""
+    source, target = torch.ones(count), torch.zeros(count)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    def memcpy() -> None:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+    ways = dict(zip(_COPIES, (memcpy, copy), strict=True))
+    return [Variant(name, timed(way, 1), num_ranks) for name, way in ways.items()]
+
+
+def _limit(rows: dict[str, Any], count: int, num_ranks: int) -> dict[str, float]:
+    """Return what n reads and one write would take at the speed of the faster copy, all at once."""
+    nbytes = 4 * count
+    fastest = min(rows[name]["seconds"]["median"] for name in _COPIES)
+    bandwidth = 2 * nbytes * min(num_ranks, num_cores()) / fastest
+    seconds = (num_ranks + 1) * nbytes / bandwidth
+    return {
+        "bandwidth_bytes_per_s": bandwidth,
+        "seconds": seconds,
+        "share_reached": seconds / rows["arena"]["seconds"]["median"],
+    }

@@ -1,0 +1,153 @@
+"""The tables of result.json, as the README shows them.
+
+    python benchmarks/host_exchange/tables.py
+
+puts them into README.md, between the lines that say so.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from figures import shown  # noqa: E402
+
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def of(part: str, by_ranks: Mapping[str, Any]) -> str:
+    """Return the tables of a part."""
+    title, one = _PARTS[part]
+    bodies = [one(ranks, figures) for ranks, figures in by_ranks.items()]
+    return "\n\n".join([f"## {title}", *bodies])
+
+
+def _sums(ranks: str, cases: Mapping[str, Rows]) -> str:
+    parts = []
+    for case, rows in cases.items():
+        lines = [
+            (name, shown(row["seconds"], 1e3), *_ratios(row))
+            for name, row in rows.items()
+            if name != "limit"
+        ]
+        head = ("way", "ms, median [quartiles]", "times the arena's", "block by block")
+        parts.append(_table(f"{case}, {ranks}", head, lines))
+        if "limit" in rows:
+            parts.append(_sentence(rows["limit"]))
+    return "\n\n".join(parts)
+
+
+def _sentence(limit: Mapping[str, float]) -> str:
+    return (
+        f"Copying on all cores at once moves {limit['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, read "
+        f"and written; at that speed the sum would take {limit['seconds'] * 1e3:.2f} ms. The arena "
+        f"reaches {limit['share_reached']:.0%} of it."
+    )
+
+
+def _steps(ranks: str, cases: Mapping[str, Mapping[str, Any]]) -> str:
+    head = (
+        "variant",
+        "ms a step, median [quartiles]",
+        "times host's",
+        "block by block",
+        "ms more than lone, block by block",
+    )
+    parts = []
+    for case, figures in cases.items():
+        lines = [
+            (name, shown(row["seconds"], 1e3, 2), *_ratios(row), shown(row["added_s"], 1e3, 2))
+            for name, row in figures["variants"].items()
+        ]
+        parts.append(_table(f"{case}, {ranks}", head, lines))
+        parts += _remarks(figures)
+    return "\n\n".join(parts)
+
+
+def _remarks(figures: Mapping[str, Any]) -> Iterable[str]:
+    rows = figures["variants"]
+    best = figures["best_ddp"]
+    yield (
+        f"Tuned DDP ({best}) takes {rows[best]['ratio_of_medians']:.3f} times host's step; weak "
+        f"scaling, the lone rank's step by host's, is {rows['lone']['ratio_of_medians']:.1%}."
+    )
+    if "why" in figures:
+        yield f"auto: {figures['why']}"
+
+
+def _chunks(ranks: str, figures: Mapping[str, Any]) -> str:
+    searches = [
+        (
+            name,
+            str(row["chunk"]),
+            str(row["num_trials"]),
+            f"{row['seconds'] * 1e3:.1f}",
+            f"{row['slower']:+.1%}",
+        )
+        for name, row in figures["searches"].items()
+    ]
+    head = ("search", "picks", "trials", "ms a step in the sweep", "slower than the best")
+    best = figures["best"]
+    sweep = [
+        (str(size), shown(figure, 1e3, 1), _predicted(figures, size))
+        for size, figure in figures["sweep"].items()
+    ]
+    return "\n\n".join(
+        [
+            _table(f"{figures['model']}, {ranks}, {figures['num_layers']} layers", head, searches),
+            f"The best of the sweep is {best['chunk']}, with {best['seconds'] * 1e3:.1f} ms.",
+            _table("The sweep", ("chunk", "ms a step, median [quartiles]", "predicted ms"), sweep),
+        ]
+    )
+
+
+def _predicted(figures: Mapping[str, Any], size: str) -> str:
+    seconds = figures["predicted_s"].get(size)
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _ratios(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['ratio_of_medians']:.3f}", shown(row["ratio"])
+
+
+def _table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+_PARTS = {
+    "sums": ("Sums", _sums),
+    "alexnet": ("AlexNet", _steps),
+    "lenet": ("LeNet-5", _steps),
+    "rehearsed": ("Rehearsed: AlexNet on four P100", _steps),
+    "chunks": ("Rehearsed: the chunk of ResNet-152 on four P100", _chunks),
+    "gpu sums": ("Sums of gradients on GPUs", _sums),
+    "gpu steps": ("Steps on GPUs", _steps),
+}
+
+
+def main() -> None:
+    """Put the tables into README.md."""
+    texts = []
+    for name in ("result.json", "gpu.json"):
+        path = HERE / name
+        if path.exists():
+            content = json.loads(path.read_text())
+            texts += [of(part, by_ranks) for part, by_ranks in content["figures"].items()]
+            machine = content["machine"]
+            texts.append(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if not texts:
+        sys.exit("neither result.json nor gpu.json is here; run main.py first")
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    readme.write_text("\n\n".join([before + BEGIN, *texts, END]) + after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Options that commands have in common, and what their texts mean."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.core.errors import InvalidInput
+
+Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:factory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Data = Annotated[
+    str, typer.Option(help="digits, libsvm:PATH, images:FOLDER or synthetic:SHAPE,...")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Worker processes; 2, or as many as torchrun started.")
+]
+BatchSize = Annotated[int, typer.Option(help="Samples of a step, over all workers.")]
+StrategyName = Annotated[str, typer.Option("--strategy", help="How the workers share the work.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="A field of the strategy's configuration."),
+]
+Port = Annotated[
+    int, typer.Option(help="The loopback port where workers meet; 0 takes a free one.")
+]
+ProfileSeconds = Annotated[float, typer.Option(help="How long to profile before planning.")]
+Output = Annotated[Path, typer.Option(help="Where the folder of the run is made.")]
+Deadline = Annotated[float, typer.Option(help="How long a worker may not answer.")]
+InputShape = Annotated[
+    str | None, typer.Option(help="Of one sample, such as 3x224x224; for a model of your own.")
+]
+
+
+def common(options: list[str] | None, workers: int | None) -> dict[str, Any]:
+    """Return the settings that the command line writes in another form."""
+    values: dict[str, Any] = {}
+    for option in options or ():
+        field, equals, value = option.partition("=")
+        if not equals:
+            raise InvalidInput(f"--set: {option!r} is not FIELD=VALUE")
+        values[field] = _value(value)
+    started = int(os.environ.get("WORLD_SIZE", "2")) if workers is None else workers
+    return {"options": values, "workers": started}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def shape(text: str | None) -> tuple[int, ...] | None:
+    """Return the sizes of a shape such as 3x224x224."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise InvalidInput(f"input_shape: {text!r} is not a shape such as 3x224x224") from None
+
+
+def print_json(value: Any) -> None:
+    """Print the one object of `--json`."""
+    sys.stdout.write(json.dumps(value) + "\n")

@@ -1,0 +1,136 @@
+"""Whole rehearsals with real worker processes: real exchange, paced or stretched layers."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.record.trace import read_trace
+from processes import Finished, Started
+
+PACE = ("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", "4")
+SEARCH = ("--chunk-search", "runtime", "--search-step", "2", "--search-range", "1")
+LEAST_S = {"forward": 0.010, "backward": 0.020, "update": 0.002}
+
+PROGRAM = """
+import json
+import paceline
+
+done = paceline.rehearse(
+    "lenet5", device="p100", forward_ms=10, backward_ms=20, update_ms=2, steps=4, workers=2
+)
+print(json.dumps({
+    "result": json.loads(done.result.model_dump_json()),
+    "origin": done.timeline.origin,
+    "report": done.report("mine.html").name,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> tuple[Finished, Path]:
+    """A rehearsal of strategy host, with a search, for all tests that look at what it wrote."""
+    home = tmp_path_factory.mktemp("rehearsal")
+    options = ("--strategy", "host", *PACE, *SEARCH, "--interval", "3")
+    command = [sys.executable, "-m", "paceline", "rehearse", "lenet5", "--device", "p100"]
+    done = Started([*command, *options], home).finish()
+    assert done.code == 0, done.err
+    (folder,) = (home / "runs").iterdir()
+    return done, folder
+
+
+def check_result(result: dict, strategy: str) -> None:
+    """Check what holds of every paced rehearsal of LeNet-5 with the times of PACE."""
+    assert result["origin"] == "rehearsed"
+    assert result["devices"] == "paced as power8-p100/gpu0"
+    assert (result["settings"]["strategy"], result["plan"]["strategy"]) == (strategy, strategy)
+    assert result["faults"] == []
+    comparison = result["comparison"]
+    assert (comparison["left"], comparison["right"]) == ("predicted", "rehearsed")
+    rows = {row["quantity"]: row for row in comparison["rows"]}
+    # Of strategy tree only one of the two workers updates; rows are means over both.
+    shares = {"update": 0.5 if strategy == "tree" else 1.0, "forward": 1.0}
+    for quantity, share in shares.items():
+        assert rows[quantity]["left_s"] == pytest.approx(share * LEAST_S[quantity])
+        assert rows[quantity]["right_s"] >= share * LEAST_S[quantity] - 1e-6
+    assert rows["step"]["right_s"] > sum(LEAST_S.values())
+    assert result["predicted_step_s"] > sum(LEAST_S.values())
+    quartiles = result["lower_quartile_s"], result["upper_quartile_s"]
+    assert sum(LEAST_S.values()) < quartiles[0] <= result["rehearsed_step_s"] <= quartiles[1]
+    assert result["samples_per_s"] == pytest.approx(64 / result["rehearsed_step_s"])
+    assert len(result["peak_memory_bytes"]) == 2
+
+
+def test_a_rehearsal_says_that_it_is_one_everywhere(run):
+    done, folder = run
+    assert "rehearsed" in folder.name
+    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    assert "rehearsed  no training: 2 workers paced as power8-p100/gpu0" in done.out
+    assert "measured" not in done.out
+    assert set(read_trace(folder / "trace.json")) == {"predicted", "rehearsed"}
+    page = (folder / "report.html").read_text()
+    assert "rehearsed, not trained: paced as power8-p100/gpu0" in page
+    assert "rehearsal 2" in page  # the title
+    check_result(json.loads((folder / "result.json").read_text()), "host")
+
+
+def test_the_search_tries_chunks_while_it_is_rehearsed_and_prints_them(run):
+    done, folder = run
+    result = json.loads((folder / "result.json").read_text())
+    trials = {row["chunk"]: row for row in result["trials"]}
+    # Algorithm 1 with step 2 and range 1: 1, 2, and then 4, whichever is best, is too far.
+    assert list(trials) == [1, 2]
+    assert result["config"]["chunk"] == min(trials, key=lambda size: trials[size]["rehearsed_s"])
+    assert all(row["predicted_s"] > sum(LEAST_S.values()) for row in trials.values())
+    table = done.out[done.out.index("Chunk sizes tried") : done.out.index("Seconds per step ")]
+    assert "predicted" in table
+    assert "rehearsed" in table
+    assert table.count("chosen") == 1
+    timelines = read_trace(folder / "trace.json").values()
+    num_sums = 5 if result["config"]["chunk"] == 1 else 3  # of five layers
+    for timeline in timelines:
+        sums = {span.part for span in timeline.spans if span.name.startswith("s1/reduce")}
+        assert len(sums) == num_sums
+
+
+def test_a_rehearsal_can_be_compared_and_reported_anew(run, paceline):
+    _, folder = run
+    table = json.loads(paceline("compare", str(folder), "--json").out)
+    assert (table["left"], table["right"]) == ("predicted", "rehearsed")
+    report = folder / "report.html"
+    before = report.read_text()
+    report.unlink()
+    assert paceline("report", str(folder)).code == 0
+    assert report.read_text() == before
+
+
+def test_a_rank_of_torchrun_rehearses_the_tree(start):
+    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--device", "p100", "--strategy", "tree", *PACE, "--json")
+    done = start(*module, "-m", "paceline", "rehearse", "lenet5", *options).finish()
+    assert done.code == 0, done.err
+    check_result(json.loads(done.out), "tree")
+
+
+def test_a_program_rehearses(start, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = start("program.py").finish()
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    check_result(said["result"], "allreduce")
+    assert (said["origin"], said["report"]) == ("rehearsed", "mine.html")
+
+
+def test_stretched_layers_are_computed_here(paceline, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 5))\n"
+    )
+    options = ("--stretch", "3", "--strategy", "host", "--steps", "4", "--input-shape", "1x8x8")
+    done = paceline("rehearse", "mine:net", *options, "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert (result["origin"], result["devices"]) == ("rehearsed", "stretched 3 times")
+    assert result["faults"] == []

@@ -1,0 +1,123 @@
+"""What a rehearsal stands for, and what it should take."""
+
+from pathlib import Path
+
+import pytest
+
+from groups import group_of
+from paceline.core.calibration import Measurement
+from paceline.core.errors import InvalidInput
+from paceline.core.pace import Totals
+from paceline.machine_file import find_device
+from paceline.models.paced import PacedModel
+from paceline.rehearsal import prediction
+from paceline.rehearsal.prediction import measure, predict
+from paceline.rehearsal.setup import Setup, build
+from paceline.settings import validated_rehearsal
+
+MACHINES = Path(__file__).parents[2] / "machines"
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.006, 0.012, 0.003
+LAYER_NBYTES = 4 * (64 * 64 + 64)
+LATENCY_S = 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("p100", "power8-p100/gpu0"),
+        ("P100", "power8-p100/gpu0"),
+        ("gpu", "power8-p100/gpu0"),
+        ("gpu2", "power8-p100/gpu2"),
+        ("Power8-P100/GPU3", "power8-p100/gpu3"),
+        ("epyc", "two-core-epyc/cpu0"),
+        (f"{MACHINES / 'two-core-epyc.toml'}:cpu1", "two-core-epyc/cpu1"),
+    ],
+)
+def test_a_device_is_found_by_what_people_call_it(name, label, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the files that come with Paceline are found from anywhere
+    assert find_device(name).label == label
+
+
+def test_machine_files_of_the_users_own_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "machines").mkdir()
+    text = (MACHINES / "power8-p100.toml").read_text()
+    own = tmp_path / "machines" / "zoo.toml"
+    own.write_text(text.replace('name = "power8-p100"', 'name = "my-p100"'))
+    assert find_device("p100").label == "my-p100/gpu0"
+    own.write_text("name = 3")
+    with pytest.raises(InvalidInput, match=r"zoo\.toml: "):
+        find_device("p100")
+
+
+@pytest.mark.parametrize("name", ["", "k80", "gpu4", ":"])
+def test_a_device_that_is_not_known_is_told_which_are(name):
+    with pytest.raises(InvalidInput, match=r"not known; known are .*two-core-epyc/cpu1, and other"):
+        find_device(name)
+
+
+def paced(strategy: str, **settings: object) -> Setup:
+    """A network of three layers with equal parameters, on two paced workers."""
+    values = {"model": "mlp-64-64-64-64", "device": "p100", "strategy": strategy, **settings}
+    return build(validated_rehearsal(values), group_of(0, 2, "cpu"))
+
+
+TOTALS = {"forward_ms": 6.0, "backward_ms": 12.0, "update_ms": 3.0}
+
+
+def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
+    known = paced("host").times
+    assert known is not None
+    mixed = paced("host", backward_ms=12.0)
+    assert isinstance(mixed.model, PacedModel)
+    assert mixed.times is not None
+    sums = Totals(sum(mixed.times.forward_s), sum(mixed.times.backward_s), mixed.times.update_s)
+    assert sums == pytest.approx((sum(known.forward_s), BACKWARD_S, known.update_s))
+    assert mixed.model.update_s == known.update_s
+
+
+def predicted_s(monkeypatch, strategy: str, seconds_per_byte: float, **settings: object) -> float:
+    """The step that is predicted if exchanges lie on a known line."""
+    exchange = [Measurement(n, LATENCY_S + n * seconds_per_byte) for n in (1000, 2**20)]
+    monkeypatch.setattr(prediction, "measure_exchanges", lambda *_: {strategy: tuple(exchange)})
+    setup = paced(strategy, **TOTALS, **settings)
+    return predict(setup, measure(setup), setup.settings.config()).step_s
+
+
+def test_of_the_hosts_exchange_only_the_last_layers_shows(monkeypatch):
+    # Each copy and each sum fits beside the layer that comes next.
+    step_s = predicted_s(monkeypatch, "host", 1e-8)
+    last_s = LATENCY_S + LAYER_NBYTES * 1e-8
+    assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + last_s)
+
+
+def test_a_copy_that_is_longer_than_the_next_layer_holds_it_up(monkeypatch):
+    step_s = predicted_s(monkeypatch, "host", 1e-5)
+    # Of 7 bytes that 2 ranks move for each byte of gradients, 4 are copied at once (read, written).
+    copy_s = LAYER_NBYTES * 1e-5 * 4 / 7
+    last_s = LATENCY_S + LAYER_NBYTES * 1e-5
+    assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + 2 * copy_s + last_s)
+
+
+def test_one_bucket_shows_as_a_whole(monkeypatch):
+    step_s = predicted_s(monkeypatch, "allreduce", 1e-8)
+    exchange_s = LATENCY_S + 3 * LAYER_NBYTES * 1e-8
+    assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + exchange_s)
+
+
+def test_more_workers_started_than_asked_for_are_refused():
+    settings = validated_rehearsal({"model": "lenet5", "device": "p100", "workers": 3})
+    with pytest.raises(InvalidInput, match="workers: 3 asked for, 2 started"):
+        build(settings, group_of(0, 2, "cpu"))
+
+
+@pytest.mark.parametrize("kind", [{"device": "p100"}, {"stretch": 2}])
+def test_a_model_of_the_users_own_has_to_be_given_a_shape(kind):
+    settings = validated_rehearsal({"model": "torch.nn:Identity", **kind})
+    with pytest.raises(InvalidInput, match="no trainable parameters"):
+        build(settings, group_of(0, 2, "cpu"))
+    settings = validated_rehearsal({"model": "paceline.models:LeNet5", **kind})
+    with pytest.raises(InvalidInput, match=r"input_shape: model .*:LeNet5 does not say"):
+        build(settings, group_of(0, 2, "cpu"))
+    shaped = settings.model_copy(update={"input_shape": (1, 32, 32)})
+    assert build(shaped, group_of(0, 2, "cpu")).workload.num_parameters == 61_706
