@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from groups import group_of
 from paceline.core.errors import InvalidInput
+from paceline.links.arena import Arena, Segment
 from paceline.links.shared_memory import allocate, choose_leaders
+from paceline.native import Goal, Status
 
 PROGRAM = Path(__file__).parent / "programs" / "arena.py"
 LAUNCH = """
@@ -147,3 +151,19 @@ def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
         os.close(fd)
     with pytest.raises(InvalidInput, match=r"need 1,125,899,906,842,624 bytes"):
         allocate(1 << 50)
+
+
+def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
+    small, large = Segment(0, 16, torch.float32), Segment(0, 1_000_000, torch.float32)
+    arena = Arena.open(group_of(), 4_000_000, 1, 0, 5, threads=0)
+    arena.set_chunks([[small]])
+    arena.begin(1)
+    arena.post(0)
+    arena.commit()
+    arena.wait_step()
+    arena.slot.view(torch.float32).fill_(1.0)
+    arena.set_chunks([[large]])
+    # No rank drains a step that is good: what waits for it looks for work all the while.
+    assert arena._native.wait(Goal.DRAINED, 1, 0) is Status.PENDING
+    assert not arena.shared_result(1).any()
+    arena.close()

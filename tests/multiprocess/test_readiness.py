@@ -41,7 +41,7 @@ NAMES = [
 
 @dataclass(frozen=True)
 class Refused:
-    """An error with `message` on every rank; if `alone`, on one, and others then miss their peer."""
+    """An error with `message` on all ranks; if `alone`, on one, and others then miss it."""
 
     message: str
     alone: bool = False

@@ -78,8 +78,8 @@ class Synchronized:
     """Runs `module`, and exchanges its gradients while backward goes on.
 
     All ranks must have the same model: InvalidInput names the first difference. Parameters and
-    buffers become those of rank 0; later its buffers are sent before each forward pass in training,
-    as DistributedDataParallel does. The first backward pass is exchanged as a whole, after it is
+    buffers become those of rank 0; later its buffers are sent before each forward pass in training
+    but those that follow one in `no_sync`, as DistributedDataParallel does. The first backward pass is exchanged as a whole, after it is
     over, and shows in which order gradients become ready. `chunk` is a number of layers, or a tuner
     that looks for it while training goes on: rank 0's times decide, for all.
     """
@@ -101,6 +101,7 @@ class Synchronized:
         self._step_end: float | None = None
         self._num_recorded = 0
         self._began_phase = False
+        self._send_next = True  # as DDP: after a forward pass whose gradients were exchanged
         self._readiness = Readiness([(name, p) for _, name, p in self._named], self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,8 +110,9 @@ class Synchronized:
             self._discard()
         if self._module.training and torch.is_grad_enabled() and not in_backward():
             self._exchange.before_forward()
-            if not self._readiness.paused:
+            if self._send_next:
                 self._send_buffers()
+            self._send_next = not self._readiness.paused
         outputs = self._module(*args, **kwargs)
         if torch.is_grad_enabled():
             self._readiness.watch(outputs)

@@ -55,6 +55,7 @@ char* Arena::result(std::size_t parity) const {
 
 void Arena::set_chunks(std::vector<Chunk> chunks) {
     const std::unique_lock alone(gate_);
+    step_ = 0;  // a thread that lags behind must not look for the last step's chunks among these
     chunks_ = std::move(chunks);
 }
 

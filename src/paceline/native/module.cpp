@@ -7,6 +7,8 @@ void bind_sum(nanobind::module_& m);
 void bind_arena(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
+    // A program may end without closing its arenas: the kernel takes their memory back.
+    nanobind::set_leak_warnings(false);
     bind_process(m);
     bind_sum(m);
     bind_arena(m);

@@ -1,4 +1,4 @@
-"""Run the cases of all files, or those named, with the exchanges named: arguments EXCHANGES CASES."""
+"""Run the cases of all files, or those named, with exchanges: arguments EXCHANGES [CASES]."""
 
 import sys
 

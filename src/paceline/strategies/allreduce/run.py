@@ -65,8 +65,8 @@ class _Distributed:
             if _UNUSED_MARK not in str(error):
                 raise
             raise InvalidInput(
-                "model: some trainable parameters get no gradient; use them, or freeze them with "
-                "requires_grad_(False)"
+                "model: some trainable parameters get no gradient, or the last backward pass "
+                "failed; use them, or freeze them with requires_grad_(False)"
             ) from error
         self._num_forward += self._parallel.training and torch.is_grad_enabled()
         return outputs
