@@ -1,7 +1,7 @@
 """Which exchange, and which chunk: predicted from a short profile, for `exchange="auto"`."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Workload
 from paceline.exchange.replica import Replica
 from paceline.links.group import Group
@@ -104,20 +105,30 @@ def _predicted(
     names = _EXCHANGES if exchange == "auto" else (exchange,)
     configs = {name: STRATEGIES[name].config(workers=group.world_size) for name in names}
     measured = measure_exchanges(workload, group, probers(configs, group))
-    machines = {name: STRATEGIES[name].calibrate(bare, measured[name]) for name in names}
-    chunks = chunk_seconds(workload, machines["host"], STRATEGIES["host"], group.world_size)
-    configs["host"] = Host(workers=group.world_size, chunk=min(chunks, key=chunks.__getitem__))
-    samples = workload.batch_size * group.world_size
+    own = None
+    if group.rank == 0:
+        machines = {name: STRATEGIES[name].calibrate(bare, measured[name]) for name in names}
+        own = _ranked(workload, machines, configs)
+    best, chunks, why = group.gather(own)[0]
+    return best, chunks, why
+
+
+def _ranked(
+    workload: Workload, machines: Mapping[str, Machine], configs: dict[str, Any]
+) -> tuple[str, dict[str, float], str]:
+    """Predict each exchange on the machine as it finds it."""
+    workers = configs["host"].workers
+    chunks = chunk_seconds(workload, machines["host"], STRATEGIES["host"], workers)
+    configs["host"] = Host(workers=workers, chunk=min(chunks, key=chunks.__getitem__))
+    samples = workload.batch_size * workers
     forecasts = rank(
         [
-            forecast(workload, machines[name], STRATEGIES[name], configs[name], samples)
-            for name in names
+            forecast(workload, machine, STRATEGIES[name], configs[name], samples)
+            for name, machine in machines.items()
         ]
     )
     by_text = {str(size): step_s for size, step_s in chunks.items()}
-    own = [forecasts[0].strategy, by_text, _why(forecasts)]
-    best, agreed, why = group.gather(own)[0]
-    return best, agreed, why
+    return forecasts[0].strategy, by_text, _why(forecasts)
 
 
 def _why(forecasts: Sequence[Forecast]) -> str:
