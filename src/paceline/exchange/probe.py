@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.exchange.replica import Replica
+from paceline.models.paced import PacedSGD
 
 
 class _Ready(torch.autograd.Function):
@@ -47,10 +48,13 @@ class Probe:
     ) -> None:
         self._module = Gradient(nbytes, device)
         self._replica = replicate(self._module)
+        # A strategy may send parameters after the update: here they are told of one.
+        self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:
         """Exchange once."""
         self._replica().backward()
+        self._optimizer.step()
         self._module.zero_grad()
 
     def close(self) -> None:

@@ -79,9 +79,10 @@ class Synchronized:
 
     All ranks must have the same model: InvalidInput names the first difference. Parameters and
     buffers become those of rank 0; later its buffers are sent before each forward pass in training
-    but those that follow one in `no_sync`, as DistributedDataParallel does. The first backward pass is exchanged as a whole, after it is
-    over, and shows in which order gradients become ready. `chunk` is a number of layers, or a tuner
-    that looks for it while training goes on: rank 0's times decide, for all.
+    but those that follow one in `no_sync`, as DistributedDataParallel does. The first backward pass
+    is exchanged as a whole, after it is over, and shows in which order gradients become ready.
+    `chunk` is a number of layers, or a tuner that looks for it while training goes on: rank 0's
+    times decide, for all.
     """
 
     def __init__(
