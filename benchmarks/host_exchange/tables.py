@@ -123,6 +123,7 @@ def _table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> s
 _PARTS = {
     "sums": ("Sums", _sums),
     "alexnet": ("AlexNet", _steps),
+    "alexnet-kept": ("AlexNet, freed memory kept by all variants", _steps),
     "lenet": ("LeNet-5", _steps),
     "rehearsed": ("Rehearsed: AlexNet on four P100", _steps),
     "chunks": ("Rehearsed: the chunk of ResNet-152 on four P100", _chunks),

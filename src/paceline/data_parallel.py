@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -71,12 +71,15 @@ class DataParallel(nn.Module):
         self._recorder = Recorder(clock_for(self._group.device), device, self._group.rank)
         self._recorder.start_phases(_KEPT_STEPS)
         self._steps = _Steps(self)
+        self._paused: ExitStack | None = None
 
     def _replicate(self, inputs: tuple[Any, ...]) -> Replica:
         choice = choose(self.module, inputs, self._group, self._exchange, self._chunk)
         self._choice, self._replica = choice, choice.replica
         if choice.records:
             self._replica.record(self._recorder)
+        if self._paused is not None:
+            self._paused.enter_context(self._replica.no_sync())
         return self._replica
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,14 +102,15 @@ class DataParallel(nn.Module):
 
         As with DistributedDataParallel the forward passes belong inside, too.
         """
-        inner: AbstractContextManager[None] = (self._replica or Alone(self.module)).no_sync()
-        if self._replica is None:
-            raise InvalidInput(
-                "no_sync: with exchange or chunk 'auto' the first step must be exchanged; begin "
-                "with a step outside no_sync, or name exchange and chunk"
-            )
-        with inner:
-            yield
+        with ExitStack() as inside:
+            if self._replica is None:
+                self._paused = inside  # the first forward pass in here makes the replica
+            else:
+                inside.enter_context(self._replica.no_sync())
+            try:
+                yield
+            finally:
+                self._paused = None
 
     @property
     def why(self) -> str:

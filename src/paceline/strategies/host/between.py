@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk
 from paceline.links.arena import Arena
@@ -16,6 +17,9 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.host.transfer import changed_on_any
 
+NO_WAY_BACK = (
+    "across several machines a step cannot be taken back, because sums are under way: end the run"
+)
 _Step = tuple[int, tuple[Chunk, ...], Recorder | None]
 
 
@@ -26,7 +30,8 @@ class Between:
     """
 
     def __init__(self, arena: Arena, group: Group, deadline_s: float) -> None:
-        self._arena = arena
+        self._arena, self._deadline_s = arena, deadline_s
+        self._chunks: tuple[Chunk, ...] = ()
         self._error: BaseException | None = None
         self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -40,15 +45,20 @@ class Between:
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Take on the step's chunks as they are summed on this machine."""
+        self._chunks = chunks
         if self._leads:
             self._steps.put((step, chunks, recorder))
 
     def finish(self) -> None:
         """Raise what went wrong in the thread; otherwise all chunks of the step are published."""
-        if self._leads:
-            self._done.get()
-            if self._error is not None:
-                raise self._error
+        if not self._leads:
+            return
+        # The thread has a deadline for each chunk: this one is for the thread.
+        self._done.get(timeout=self._deadline_s * (len(self._chunks) + 1))
+        if isinstance(self._error, StepDiscarded):
+            raise InvalidInput(f"{self._error}; {NO_WAY_BACK}") from self._error
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """End the thread."""

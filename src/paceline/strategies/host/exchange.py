@@ -8,14 +8,14 @@ B-4-3 and B-5-1) before it updates its own parameters (P-3). There is no server.
 import time
 from collections.abc import Sequence
 
-from paceline.core.errors import StepDiscarded
+from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.strategies.host.between import Between
+from paceline.strategies.host.between import NO_WAY_BACK, Between
 from paceline.strategies.host.cpu import CpuTransfer
 from paceline.strategies.host.cuda import CudaTransfer
 from paceline.strategies.host.transfer import Transfer
@@ -109,6 +109,8 @@ class HostExchange:
         """Tell the others that this step is void, and wait until nobody works on it any more."""
         self._arena.discard()
         self._transfer.abandon()
+        if self._between is not None:
+            raise InvalidInput(f"a backward pass failed on this rank; {NO_WAY_BACK}")
 
     def statistics(self) -> Statistics:
         """Return what it has taken so far."""
