@@ -31,6 +31,11 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
+def planned(result: dict, strategy: str) -> dict:
+    (row,) = (row for row in result["plans"] if row["strategy"] == strategy)
+    return row
+
+
 @pytest.fixture(scope="module")
 def result(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
@@ -44,7 +49,7 @@ def test_a_run_writes_its_files_and_what_they_say_fits_together(result, folder):
         "model.safetensors",
     }
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["measured_step_s"])
-    assert result["plans"][0]["step_s"] == result["predicted_step_s"]
+    assert planned(result, "allreduce")["step_s"] == result["predicted_step_s"]
     assert result["accuracy"] == result["epochs"][-1]["accuracy"]
     assert len(result["peak_memory_bytes"]) == 2
 
@@ -104,7 +109,7 @@ def test_any_number_of_workers_takes_the_same_steps_as_two(paceline, result, wor
     for row, of_two in zip(other["epochs"], result["epochs"], strict=True):
         assert row["train_loss"] == pytest.approx(of_two["train_loss"], rel=1e-4)
         assert row["test_loss"] == pytest.approx(of_two["test_loss"], rel=1e-4)
-    exchanged = other["plans"][0]["wire_nbytes_per_step"]
+    exchanged = planned(other, "allreduce")["wire_nbytes_per_step"]
     assert exchanged == pytest.approx(2 * (workers - 1) * 4 * 61_706)
 
 
@@ -112,8 +117,14 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     done = paceline("plan", "lenet5", "--json", "--profile-s", "0.2")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["plans"]
-    # 61,706 float32 gradients: each of two ranks sends all of them through the host's link.
-    assert [row["wire_nbytes_per_step"] for row in rows] == [2 * 4 * 61_706]
+    assert [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
+    # 61,706 float32 gradients: each of two ranks sends all of them through the host's link. By a
+    # tree the gradients go one way and the parameters the other; the host's sum has no link.
+    assert {row["strategy"]: row["wire_nbytes_per_step"] for row in rows} == {
+        "allreduce": 2 * 4 * 61_706,
+        "tree": 2 * 4 * 61_706,
+        "host": 0,
+    }
     assert not (tmp_path / "runs").exists()
 
 
