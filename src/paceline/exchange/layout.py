@@ -22,7 +22,7 @@ class Slot:
     layer: str
     offset: int
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the gradient."""
         return self.parameter.numel() * self.parameter.element_size()
@@ -45,7 +45,7 @@ class Chunk:
     number: int
     slots: tuple[Slot, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the gradients."""
         return sum(slot.nbytes for slot in self.slots)

@@ -75,7 +75,8 @@ class Readiness:
 
     def watch(self, outputs: Any) -> None:
         """Have the backward pass that reaches these outputs be the one whose end counts."""
-        for leaf in tree_leaves(outputs):
+        leaves = [outputs] if isinstance(outputs, Tensor) else tree_leaves(outputs)
+        for leaf in leaves:
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._reached)
 

@@ -91,6 +91,7 @@ class Synchronized:
         self._module, self._exchange, self._group = module, exchange, group
         self._number = next(_numbers)
         self._named = trainable(module, group.device)
+        self._has_buffers = any(True for _ in module.buffers())
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         check_same(module, self._named, group)
         group.broadcast([*_data(module.parameters()), *_data(module.buffers())])
@@ -111,7 +112,7 @@ class Synchronized:
             self._discard()
         if self._module.training and torch.is_grad_enabled() and not in_backward():
             self._exchange.before_forward()
-            if self._send_next:
+            if self._send_next and self._has_buffers:
                 self._send_buffers()
             self._send_next = not self._readiness.paused
         outputs = self._module(*args, **kwargs)
@@ -266,9 +267,7 @@ class Synchronized:
             parameter.grad = None
 
     def _send_buffers(self) -> None:
-        buffers = _data(self._module.buffers())
-        if buffers:
-            self._group.broadcast_together(buffers)
+        self._group.broadcast_together(_data(self._module.buffers()))
 
 
 def _data(tensors: Any) -> list[Tensor]:

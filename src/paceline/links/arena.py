@@ -99,6 +99,8 @@ class Arena:
             raise ValueError("an arena has a slot, a chunk, flags, and 0 or 1 threads")
         place = find_place(group)
         sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
+        if held is None:
+            held = len(place.leaders) > 1
         fd = share(group, place, arena_nbytes(*sizes))
         native, peers, problem = None, None, None
         try:
@@ -108,7 +110,9 @@ class Arena:
                 place.members.index(group.rank),
                 *sizes,
                 1 / group.world_size if scale is None else scale,
-                len(place.leaders) > 1 if held is None else held,
+                held,
+                # Where it is held, a thread waits for each chunk while its rank computes.
+                place.num_cores >= len(place.members) and not held,
                 place.num_cores >= 2 * len(place.members),
                 threads > 0,
             )
@@ -169,13 +173,20 @@ class Arena:
         self._posted.clear()
         self._discarded = None
 
-    def copy_in(self, offset: int, source: Tensor) -> None:
-        """Copy a contiguous tensor in host memory to byte `offset` of this rank's slot."""
-        address, nbytes = _bytes_of(source)
-        self._opened().copy_in(self.local_rank, offset, address, nbytes)
+    def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
+        """Copy tensors to this rank's slot, each to the byte offset that stands before it.
+
+        They must be dense and in host memory; their values stay in the order of that memory.
+        """
+        self._opened().copy_in(
+            self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
+        )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
-        """Fill a contiguous tensor in host memory from byte `offset` of the shared result."""
+        """Fill a dense tensor in host memory, in the order of that memory, from the shared result.
+
+        From its byte `offset` on.
+        """
         address, nbytes = _bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
@@ -292,6 +303,7 @@ def _dtype(dtype: torch.dtype) -> DType:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError("only a contiguous tensor in host memory can be copied")
+    is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if not tensor.is_cpu or not is_dense:
+        raise ValueError("only a dense tensor in host memory can be copied")
     return tensor.data_ptr(), tensor.nbytes

@@ -13,9 +13,14 @@
 namespace paceline {
 namespace {
 
-constexpr std::int64_t spin_ns = 50'000;
+// How long a rank that waits looks before it sleeps: to wake it takes about as long as the first.
+// Where it keeps nobody from computing it looks for as long as ranks are commonly apart.
+constexpr std::int64_t short_spin_ns = 50'000;
+constexpr std::int64_t long_spin_ns = 500'000;
 constexpr std::int64_t slice_ns = 50'000'000;
 constexpr std::uint32_t all = INT_MAX;
+// Summing less takes less time than to wake a thread for it.
+constexpr std::size_t worth_a_call_nbytes = std::size_t{256} << 10;
 
 }  // namespace
 
@@ -100,7 +105,9 @@ void Arena::open(std::size_t chunk) {
     notify(num_blocks);
     // Ranks that compute are left alone where one that waits, or is about to, can do the work.
     const bool about_to_wait = num_posted_ == chunks_.size();
-    if (options_.spare_core || (header_.waiting == 0 && !about_to_wait)) call_reducers(num_blocks);
+    const bool left_alone = header_.waiting > 0 || about_to_wait ||
+                            chunks_[chunk].nbytes < worth_a_call_nbytes;
+    if (options_.spare_core || !left_alone) call_reducers(num_blocks);
 }
 
 void Arena::complete(std::size_t chunk) {
@@ -164,6 +171,7 @@ Status Arena::wait(Goal goal, std::uint32_t step, std::size_t chunk) {
     const Counted own(num_waiting_);
     std::atomic<std::uint32_t> unused{0};
     const Counted for_chunk(goal == Goal::chunk ? header_.waiting_for_chunk : unused);
+    const std::int64_t spin_ns = options_.own_core ? long_spin_ns : short_spin_ns;
     const std::int64_t start = now_ns();
     for (std::int64_t last_work = start;;) {
         const std::uint32_t seen = header_.news;

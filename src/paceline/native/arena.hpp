@@ -27,6 +27,7 @@ struct Segment {
 struct Chunk {
     std::vector<Segment> segments;
     std::vector<std::size_t> first;
+    std::size_t nbytes;
     bool streaming;
 
     std::uint32_t num_blocks() const { return static_cast<std::uint32_t>(first.size() - 1); }
@@ -46,6 +47,7 @@ public:
     struct Options {
         double scale;
         bool held;        // a step is complete only when every chunk has been published
+        bool own_core;    // a rank that waits keeps nobody from computing
         bool spare_core;  // a reducer thread need not stop while its rank waits and sums
         bool with_thread;
     };

@@ -39,10 +39,10 @@ std::size_t arena_nbytes(std::size_t num_ranks, std::size_t slot_nbytes, std::si
 
 void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
                std::size_t slot_nbytes, std::size_t max_chunks, std::size_t num_flags, double scale,
-               bool held, bool spare_core, bool with_thread) {
+               bool held, bool own_core, bool spare_core, bool with_thread) {
     if (rank >= num_ranks || slot_nbytes == 0) throw nb::value_error("no such rank, or no slot");
     const Layout layout(num_ranks, slot_nbytes, max_chunks, num_flags, page_nbytes());
-    new (arena) Arena(fd, rank, layout, {scale, held, spare_core, with_thread});
+    new (arena) Arena(fd, rank, layout, {scale, held, own_core, spare_core, with_thread});
 }
 
 Segment checked(const SegmentTuple& tuple, std::size_t slot_nbytes) {
@@ -79,12 +79,15 @@ void check_range(const Arena& arena, std::size_t offset, std::size_t nbytes) {
     }
 }
 
-void copy_in(const Arena& arena, std::size_t rank, std::size_t offset, std::uintptr_t source,
-             std::size_t nbytes) {
-    check_range(arena, offset, nbytes);
+// Each source is an offset in the slot, an address, and how many bytes there are.
+void copy_in(const Arena& arena, std::size_t rank,
+             const std::vector<std::tuple<std::size_t, std::uintptr_t, std::size_t>>& sources) {
+    for (const auto& [offset, source, nbytes] : sources) check_range(arena, offset, nbytes);
     const nb::gil_scoped_release released;
-    copy(fastest_kernels(), arena.slot(rank) + offset, reinterpret_cast<const void*>(source),
-         nbytes);
+    for (const auto& [offset, source, nbytes] : sources) {
+        copy(fastest_kernels(), arena.slot(rank) + offset, reinterpret_cast<const void*>(source),
+             nbytes);
+    }
 }
 
 void copy_out(const Arena& arena, std::size_t parity, std::size_t offset, std::uintptr_t target,
@@ -182,7 +185,8 @@ void bind_arena(nb::module_& m) {
     nb::class_<Arena> arena(m, "Arena");
     arena.def("__init__", &construct, nb::arg("fd"), nb::arg("rank"), nb::arg("num_ranks"),
               nb::arg("slot_nbytes"), nb::arg("max_chunks"), nb::arg("num_flags"),
-              nb::arg("scale"), nb::arg("held"), nb::arg("spare_core"), nb::arg("with_thread"));
+              nb::arg("scale"), nb::arg("held"), nb::arg("own_core"), nb::arg("spare_core"),
+              nb::arg("with_thread"));
     bind_memory(arena);
     bind_steps(arena);
 }

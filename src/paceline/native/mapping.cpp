@@ -51,16 +51,20 @@ Mapping::Mapping(int fd, off_t offset, std::size_t nbytes, Kind kind) : nbytes_(
     void* address = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, flags, fd, offset);
     if (address == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
     data_ = static_cast<char*>(address);
+    if (shared) return;
 #if defined(MADV_POPULATE_READ)
-    if (!shared) madvise(data_, nbytes, MADV_POPULATE_READ);  // an older kernel maps pages later
+    madvise(data_, nbytes, MADV_POPULATE_READ);  // an older kernel maps pages later
 #endif
+    pagemap_ = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 }
 
-Mapping::~Mapping() { munmap(data_, nbytes_); }
+Mapping::~Mapping() {
+    if (pagemap_ >= 0) close(pagemap_);
+    munmap(data_, nbytes_);
+}
 
 std::size_t Mapping::refresh(std::size_t offset, std::size_t nbytes) const {
-    const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    std::vector<std::uint64_t> pages(std::size_t{1} << 13);
+    std::vector<std::uint64_t> pages(std::min(std::size_t{1} << 13, nbytes / page_nbytes()));
     char* data = data_ + offset;
     char* const end = data + nbytes;
     std::size_t dropped = 0;
@@ -68,9 +72,8 @@ std::size_t Mapping::refresh(std::size_t offset, std::size_t nbytes) const {
         const auto left = static_cast<std::size_t>(end - data) / page_nbytes();
         const auto wanted = std::min(pages.size(), left) * sizeof(std::uint64_t);
         const auto first = reinterpret_cast<std::uintptr_t>(data) / page_nbytes();
-        const ssize_t got = fd < 0 ? -1
-                                   : pread(fd, pages.data(), wanted,
-                                           static_cast<off_t>(first * sizeof(std::uint64_t)));
+        const ssize_t got = pread(pagemap_, pages.data(), wanted,
+                                  static_cast<off_t>(first * sizeof(std::uint64_t)));
         if (got < static_cast<ssize_t>(sizeof(std::uint64_t))) {
             madvise(data, left * page_nbytes(), MADV_DONTNEED);
             dropped += left;
@@ -80,7 +83,6 @@ std::size_t Mapping::refresh(std::size_t offset, std::size_t nbytes) const {
         dropped += drop_written(data, pages, count);
         data += count * page_nbytes();
     }
-    if (fd >= 0) close(fd);
     return dropped * page_nbytes();
 }
 

@@ -34,6 +34,7 @@ public:
 private:
     char* data_;
     std::size_t nbytes_;
+    int pagemap_ = -1;  // tells which pages were written; copy-on-write only
 };
 
 }  // namespace paceline

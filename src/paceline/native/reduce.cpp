@@ -27,7 +27,7 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks) {
     // A small chunk still gives every rank something to do.
     const std::size_t share = nbytes / num_ranks / line * line + line;
     const std::size_t size = std::clamp(share, smallest_block_nbytes, block_nbytes);
-    Chunk chunk{{}, {0}, nbytes > cache_nbytes()};
+    Chunk chunk{{}, {0}, nbytes, nbytes > cache_nbytes()};
     std::size_t filled = 0;
     for (Segment rest : segments) {
         const std::size_t element = size_of(rest.dtype);

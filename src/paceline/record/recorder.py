@@ -35,12 +35,11 @@ class _Phase:
 
 
 class _Transfer(NamedTuple):
-    """What this rank did alone for an exchange, and on which lane."""
+    """What this rank did alone for an exchange."""
 
     step: int
     kind: Kind
     part: str
-    lane: Resource
     start: Any
     end: Any
 
@@ -89,7 +88,7 @@ class Recorder:
             self._watch(layer)
 
     def start_phases(self, num_steps: int) -> None:
-        """Record phases and exchanges, but no layers, and keep those of the last `num_steps`."""
+        """Record phases and exchanges, but no layers; keep the last `num_steps` steps or more."""
         self._begin_trace()
         self._layers, self._kept = [], num_steps
 
@@ -139,7 +138,7 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._clock.mark())
-        else:
+        elif self._step % self._kept == 0:  # not in each step: it looks at all that is kept
             self._forget(self._step - self._kept)
 
     def _forget(self, first: int) -> None:
@@ -166,21 +165,15 @@ class Recorder:
         if exchange is not None:
             exchange.end = self._clock.mark()
 
-    @contextmanager
-    def transfer(self, kind: Kind, part: str) -> Iterator[None]:
-        """Record what runs inside as done by this rank alone for an exchange.
+    def mark(self) -> Any:
+        """Return a mark of this moment, for `add_transfer`."""
+        return self._clock.mark()
 
-        A core copies and adds by itself; a GPU adds so too, but has an engine for each direction.
-        """
-        if not self.tracing:
-            yield
-            return
-        by_itself = isinstance(self._clock, HostClock) or kind is Kind.REDUCE
-        device = self._device
-        lane = compute_lane(device) if by_itself else Resource(device, kind.value)
-        start = self._clock.mark()
-        yield
-        self._transfers.append(_Transfer(self._step, kind, part, lane, start, self._clock.mark()))
+    def add_transfer(self, kind: Kind, part: str, start: Any) -> None:
+        """Note what this rank has done alone for an exchange since the mark `start`."""
+        if self.tracing:
+            end = self._clock.mark()
+            self._transfers.append(_Transfer(self._step, kind, part, start, end))
 
     def add_exchange(self, kind: Kind, part: str, start_s: float, end_s: float) -> None:
         """Note a collective whose times are known, in seconds of this host's clock."""
@@ -222,13 +215,18 @@ class Recorder:
             Span(
                 task_name(transfer.step, transfer.kind, transfer.part, self._rank),
                 transfer.kind,
-                (transfer.lane,),
+                (self._lane(transfer.kind),),
                 start,
                 end,
                 transfer.part,
             )
             for transfer, start, end in zip(self._transfers, starts, ends, strict=True)
         ]
+
+    def _lane(self, kind: Kind) -> Resource:
+        """Return the lane of a core, which copies by itself; a GPU has engines for that."""
+        by_itself = isinstance(self._clock, HostClock) or kind is Kind.REDUCE
+        return compute_lane(self._device) if by_itself else Resource(self._device, kind.value)
 
     def _cut(self, phase: _Phase, copies: Sequence[Span]) -> Iterator[Span]:
         marks = self._clock.seconds([phase.start, *(mark for _, mark in phase.borders), phase.end])
@@ -285,8 +283,9 @@ def noted(
     if recorder is None:
         yield
     elif alone:
-        with recorder.transfer(kind, part):
-            yield
+        start = recorder.mark()
+        yield
+        recorder.add_transfer(kind, part, start)
     else:
         exchange = recorder.join_exchange(part, kind)
         yield

@@ -53,7 +53,7 @@ def mean(world_size: int, step: int, index: int) -> Tensor:
 
 def deliver(arena: Arena, rank: int, step: int, chunk: int) -> None:
     for index in CHUNKS[chunk]:
-        arena.copy_in(SEGMENTS[index].offset, gradient(rank, step, index))
+        arena.copy_in([(SEGMENTS[index].offset, gradient(rank, step, index))])
     arena.post(chunk)
 
 

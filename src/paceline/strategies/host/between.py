@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -91,7 +92,7 @@ class Between:
             self._arena.publish(chunk.number)
 
     def _share_flags(self, step: int) -> None:
-        changed = changed_on_any(self._arena, step)
+        changed = torch.tensor(changed_on_any(self._arena, step), dtype=torch.uint8)
         dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._leaders)
         self._arena.flags[self._arena.local_rank, :, step % 2] = changed
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.links.arena import Arena
-from paceline.record.recorder import Recorder, noted
+from paceline.record.recorder import Recorder
 from paceline.strategies.host.transfer import changed_on_any
 
 
@@ -36,22 +36,26 @@ class CpuTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Copy the chunk's gradients into this rank's slot and post it."""
-        with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
-            self._copy_in(chunk)
+        start = None if recorder is None else recorder.mark()  # `noted` would take as long as it
+        self._copy_in(chunk)
+        if recorder is not None:
+            recorder.add_transfer(Kind.D2H, str(chunk.number), start)
         self._arena.post(chunk.number)
 
     def arrive(self) -> None:
         """Nothing is under way: a chunk is posted when it is sent."""
 
     def _copy_in(self, chunk: Chunk) -> None:
+        sources = []
         for slot in chunk.slots:
             gradient = slot.parameter.grad
             if gradient is None:
                 self._own[slot.index].zero_()
             elif gradient.stride() == slot.stride:
-                self._arena.copy_in(slot.offset, _flat(gradient))
+                sources.append((slot.offset, gradient))
             else:
                 self._own[slot.index].copy_(gradient)
+        self._arena.copy_in(sources)
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
@@ -59,7 +63,7 @@ class CpuTransfer:
         self._arena.wait_step()
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
-        changed = changed_on_any(self._arena, step).tolist()
+        changed = changed_on_any(self._arena, step)
         for slot in self._layout.slots:
             if not changed[slot.index]:
                 self._keep(slot, step)
@@ -73,7 +77,7 @@ class CpuTransfer:
         if gradient is None or gradient.stride() != slot.stride or self._is_view(gradient, slot):
             gradient = torch.empty_like(slot.parameter)
             slot.parameter.grad = gradient
-        self._arena.copy_out(step, slot.offset, _flat(gradient))
+        self._arena.copy_out(step, slot.offset, gradient)
 
     def _keep(self, slot: Slot, step: int) -> None:
         """Give a gradient that did not change its own memory: the next step but one writes it."""
@@ -90,8 +94,3 @@ class CpuTransfer:
         for slot in self._layout.slots:
             self._keep(slot, 0)
         self._views, self._own = [], {}
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Return a dense tensor's values in the order of its memory."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

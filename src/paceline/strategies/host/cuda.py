@@ -167,7 +167,7 @@ class CudaTransfer:
 
     @torch.no_grad()
     def _copy_back(self, step: int, chunk: Chunk) -> None:
-        changed = changed_on_any(self._arena, step).tolist()
+        changed = changed_on_any(self._arena, step)
         for slot in chunk.slots:
             if not changed[slot.index]:
                 continue

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from paceline.exchange.layout import Chunk
 from paceline.links.arena import Arena
 from paceline.record.recorder import Recorder
@@ -38,6 +36,7 @@ class Transfer(Protocol):
         ...
 
 
-def changed_on_any(arena: Arena, step: int) -> Tensor:
-    """Return for each parameter whether its gradient has changed on any rank: uint8, 0 or 1."""
-    return arena.flags[:, :, step % 2].amax(0)
+def changed_on_any(arena: Arena, step: int) -> list[int]:
+    """Return for each parameter whether its gradient has changed on any rank: 0 or 1."""
+    changed: list[int] = arena.flags.numpy()[:, :, step % 2].max(0).tolist()
+    return changed
