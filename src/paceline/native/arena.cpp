@@ -183,7 +183,7 @@ Status Arena::wait(Goal goal, std::uint32_t step, std::size_t chunk) {
         if (now > start + slice_ns) return Status::pending;
         if (worked) {
             last_work = now;
-        } else if (now < last_work + spin_ns) {
+        } else if (now < last_work + spin_ns && !reducing_) {  // else the thread wants the core
             pause();
         } else {
             const Counted asleep(header_.asleep);

@@ -126,6 +126,7 @@ private:
 
     std::atomic<std::uint32_t> num_posted_{0};
     std::atomic<std::uint32_t> num_waiting_{0};  // threads of this rank
+    std::atomic<bool> reducing_{false};          // the thread may have taken a block
     std::atomic<bool> closing_{false};
     std::unique_ptr<std::thread> thread_;
 };

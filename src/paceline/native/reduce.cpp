@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include <sched.h>
+
 #include "arena.hpp"
 #include "futex.hpp"
 
@@ -98,13 +100,19 @@ void Arena::sum_block(const Chunk& chunk, std::uint32_t block) {
     }
 }
 
-// What the reducer thread does: it never spins, and sleeps until it is called.
+// What the reducer thread does: it never spins, and sleeps until it is called. Where all cores have a
+// rank it takes no time from one that computes: the first rank to wait does the work instead, which
+// often has to wait for the others anyway.
 void Arena::reduce() {
+    const sched_param none{0};
+    if (!options_.spare_core) sched_setscheduler(0, SCHED_IDLE, &none);
     while (!closing_) {
         const std::uint32_t seen = header_.work;
         // Where a rank has one core, its waiting thread sums just as well.
+        reducing_ = true;
         while (!closing_ && (options_.spare_core || num_waiting_ == 0) && sum_one_block()) {
         }
+        reducing_ = false;
         const Counted idle(header_.idle);
         if (!closing_) futex_wait(header_.work, seen, -1);
     }
