@@ -6,7 +6,7 @@ import steps
 
 from paceline.links.group import Group
 
-_CASES = {16: (5, 3), 4: (8, 3)}  # batch of a rank: blocks, and steps in each
+_CASES = {16: (8, 3), 4: (12, 3)}  # batch of a rank: blocks, and steps in each
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     figures = {}
     for batch_size, (num_blocks, num_steps) in {4: (2, 1)}.items() if quick else _CASES.items():
         task = steps.Task.synthetic("alexnet", batch_size, group.device)
-        wraps = steps.wraps("host", "auto")
+        wraps = steps.wraps(group, "host", "auto")
         case = f"AlexNet, {batch_size} images a rank"
         figures[case] = steps.measure(task, wraps, group, num_blocks, num_steps)
     return figures

@@ -41,7 +41,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     cases = {}
     for (name, batch_size), size in _STEPS.items():
         task = steps.Task.synthetic(name, batch_size, group.device)
-        wraps = steps.wraps("host", "auto")
+        wraps = steps.wraps(group, "host", "auto")
         num_blocks, num_steps = (2, 2) if quick else size
         case = f"{name}, {batch_size} images a rank"
         cases[case] = steps.measure(task, wraps, group, num_blocks, num_steps)

@@ -30,7 +30,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     workload = described("alexnet", _BATCH_SIZE)
     task = rehearsal(workload, layer_times(workload, p100(), _TABLE_3))
     num_blocks, num_steps = (2, 2) if quick else (_NUM_BLOCKS, _NUM_STEPS)
-    wraps = steps.wraps("host", "tree")
+    wraps = steps.wraps(group, "host", "tree")
     case = f"AlexNet, {_BATCH_SIZE} images a rank, rehearsed"
     return {case: steps.measure(task, wraps, group, num_blocks, num_steps)}
 

@@ -4,6 +4,7 @@ Each variant has its own copy of the model and its own optimizer, and takes real
 """
 
 import gc
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 from ranks import DEADLINE_S, Variant, alternate, compare, timed
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import DataParallel
+from paceline.links.arena import Arena
 from paceline.links.group import Group
 from paceline.models import find
 from paceline.training.step import SGD
@@ -71,11 +74,34 @@ class Trainee:
         self.optimizer.zero_grad()
 
 
-def wraps(*names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
-    """Return how each variant makes a model parallel: lone, apart and DDP, and those asked for.
+class Together:
+    """A model whose backward pass ends when all ranks have ended theirs, and exchanges nothing."""
 
-    *lone* is rank 0 alone, on a machine that does nothing else; *apart* are all ranks at once,
-    which exchange nothing: so far computing beside others slows a rank down.
+    def __init__(self, model: nn.Module, group: Group) -> None:
+        self._model = model
+        self._arena = Arena.open(group, 8, 1, 0, DEADLINE_S)
+        self._arena.set_chunks([[]])
+        self._steps = itertools.count(1)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Run the forward pass."""
+        outputs: Tensor = self._model(inputs)
+        outputs.register_hook(lambda _: Variable._execution_engine.queue_callback(self._meet))
+        return outputs
+
+    def _meet(self) -> None:
+        self._arena.begin(next(self._steps))
+        self._arena.post(0)
+        self._arena.commit()
+        self._arena.wait_step()
+
+
+def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
+    """Return how each variant makes a model parallel: those that exchange nothing, DDP, and names.
+
+    *lone* is rank 0 alone, on a machine that does nothing else; *apart* are all ranks at once: so
+    far computing beside others slows a rank down; *together* are ranks that also wait for each
+    other in every step: what no exchange can go below.
     """
     known: dict[str, Wrap] = {
         "host": partial(DataParallel, exchange="host", chunk=1, deadline_s=DEADLINE_S),
@@ -88,7 +114,11 @@ def wraps(*names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wra
         )
         for mb in buckets_mb
     }
-    alone: dict[str, Wrap] = {"lone": lambda model: model, "apart": lambda model: model}
+    alone: dict[str, Wrap] = {
+        "lone": lambda model: model,
+        "apart": lambda model: model,
+        "together": partial(Together, group=group),
+    }
     return {**alone, **ddp, **{name: known[name] for name in names}}
 
 

@@ -76,6 +76,11 @@ def _remarks(figures: Mapping[str, Any]) -> Iterable[str]:
         f"Tuned DDP ({best}) takes {rows[best]['ratio_of_medians']:.3f} times host's step; weak "
         f"scaling, the lone rank's step by host's, is {rows['lone']['ratio_of_medians']:.1%}."
     )
+    if "together" in rows:
+        yield (
+            "Ranks that only wait for each other (*together*) take "
+            f"{rows['together']['ratio_of_medians']:.1%} of host's step."
+        )
     if "why" in figures:
         yield f"auto: {figures['why']}"
 
