@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.workload import Cost, Workload
+from paceline.core.workload import Workload
 from paceline.exchange.replica import Replica
 from paceline.links.group import Group
 from paceline.models import describe
@@ -99,9 +99,8 @@ def _predicted(
     module: nn.Module, inputs: tuple[Any, ...], workload: Workload, group: Group, exchange: str
 ) -> tuple[str, dict[str, float], str]:
     """Return the best exchange, the predicted seconds of host's chunks, and why: rank 0's."""
-    work = sum((layer.forward + layer.backward for layer in workload.layers), Cost())
     seconds = group.gather(_seconds(module, inputs, group))
-    bare = this_machine(group, [Speed(work.flops / s, work.nbytes / s) for s in seconds])
+    bare = this_machine(group, [Speed.of(workload, one) for one in seconds])
     names = _EXCHANGES if exchange == "auto" else (exchange,)
     configs = {name: STRATEGIES[name].config(workers=group.world_size) for name in names}
     measured = measure_exchanges(workload, group, probers(configs, group))

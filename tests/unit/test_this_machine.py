@@ -8,7 +8,7 @@ import torch
 
 from groups import group_of
 from paceline.core.calibration import Measurement
-from paceline.core.cost import Roofline
+from paceline.core.cost import Roofline, compute_lane
 from paceline.core.machine import Machine
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
@@ -32,6 +32,17 @@ def test_every_rank_is_a_device_of_its_own_speed(kind: str):
     assert [device.memory_bandwidth_bytes_per_s for device in machine.devices] == [5e9, 4e9]
     assert machine.links == ()
     assert Machine.model_validate(machine.model_dump()) == machine
+
+
+def test_the_layers_of_a_profiled_model_take_as_long_as_they_took():
+    # One bound by arithmetic and one by memory: priced at their whole over the time, they take 2 s.
+    conv = Layer("conv", (), 0, Cost(4e9, 1e6), Cost(8e9, 2e6))
+    fc = Layer("fc", (), 0, Cost(1e6, 2e9), Cost(2e6, 6e9))
+    workload = Workload("two", 1, (conv, fc), (1, 0), 0)
+    machine = this_machine(ranks(1, "cpu"), [Speed.of(workload, 1.5)])
+    rate = Roofline.of(machine).rates[compute_lane("cpu0")]
+    parts = [conv.forward, conv.backward, fc.forward, fc.backward]
+    assert sum(map(rate.work_s, parts)) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import nn
 from paceline.core.calibration import Measurement, Measurements
 from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
-from paceline.core.plan import Cost, Kind
+from paceline.core.plan import Kind
 from paceline.core.strategy import Strategy
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
@@ -219,6 +219,5 @@ def _of_ranks(
 
 
 def _speed(workload: Workload, parts: dict[Key, float]) -> Speed:
-    work = sum((layer.forward + layer.backward for layer in workload.layers), Cost())
     seconds = sum(s for (kind, _), s in parts.items() if kind in (Kind.FORWARD, Kind.BACKWARD))
-    return Speed(work.flops / seconds, work.nbytes / seconds)
+    return Speed.of(workload, seconds)

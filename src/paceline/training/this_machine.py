@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.core.machine import Device, Host, Machine
+from paceline.core.workload import Cost, Workload
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
@@ -23,6 +24,22 @@ class Speed:
 
     flops_per_s: float
     nbytes_per_s: float
+
+    @classmethod
+    def of(cls, workload: Workload, seconds: float) -> "Speed":
+        """Return the speed at which the layers together take `seconds`, forward and backward.
+
+        Of one that is bound by arithmetic and one that is bound by memory, each is slowed down by
+        one of the two alone: both are faster than if the whole time were theirs.
+        """
+        parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
+        whole = sum(parts, Cost())
+        share = sum(
+            max(part.flops / (whole.flops or 1), part.nbytes / (whole.nbytes or 1))
+            for part in parts
+        )
+        pace = share / seconds
+        return cls((whole.flops or 1) * pace, (whole.nbytes or 1) * pace)
 
 
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
