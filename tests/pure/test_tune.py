@@ -137,9 +137,10 @@ def unimodal(draw: st.DrawFn) -> dict[int, float]:
 
 
 @given(unimodal())
-def test_a_right_prediction_is_confirmed_in_three_trials(seconds: dict[int, float]):
+def test_a_right_prediction_is_confirmed_in_few_trials(seconds: dict[int, float]):
     tuner = PredictedSearch(seconds, interval=3)
-    account = run(tuner, lambda chunk, _: seconds[chunk], 9)
+    far_and_near = (len(seconds) + 2) // 3 + 2
+    account = run(tuner, lambda chunk, _: seconds[chunk], 3 * far_and_near)
     assert tuner.done
     assert seconds[tuner.chunk] == 1.0
     assert account.used[0] == tuner.chunk
@@ -153,6 +154,16 @@ def test_a_wrong_prediction_does_not_hide_the_least(seconds: dict[int, float], d
     run(tuner, lambda chunk, _: seconds[chunk], len(seconds))
     assert tuner.done
     assert seconds[tuner.chunk] == 1.0
+
+
+def test_a_prediction_of_the_wrong_shape_does_not_hide_a_second_valley():
+    """As in a rehearsal, where each chunk was taken to cost ten times of what it does."""
+    seconds = {1: 195, 2: 168, 4: 182, 8: 189, 16: 189, 32: 190, 64: 200, 96: 196, 128: 203}
+    predicted = dict(zip(seconds, [528, 356, 271, 232, 211, 218, 248, 210, 246], strict=True))
+    tuner = PredictedSearch({size: float(s) for size, s in predicted.items()}, interval=1)
+    run(tuner, lambda chunk, _: float(seconds[chunk]), len(seconds))
+    assert tuner.done
+    assert tuner.chunk == 2
 
 
 @given(

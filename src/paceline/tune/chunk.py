@@ -10,6 +10,8 @@ from math import fsum, inf
 from statistics import median
 from typing import NamedTuple, Protocol
 
+_STRIDE = 3  # from one far candidate to the next
+
 
 class Trial(NamedTuple):
     """A chunk size that was in use for an interval: seconds per step, predicted and measured.
@@ -130,13 +132,13 @@ class RuntimeSearch(_Search):
 
 
 class PredictedSearch(_Search):
-    """Measures the size that is predicted to be best and its neighbours, and climbs from there.
+    """Measures the size that is predicted to be best, some far from it, and the best's neighbours.
 
-    `predicted` gives seconds per step for each candidate size. A neighbour is the next smaller or
-    larger candidate; the one with the better prediction is measured first. The search moves to a
-    neighbour that is faster by the median of its interval, and ends when neither is: after 3 trials
-    if the prediction is right, and never after more than there are candidates. What it returns was
-    the fastest of all its trials.
+    `predicted` gives seconds per step for each candidate size. The first to be measured are the
+    best of them and every third above and below it, in the order of their predictions: a
+    prediction that is wrong in its whole shape must not hide what is fast. From the fastest, by the
+    median of its interval, the search climbs: a neighbour is the next smaller or larger candidate,
+    and it ends when neither is faster. What it returns was the fastest of all its trials.
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
@@ -147,6 +149,7 @@ class PredictedSearch(_Search):
         if self._sizes[0] < 1:
             raise ValueError(f"predicted: a chunk has 1 layer or more, not {self._sizes[0]}")
         self._best = min(self._sizes, key=self._predicted.__getitem__)
+        self._far = self._sizes[self._sizes.index(self._best) % _STRIDE :: _STRIDE]
         self._measured: dict[int, float] = {}
         super().__init__(self._best, interval)
 
@@ -156,11 +159,12 @@ class PredictedSearch(_Search):
         self._trials.append(Trial(self._chunk, self._predicted[self._chunk], measured_s))
         if measured_s < self._measured[self._best]:
             self._best = self._chunk
-        untried = [size for size in self._neighbours() if size not in self._measured]
-        if untried:
-            self._chunk = min(untried, key=self._predicted.__getitem__)
-        else:
-            self._stop(self._best)
+        for sizes in (self._far, self._neighbours()):
+            untried = [size for size in sizes if size not in self._measured]
+            if untried:
+                self._chunk = min(untried, key=self._predicted.__getitem__)
+                return
+        self._stop(self._best)
 
     def _neighbours(self) -> list[int]:
         place = self._sizes.index(self._best)

@@ -47,6 +47,24 @@ def no_sync(place: Place):
 
 
 @quick
+def no_sync_before_an_exchange_is_chosen(place: Place):
+    module, oracle = place.build(Net)
+    parallel = place.parallel(module, exchange="auto", chunk="auto")
+    optimizers = sgd(parallel), sgd(oracle)
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with parallel.no_sync():
+            square(parallel, place.rank, 2 * step).backward()
+        square(parallel, place.rank, 2 * step + 1).backward()
+        for half in (0, 1):
+            place.mean(square, oracle, 2 * step + half).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return settled(parallel, oracle)
+
+
+@quick
 def no_sync_with_layers_of_early_micro_batches_alone(place: Place):
     return _accumulated(place, "abc", "bc")
 
