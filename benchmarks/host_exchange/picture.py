@@ -19,9 +19,9 @@ def main(folders: list[Path], page: Path) -> None:
     longest = max(one.length_s for one in excerpts)
     figure = steps_in_time([replace(one, length_s=longest) for one in excerpts])
     for annotation, name in zip(figure.layout.annotations, names, strict=False):
-        annotation.text = f"{name}, {annotation.text}"
-    figure.update_layout(width=1300, paper_bgcolor="white", plot_bgcolor="white")
-    figure.write_html(page, include_plotlyjs=True)
+        annotation.text = f"{name}: two steps, measured"
+    figure.update_layout(width=1300, height=420, paper_bgcolor="white", plot_bgcolor="white")
+    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
 
 
 if __name__ == "__main__":
