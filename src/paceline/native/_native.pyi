@@ -79,3 +79,27 @@ class Arena:
     def give_up(self, rank: int, fault: Fault, /) -> None: ...
     def lost(self) -> list[tuple[int, Fault]]: ...
     def times(self, chunk: int, /) -> tuple[int, int]: ...
+
+class Codebook:
+    def __init__(self, magnitudes: Sequence[float], thresholds: Sequence[float]) -> None: ...
+
+def encode_into(
+    codes: Tensor,
+    scales: Tensor,
+    values: Tensor,
+    block_size: int,
+    book: Codebook,
+    finds_scales: bool,
+    num_threads: int,
+    instruction_set: str = "fastest",
+) -> int: ...
+def decode_into(
+    values: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block_size: int,
+    book: Codebook,
+    adds: bool,
+    num_threads: int,
+    instruction_set: str = "fastest",
+) -> None: ...

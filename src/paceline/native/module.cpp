@@ -5,6 +5,7 @@
 void bind_process(nanobind::module_& m);
 void bind_sum(nanobind::module_& m);
 void bind_arena(nanobind::module_& m);
+void bind_codec(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
     // A program may end without closing its arenas: the kernel takes their memory back.
@@ -12,4 +13,5 @@ NB_MODULE(_native, m) {
     bind_process(m);
     bind_sum(m);
     bind_arena(m);
+    bind_codec(m);
 }

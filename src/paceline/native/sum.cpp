@@ -2,12 +2,13 @@
 
 #include "sum.hpp"
 
-#include <cfenv>
 #include <cstring>
-#include <initializer_list>
+#include <stdexcept>
+#include <utility>
 
 #include <unistd.h>
 
+#include "default_arithmetic.hpp"
 #include "sum_lanes.hpp"
 
 namespace paceline {
@@ -31,21 +32,6 @@ constexpr Kernels portable_kernels = {
     copy_portable,
 };
 
-// The calling thread's rounding mode and treatment of denormals, put back at the end.
-class DefaultArithmetic {
-public:
-    DefaultArithmetic() {
-        std::fegetenv(&before_);
-        std::fesetenv(FE_DFL_ENV);
-    }
-    ~DefaultArithmetic() { std::fesetenv(&before_); }
-    DefaultArithmetic(const DefaultArithmetic&) = delete;
-    DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
-
-private:
-    std::fenv_t before_;
-};
-
 }  // namespace
 
 const Kernels* kernels_of(InstructionSet set) {
@@ -61,13 +47,18 @@ const Kernels* kernels_of(InstructionSet set) {
     return nullptr;
 }
 
+InstructionSet instruction_set_named(const std::string& name) {
+    using Set = InstructionSet;
+    const std::pair<const char*, Set> sets[] = {
+        {"avx512", Set::avx512}, {"avx2", Set::avx2}, {"portable", Set::portable}};
+    for (const auto& [known, set] : sets) {
+        if ((name == known || name == "fastest") && kernels_of(set) != nullptr) return set;
+    }
+    throw std::invalid_argument("this processor has no such instruction set");
+}
+
 const Kernels& fastest_kernels() {
-    static const Kernels& fastest = []() -> const Kernels& {
-        for (const auto set : {InstructionSet::avx512, InstructionSet::avx2}) {
-            if (const Kernels* found = kernels_of(set)) return *found;
-        }
-        return portable_kernels;
-    }();
+    static const Kernels& fastest = *kernels_of(instruction_set_named("fastest"));
     return fastest;
 }
 

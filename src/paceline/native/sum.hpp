@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace paceline {
 
@@ -30,6 +31,10 @@ struct Kernels {
 };
 
 enum class InstructionSet { portable, avx2, avx512 };
+
+// The set of that name, or the widest that this processor has if the name is "fastest". Throws
+// std::invalid_argument if it does not have it.
+InstructionSet instruction_set_named(const std::string& name);
 
 // The kernels for an instruction set, or nullptr if this processor or build does not have it.
 const Kernels* kernels_of(InstructionSet set);

@@ -15,7 +15,6 @@ namespace nb = nanobind;
 namespace {
 
 using paceline::DType;
-using paceline::InstructionSet;
 using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
 
 DType dtype_of(const Array& array) {
@@ -27,20 +26,10 @@ DType dtype_of(const Array& array) {
     throw nb::type_error("sum_into takes float32, float64, bfloat16 or float16");
 }
 
-// Throws if this processor does not have the instruction set.
-const paceline::Kernels& kernels_named(const std::string& name) {
-    if (name == "fastest") return paceline::fastest_kernels();
-    const paceline::Kernels* found = nullptr;
-    if (name == "portable") found = paceline::kernels_of(InstructionSet::portable);
-    if (name == "avx2") found = paceline::kernels_of(InstructionSet::avx2);
-    if (name == "avx512") found = paceline::kernels_of(InstructionSet::avx512);
-    if (found == nullptr) throw nb::value_error("this processor has no such instruction set");
-    return *found;
-}
-
 void sum_into(const Array& result, const std::vector<Array>& sources, double scale,
               const std::string& instruction_set, bool streaming) {
-    const auto& kernels = kernels_named(instruction_set);
+    const auto& kernels =
+        *paceline::kernels_of(paceline::instruction_set_named(instruction_set));
     const DType dtype = dtype_of(result);
     if (sources.empty()) throw nb::value_error("sum_into takes at least one source");
     std::vector<const void*> addresses;

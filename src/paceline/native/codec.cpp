@@ -1,0 +1,105 @@
+// Which codec kernels this processor runs, the portable ones, and how threads share the blocks.
+
+#include "codec_plain.hpp"
+
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "default_arithmetic.hpp"
+
+namespace paceline {
+
+#if defined(__x86_64__)
+extern const CodecKernels avx2_codec_kernels;
+extern const CodecKernels avx512_codec_kernels;
+#endif
+
+namespace {
+
+constexpr CodecKernels portable_codec_kernels = {absmax_plain, encode_plain, decode_plain,
+                                                 add_plain};
+
+// Fewer values are encoded before a second thread has begun.
+constexpr std::size_t worth_a_thread = std::size_t{1} << 18;
+
+template <class Each>
+void for_blocks(Blocks blocks, std::size_t first, std::size_t end, const Each& each) {
+    const DefaultArithmetic arithmetic;
+    for (std::size_t block = first; block < end; ++block) {
+        const std::size_t begin = block * blocks.block_size;
+        each(block, begin, std::min(blocks.block_size, blocks.count - begin));
+    }
+}
+
+// Call each(thread, block, first value, number of values) for all blocks.
+template <class Each>
+void share_out(Blocks blocks, std::size_t num_threads, const Each& each) {
+    const std::size_t num_blocks = (blocks.count + blocks.block_size - 1) / blocks.block_size;
+    const std::size_t most = std::max<std::size_t>(1, blocks.count / worth_a_thread);
+    const std::size_t used = std::clamp<std::size_t>(num_threads, 1, most);
+    const auto part = [&](std::size_t thread) {
+        for_blocks(blocks, num_blocks * thread / used, num_blocks * (thread + 1) / used,
+                   [&](auto... place) { each(thread, place...); });
+    };
+    std::vector<std::jthread> others;
+    for (std::size_t thread = 1; thread < used; ++thread) others.emplace_back(part, thread);
+    part(0);
+}
+
+}  // namespace
+
+Codebook::Codebook(const std::vector<float>& magnitudes_, const std::vector<float>& thresholds) {
+    const bool fits = !magnitudes_.empty() && magnitudes_.size() <= num_magnitudes &&
+                      thresholds.size() + 1 == magnitudes_.size();
+    if (!fits || thresholds.empty() || !(thresholds[0] > 0)) {
+        throw std::invalid_argument("a table has 2 to 128 magnitudes, and a threshold between two");
+    }
+    magnitudes.fill(0);
+    std::copy(magnitudes_.begin(), magnitudes_.end(), magnitudes.begin());
+    first = (bits(thresholds.front()) >> 16) - 1;
+    last = (bits(thresholds.back()) >> 16) + 1;
+    std::uint32_t below = 0;
+    for (std::uint32_t upper = first; upper <= last; ++upper) {
+        const bool has_one = below < thresholds.size() && bits(thresholds[below]) >> 16 == upper;
+        entries.push_back(below << 16 | (has_one ? bits(thresholds[below]) & lower_half : lower_half));
+        below += has_one;
+    }
+    if (below != thresholds.size()) {
+        throw std::invalid_argument("two thresholds are too close, or do not ascend");
+    }
+}
+
+const CodecKernels* codec_kernels_of(InstructionSet set) {
+    if (kernels_of(set) == nullptr) return nullptr;
+#if defined(__x86_64__)
+    if (set == InstructionSet::avx2) return &avx2_codec_kernels;
+    if (set == InstructionSet::avx512) return &avx512_codec_kernels;
+#endif
+    return &portable_codec_kernels;
+}
+
+std::size_t encode(const CodecKernels& kernels, const Codebook& book, Blocks blocks,
+                   const float* values, float* scales, bool finds_scales, std::uint8_t* codes,
+                   std::size_t num_threads) {
+    std::vector<std::size_t> nonfinite(std::max<std::size_t>(1, num_threads));
+    share_out(blocks, num_threads, [&](std::size_t thread, std::size_t block, std::size_t begin,
+                                       std::size_t count) {
+        const float largest = kernels.absmax(values + begin, count, nonfinite[thread]);
+        if (finds_scales) scales[block] = largest;
+        kernels.encode(book, values + begin, scales[block], count, codes + begin);
+    });
+    return std::accumulate(nonfinite.begin(), nonfinite.end(), std::size_t{0});
+}
+
+void decode(const CodecKernels& kernels, const Codebook& book, Blocks blocks,
+            const std::uint8_t* codes, const float* scales, float* values, bool adds,
+            std::size_t num_threads) {
+    const auto kernel = adds ? kernels.add : kernels.decode;
+    share_out(blocks, num_threads, [&](std::size_t, std::size_t block, std::size_t begin,
+                                       std::size_t count) {
+        kernel(book, codes + begin, scales[block], count, values + begin);
+    });
+}
+
+}  // namespace paceline
