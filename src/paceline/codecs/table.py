@@ -1,7 +1,7 @@
 """The four 8-bit types of Dettmers 2016, section 3.1: tables of what seven bits of magnitude mean.
 
-The eighth bit is the sign. All four hold zero: where a tree has 128 leaves, it takes the place of the
-smallest one.
+The eighth bit is the sign. All four hold zero: where a tree has 128 leaves, it takes the place of
+the smallest one.
 """
 
 from collections.abc import Callable, Iterable
@@ -83,51 +83,10 @@ def _leaves(num_bits: int) -> list[float]:
 
 
 def _ascending(magnitudes: Iterable[float]) -> Tensor:
-    """Return them in order, each once, and zero: in the place of the smallest if there is none."""
+    """Return them in order, each once, and zero: in the place of the smallest if need be."""
     rounded = torch.tensor(list(magnitudes), dtype=torch.float64).float().tolist()
     nonzero = sorted({value for value in rounded if value > 0})
     return torch.tensor([0.0, *nonzero[-(_NUM_MAGNITUDES - 1) :]])
-
-
-TABLES:
-        raise InvalidInput(f"table: {name!r} is not known; choose one of {', '.join(TABLES)}")
-    return Table(name, _ascending(TABLES[name]()))
-
-
-def dynamic8() -> Iterable[float]:
-    """Return the dynamic tree's: n zeros for 10^-n, a one, and 6 - n bits that bisect (0.1, 1)."""
-    return (leaf / 10**n for n in range(7) for leaf in _leaves(6 - n))
-
-
-def static8() -> Iterable[float]:
-    """Return the static tree's: three bits of exponent, and four that bisect (0.1, 1)."""
-    return (leaf / 10**n for n in range(8) for leaf in _leaves(4))
-
-
-def mantissa8() -> Iterable[float]:
-    """Return those of a decimal mantissa from 0 to 15, and of three bits of exponent."""
-    return (
-        digit / 10 ** (n + 1) for n in range(8) for digit in range(16) if digit <= 10 ** (n + 1)
-    )
-
-
-def linear8() -> Iterable[float]:
-    """Return those of linear quantisation: a tree over (0, 1) without an exponent."""
-    return (i / (_NUM_MAGNITUDES - 1) for i in range(_NUM_MAGNITUDES))
-
-
-def _leaves(num_bits: int) -> list[float]:
-    """Return the middles of the intervals that bits bisect (0.1, 1) into."""
-    width = 0.9 / 2**num_bits
-    return [0.1 + width * (i + 0.5) for i in range(2**num_bits)]
-
-
-def _ascending(magnitudes: Iterable[float]) -> Tensor:
-    """Return them in order, each once, with zero in the place of the smallest."""
-    ascending = sorted(set(torch.tensor(list(magnitudes), dtype=torch.float64).float().tolist()))
-    distinct = torch.tensor(ascending)
-    distinct[0] = 0.0
-    return distinct
 
 
 TABLES: dict[str, Callable[[], Iterable[float]]] = {
