@@ -68,13 +68,23 @@ Codebook::Codebook(const std::vector<float>& magnitudes_, const std::vector<floa
     if (below != thresholds.size()) {
         throw std::invalid_argument("two thresholds are too close, or do not ascend");
     }
+    tree.fill(~sign_bit);
+    std::size_t place = 0;
+    for (std::size_t half = num_magnitudes / 2; half > 0; half /= 2) {
+        for (std::size_t i = half - 1; i < num_magnitudes - 1; i += 2 * half, ++place) {
+            if (i < thresholds.size()) tree[place] = bits(thresholds[i]);
+        }
+    }
 }
 
 const CodecKernels* codec_kernels_of(InstructionSet set) {
     if (kernels_of(set) == nullptr) return nullptr;
 #if defined(__x86_64__)
     if (set == InstructionSet::avx2) return &avx2_codec_kernels;
-    if (set == InstructionSet::avx512) return &avx512_codec_kernels;
+    if (set == InstructionSet::avx512) {
+        const bool shifts_pairs = __builtin_cpu_supports("avx512vbmi2");
+        return shifts_pairs ? &avx512_codec_kernels : &avx2_codec_kernels;
+    }
 #endif
     return &portable_codec_kernels;
 }

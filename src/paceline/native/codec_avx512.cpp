@@ -24,37 +24,58 @@ float absmax(const float* values, std::size_t count, std::size_t& num_nonfinite)
     return std::max(rest, value_of(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(largest))));
 }
 
+// The thresholds in registers: many processors make a gather of single loads, and then these steps
+// are faster.
+struct Thresholds {
+    __m512i level[5], five[2], six[4];
+
+    explicit Thresholds(const Codebook& book) {
+        const std::uint32_t* tree = book.tree.data();
+        for (int i = 0; i < 5; ++i) level[i] = _mm512_loadu_si512(tree + (1 << i) - 1);
+        for (int i = 0; i < 2; ++i) five[i] = _mm512_loadu_si512(tree + 31 + i * width);
+        for (int i = 0; i < 4; ++i) six[i] = _mm512_loadu_si512(tree + 63 + i * width);
+    }
+
+    // Return how many thresholds are below each value, found bit by bit from the highest.
+    __m512i below(__m512i values) const {
+        __m512i found = _mm512_setzero_si512();
+        for (int i = 0; i < 5; ++i) {
+            found = next(found, values, _mm512_permutexvar_epi32(found, level[i]));
+        }
+        found = next(found, values, _mm512_permutex2var_epi32(five[0], found, five[1]));
+        const __mmask16 bit5 = _mm512_test_epi32_mask(found, _mm512_set1_epi32(32));
+        const __m512i low = _mm512_permutex2var_epi32(six[0], found, six[1]);
+        const __m512i high = _mm512_permutex2var_epi32(six[2], found, six[3]);
+        return next(found, values, _mm512_mask_blend_epi32(bit5, low, high));
+    }
+
+    // Append a bit to what was found: the sign of the difference.
+    static __m512i next(__m512i found, __m512i values, __m512i thresholds) {
+        return _mm512_shldi_epi32(found, _mm512_sub_epi32(thresholds, values), 1);
+    }
+};
+
 void encode(const Codebook& book, const float* values, float scale, std::size_t count,
             std::uint8_t* codes) {
     if (!(scale > 0)) {
         std::memset(codes, 0, count);
         return;
     }
+    const Thresholds thresholds(book);
     const __m512i infinity = _mm512_set1_epi32(static_cast<int>(infinity_bits));
     const __m512i no_sign = _mm512_set1_epi32(static_cast<int>(~sign_bit));
     const __m512i sign = _mm512_set1_epi32(static_cast<int>(sign_bit));
-    const __m512i low = _mm512_set1_epi32(static_cast<int>(lower_half));
-    const __m512i first = _mm512_set1_epi32(static_cast<int>(book.first));
-    const __m512i last = _mm512_set1_epi32(static_cast<int>(book.last));
-    const __m512i negative = _mm512_set1_epi32(128);
-    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i negative = _mm512_set1_epi32(num_magnitudes);
     const __m512 divisor = _mm512_set1_ps(scale);
     std::size_t i = 0;
     for (; i + width <= count; i += width) {
         const __m512i all = _mm512_loadu_si512(values + i);
         const __m512i magnitude = _mm512_and_si512(all, no_sign);
         const __mmask16 finite = _mm512_cmplt_epi32_mask(magnitude, infinity);
-        const __m512i quotient = _mm512_castps_si512(
-            _mm512_maskz_div_ps(finite, _mm512_castsi512_ps(magnitude), divisor));
-        const __m512i upper = _mm512_srli_epi32(quotient, 16);
-        const __m512i clamped = _mm512_min_epi32(_mm512_max_epi32(upper, first), last);
-        const __m512i entry = _mm512_i32gather_epi32(_mm512_sub_epi32(clamped, first),
-                                                     book.entries.data(), 4);
-        const __mmask16 above = _mm512_cmpgt_epi32_mask(_mm512_and_si512(quotient, low),
-                                                        _mm512_and_si512(entry, low));
-        const __m512i below = _mm512_srli_epi32(entry, 16);
-        const __m512i index = _mm512_mask_add_epi32(below, above, below, one);
-        const __mmask16 signs = _mm512_test_epi32_mask(all, sign) & _mm512_test_epi32_mask(index, index);
+        const __m512 quotient = _mm512_maskz_div_ps(finite, _mm512_castsi512_ps(magnitude), divisor);
+        const __m512i index = thresholds.below(_mm512_castps_si512(quotient));
+        const __mmask16 nonzero = _mm512_test_epi32_mask(index, index);
+        const __mmask16 signs = _mm512_mask_test_epi32_mask(nonzero, all, sign);
         const __m512i code = _mm512_mask_or_epi32(index, signs, index, negative);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtepi32_epi8(code));
     }
