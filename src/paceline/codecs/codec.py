@@ -17,6 +17,11 @@ class Codec(Protocol):
         """The name that payloads carry."""
         ...
 
+    @property
+    def fixed_size(self) -> bool:
+        """Whether so many values always take `nbytes`, and not at most that many."""
+        ...
+
     def encode(self, values: Tensor) -> Payload:
         """Return the values, float32 of any shape and stride, encoded in the order of `flatten`.
 
@@ -24,8 +29,11 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return the values, float32 [count]. InvalidInput if this codec has not made them."""
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given.
+
+        InvalidInput if this codec has not made the payload.
+        """
         ...
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
@@ -56,12 +64,20 @@ def check(payload: Payload, codec: str, sizes: tuple[int, ...]) -> None:
         )
 
 
-def check_total(total: Tensor, payload: Payload) -> None:
-    """Raise InvalidInput unless `total` is float32 and as long as the payload."""
-    if total.dtype != torch.float32 or total.shape != (payload.count,):
+def check_target(target: Tensor, payload: Payload) -> None:
+    """Raise InvalidInput unless `target` is float32 and as long as the payload."""
+    if target.dtype != torch.float32 or target.shape != (payload.count,):
         raise InvalidInput(
-            f"payload: {payload.count} values cannot be added to {total.dtype} {list(total.shape)}"
+            f"payload: {payload.count} values do not fit into {target.dtype} {list(target.shape)}"
         )
+
+
+def target_for(payload: Payload, out: Tensor | None) -> Tensor:
+    """Return `out`, or a new tensor for what the payload decodes to."""
+    if out is None:
+        return torch.empty(payload.count, device=payload.buffers[-1].device)
+    check_target(out, payload)
+    return out
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -1,17 +1,16 @@
 """The codec of the 8-bit types: a code for each value, and a scale for each block of them."""
 
 from dataclasses import dataclass
-from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from paceline.codecs import blockwise
-from paceline.codecs.codec import as_bytes, as_type, check, check_total, flat
+from paceline.codecs import kernels
+from paceline.codecs.codec import as_bytes, as_type, check, check_target, flat, target_for
 from paceline.codecs.payload import Payload
-from paceline.codecs.table import Table, table
+from paceline.codecs.table import table
 from paceline.core.errors import InvalidInput
-from paceline.native import Codebook, decode_into, encode_into
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,19 @@ class EightBit:
     A block's scale is its largest magnitude, which is sent with it: 4 bytes for `block_size`
     values. With an `offset` (section 3.1: 10^1 for most activations, up to 10^4) it is the scale of
     all, nothing is sent, and magnitudes above it become the largest of the table.
+
+    Values become the nearest of the table's or, if `stochastic`, one of the two around them by
+    chance, so that they are right on average: all but those above its largest, which in dynamic8
+    and static8 is 0.99 and 0.97 of a block's scale. Torch's global generator decides; there are no
+    kernels for it, so that encoding is slower. Receivers need not know.
     """
+
+    fixed_size: ClassVar[bool] = True
 
     type: str
     block_size: int = 1024
     offset: float | None = None
+    stochastic: bool = False
 
     def __post_init__(self) -> None:
         table(self.type)
@@ -43,38 +50,23 @@ class EightBit:
     def encode(self, values: Tensor) -> Payload:
         """Return the values, float32, encoded; what is not finite is zero, and counted."""
         values = flat(values)
-        codes = torch.empty(len(values), dtype=torch.uint8, device=values.device)
-        scales = self._fixed_scales(values) if self.offset else self._no_scales(values)
-        prepared = _prepared(self.type)
-        if values.is_cpu:
-            num_nonfinite = encode_into(
-                codes,
-                scales,
-                values,
-                self.block_size,
-                prepared.book,
-                self.offset is None,
-                torch.get_num_threads(),
-            )
-        else:
-            if self.offset is None:
-                scales = blockwise.scales_of(values, self.block_size)
-            codes = blockwise.encode(values, scales, self.block_size, prepared.table)
-            num_nonfinite = int((~values.isfinite()).sum())
+        encode = kernels.encode_stochastic if self.stochastic else kernels.encode
+        fixed = self._fixed_scales(values) if self.offset else None
+        codes, scales, num_nonfinite = encode(values, fixed, self.block_size, self.type)
         buffers = (codes,) if self.offset else (as_bytes(scales), codes)
         return Payload(self.name, len(values), buffers, num_nonfinite)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return the values, float32 [count]."""
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given."""
         self._check(payload)
-        values = torch.empty(payload.count, device=payload.buffers[-1].device)
+        values = target_for(payload, out)
         self._decode(payload, values, adds=False)
         return values
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
         """Add the values to `total`, float32 [count]."""
         self._check(payload)
-        check_total(total, payload)
+        check_target(total, payload)
         self._decode(payload, total, adds=True)
 
     def nbytes(self, count: int) -> int:
@@ -88,14 +80,7 @@ class EightBit:
             if self.offset
             else as_type(payload.buffers[0], torch.float32)
         )
-        prepared = _prepared(self.type)
-        if values.is_cpu:
-            decode_into(
-                values, codes, scales, self.block_size, prepared.book, adds, torch.get_num_threads()
-            )
-            return
-        decoded = blockwise.decode(codes, scales, self.block_size, prepared.table)
-        values.copy_(values + decoded if adds else decoded)
+        kernels.decode(values, codes, scales, self.block_size, self.type, adds)
 
     def _check(self, payload: Payload) -> None:
         scales_nbytes = () if self.offset else (4 * self._num_blocks(payload.count),)
@@ -104,22 +89,6 @@ class EightBit:
     def _num_blocks(self, count: int) -> int:
         return -(-count // self.block_size)
 
-    def _no_scales(self, values: Tensor) -> Tensor:
-        return torch.empty(self._num_blocks(len(values)), device=values.device)
-
     def _fixed_scales(self, values: Tensor) -> Tensor:
         assert self.offset is not None
         return torch.full((self._num_blocks(len(values)),), self.offset, device=values.device)
-
-
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    table: Table
-    book: Codebook
-
-
-@cache
-def _prepared(name: str) -> _Prepared:
-    """Return a table, and what the kernels make of it."""
-    one = table(name)
-    return _Prepared(one, Codebook(one.magnitudes.tolist(), one.thresholds.tolist()))

@@ -23,6 +23,11 @@ class ErrorFeedback:
         """That of the codec within, which reads the payloads as well."""
         return self.codec.name
 
+    @property
+    def fixed_size(self) -> bool:
+        """Whether that of the codec within is fixed."""
+        return self.codec.fixed_size
+
     def encode(self, values: Tensor) -> Payload:
         """Return the values and the last error, encoded; keep what that loses."""
         values = flat(values)
@@ -37,9 +42,9 @@ class ErrorFeedback:
         self._error = torch.nan_to_num(values - self.codec.decode(payload), 0.0, 0.0, 0.0)
         return payload
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return the values, float32 [count]."""
-        return self.codec.decode(payload)
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given."""
+        return self.codec.decode(payload, out)
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
         """Add the values to `total`, float32 [count]."""

@@ -9,7 +9,9 @@ from paceline.codecs.eightbit import EightBit
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.onebit import OneBit
 from paceline.codecs.table import TABLES
+from paceline.codecs.threshold import Threshold
 from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import check_codec, threshold_of
 
 CODECS: dict[str, Callable[[], Codec]] = {
     **{name: partial(EightBit, name) for name in TABLES},
@@ -20,7 +22,23 @@ CODECS: dict[str, Callable[[], Codec]] = {
 
 
 def find_codec(name: str) -> Codec:
-    """Return a new codec of that name. InvalidInput, with the known names, if there is none."""
+    """Return a new codec of that name, or "threshold:TAU", with error feedback where it needs it.
+
+    InvalidInput lists the known names.
+    """
+    tau = threshold_of(check_codec(name))
+    if tau is not None:
+        return ErrorFeedback(Threshold(tau))
     if name not in CODECS:
-        raise InvalidInput(f"codec: {name!r} is not known; choose one of {', '.join(CODECS)}")
+        raise InvalidInput(f"codec: {name!r} is a choice between codecs, and not one of them")
     return CODECS[name]()
+
+
+def factory_of(codec: str | Codec) -> Callable[[], Codec]:
+    """Return what makes a codec for each tensor: one that remembers errors is for one tensor."""
+    if isinstance(codec, ErrorFeedback):
+        return partial(ErrorFeedback, codec.codec)
+    if isinstance(codec, str):
+        find_codec(codec)
+        return partial(find_codec, codec)
+    return lambda: codec

@@ -1,12 +1,13 @@
 """One bit a value (Seide et al. 2014): its sign, and a mean for each sign of a block."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from paceline.codecs.blockwise import in_blocks
-from paceline.codecs.codec import as_bytes, as_type, check, check_total, flat
+from paceline.codecs.codec import as_bytes, as_type, check, check_target, flat, target_for
 from paceline.codecs.payload import Payload
 from paceline.core.errors import InvalidInput
 
@@ -19,6 +20,8 @@ class OneBit:
 
     These are the two levels with the least squared error. Much is lost: use it in `ErrorFeedback`.
     """
+
+    fixed_size: ClassVar[bool] = True
 
     block_size: int = 1024
 
@@ -46,18 +49,19 @@ class OneBit:
             num_nonfinite,
         )
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return the values, float32 [count]."""
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given."""
         count = payload.count
         check(payload, self.name, (8 * self._num_blocks(count), -(-count // _BITS)))
         levels = as_type(payload.buffers[0], torch.float32).view(-1, 2)
         is_negative = _unpacked(payload.buffers[1], count)
         of_block = levels.repeat_interleave(self.block_size, 0)[:count]
-        return torch.where(is_negative, of_block[:, 1], of_block[:, 0])
+        values = torch.where(is_negative, of_block[:, 1], of_block[:, 0])
+        return target_for(payload, out).copy_(values)
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
         """Add the values to `total`, float32 [count]."""
-        check_total(total, payload)
+        check_target(total, payload)
         total += self.decode(payload)
 
     def nbytes(self, count: int) -> int:

@@ -11,11 +11,11 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 
 _MAGIC, _VERSION = b"PLCE", 1
-_MOST_BUFFERS = 3
+MOST_BUFFERS = 3
 # magic, version, checksum of all that follows it; codec, number of buffers, values, values that
 # were not finite, bytes of each buffer
 _START = struct.Struct("<4sII")
-_REST = struct.Struct(f"<16sQQQ{_MOST_BUFFERS}Q")
+_REST = struct.Struct(f"<16sQQQ{MOST_BUFFERS}Q")
 HEADER_NBYTES = _START.size + _REST.size
 
 
@@ -40,7 +40,7 @@ class Payload:
         """Return header and buffers, with a checksum of both."""
         name = self.codec.encode("ascii")
         sizes = [buffer.numel() for buffer in self.buffers]
-        sizes += [0] * (_MOST_BUFFERS - len(sizes))
+        sizes += [0] * (MOST_BUFFERS - len(sizes))
         rest = _REST.pack(name, len(self.buffers), self.count, self.num_nonfinite, *sizes)
         parts = [rest, *(buffer.cpu().numpy().tobytes() for buffer in self.buffers)]
         return b"".join([_START.pack(_MAGIC, _VERSION, _checksum(parts)), *parts])
@@ -57,7 +57,7 @@ class Payload:
         if version != _VERSION:
             raise InvalidInput(f"payload: is of version {version}; this program reads {_VERSION}")
         name, num_buffers, count, num_nonfinite, *sizes = _REST.unpack_from(view, _START.size)
-        if num_buffers > _MOST_BUFFERS or HEADER_NBYTES + sum(sizes) != len(view):
+        if num_buffers > MOST_BUFFERS or HEADER_NBYTES + sum(sizes) != len(view):
             raise InvalidInput(
                 f"payload: {len(view)} bytes; its header speaks of {num_buffers} buffers of "
                 f"{sizes} bytes after {HEADER_NBYTES}"

@@ -1,11 +1,12 @@
 """Only what is large (Strom 2015): where values exceed tau, plus or minus tau is sent."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from paceline.codecs.codec import as_bytes, as_type, check, check_total, flat
+from paceline.codecs.codec import as_bytes, as_type, check, check_target, flat, target_for
 from paceline.codecs.payload import Payload
 from paceline.core.errors import InvalidInput
 
@@ -19,6 +20,8 @@ class Threshold:
 
     Four bytes for each that is sent. What is lost waits as a residual: use it in `ErrorFeedback`.
     """
+
+    fixed_size: ClassVar[bool] = False
 
     tau: float
 
@@ -43,17 +46,17 @@ class Threshold:
         buffers = as_bytes(tau), as_bytes(words.to(torch.int32))
         return Payload(self.name, len(values), buffers, len(values) - int(finite.sum()))
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return the values, float32 [count]."""
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given."""
         self._check(payload)
-        values = torch.zeros(payload.count, device=payload.buffers[-1].device)
+        values = target_for(payload, out).zero_()
         self.add_to(values, payload)
         return values
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
         """Add the values to `total`, float32 [count]."""
         self._check(payload)
-        check_total(total, payload)
+        check_target(total, payload)
         tau, words = (
             as_type(payload.buffers[0], torch.float32),
             as_type(payload.buffers[1], torch.int32),

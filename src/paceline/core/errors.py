@@ -27,3 +27,7 @@ class WorkersFailed(PacelineError):
 
 class StepDiscarded(PacelineError):
     """A step whose backward pass failed on some rank: its gradients are discarded on all."""
+
+
+class NonFinite(PacelineError):
+    """Gradients that are NaN or infinite on some rank, which no codec carries."""

@@ -2,8 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from paceline.core.wire_format import check_codec
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -12,8 +14,10 @@ class AllReduce:
 
     `bucket_mb` is the bucket size in MiB; None is torch's default, a first bucket of 1 MiB and
     then 25 MiB. `gradient_as_bucket_view` saves a copy of all gradients.
+    `codec` encodes what travels.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
     bucket_mb: Annotated[int, Field(ge=1)] | None = None
     gradient_as_bucket_view: bool = True
+    codec: Annotated[str, AfterValidator(check_codec)] | None = None

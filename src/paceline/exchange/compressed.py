@@ -1,0 +1,193 @@
+"""An all-reduce of values that travel encoded, beside whatever its caller does meanwhile."""
+
+import atexit
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.codecs.codec import Codec
+from paceline.codecs.feedback import ErrorFeedback
+from paceline.core.errors import InvalidInput
+from paceline.exchange.shards import Piece
+
+# Values that go through the phases together: while one piece is on the wire, another is decoded.
+PIECE = 1 << 22
+
+_GOODBYE_S = 5.0
+
+Future = torch.futures.Future[Tensor]
+
+
+@dataclass(eq=False)
+class Work:
+    """One all-reduce: what becomes of it, and what it took on this rank.
+
+    `future` has the values once they are the mean; all NaN if any of them were not finite on any
+    rank: `num_nonfinite` in all. `seconds` are those that this rank has spent on it.
+    """
+
+    key: str
+    values: Tensor
+    codec: Callable[[], Codec]
+    divisor: float
+    future: Future
+    ready: torch.cuda.Event | None
+    num_nonfinite: int = 0
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of each thread
+
+    def fail(self, error: Exception) -> None:
+        """Tell who waits that there will be no values."""
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
+
+
+class CompressedAllReduce:
+    """All-reduces one after another in two threads, of which one scatters and one gathers.
+
+    The `ranks` make it together, all with the same codecs in the same order: each phase has a
+    process group of its own. What codecs remember (error feedback) is kept for each `key`. No
+    collective takes longer than `deadline_s`.
+    """
+
+    def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
+        self.bytes_sent = [0, 0]  # by each thread
+        self._ranks, self._device = list(ranks), device
+        self._rank = self._ranks.index(dist.get_rank())
+        deadline = timedelta(seconds=deadline_s)
+        some = len(self._ranks) < dist.get_world_size()
+        self._groups = [
+            dist.new_group(self._ranks, timeout=deadline, use_local_synchronization=some)
+            for _ in range(2)
+        ]
+        self._codecs: dict[tuple[str, int, int], Codec] = {}
+        self._errors: dict[str, Tensor] = {}
+        self._scattering: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._gathering: queue.SimpleQueue[tuple[Work, Piece, bool] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (("scatter", self._scatter), ("gather", self._gather))
+        ]
+        for thread in self._threads:
+            thread.start()
+        # A thread that the interpreter ends within torch takes the process down with it.
+        atexit.register(self.close)
+
+    def begin(
+        self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
+    ) -> Work:
+        """Begin to make the values, float32 and contiguous, their sum over all ranks divided."""
+        on_gpu = self._device.type == "cuda"
+        ready = torch.cuda.Event() if on_gpu else None
+        if ready is not None:
+            ready.record()
+        future = Future(devices=[self._device] if on_gpu else None)
+        work = Work(key, values, codec, divisor, future, ready)
+        self._scattering.put(work)
+        return work
+
+    def check_same(self, codec: Codec) -> None:
+        """Raise InvalidInput unless all ranks have given the same codec. All call it together."""
+        own = torch.tensor([zlib.crc32(codec.name.encode())], device=self._device)
+        found = [torch.zeros_like(own) for _ in self._ranks]
+        dist.all_gather(found, own, group=self._groups[0])
+        for rank, other in zip(self._ranks, found, strict=True):
+            if not torch.equal(own, other):
+                raise InvalidInput(
+                    f"codec: rank {rank} has another than rank {self._ranks[self._rank]}, which "
+                    f"has {codec.name!r}; give all ranks the same"
+                )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the errors that this rank's codecs have to make up for, for its checkpoint."""
+        state = dict(self._errors)
+        for (key, piece, shard), codec in self._codecs.items():
+            if isinstance(codec, ErrorFeedback):
+                for tensor in codec.state_dict().values():
+                    state[f"{key}/{piece}/{shard}"] = tensor
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over the errors of a checkpoint, which the same rank of as many has written."""
+        self._codecs.clear()
+        self._errors = dict(state)
+
+    def close(self) -> None:
+        """End the threads, after what has begun; one that waits for a lost rank is left behind."""
+        atexit.unregister(self.close)
+        self._scattering.put(None)
+        for thread in self._threads:
+            thread.join(_GOODBYE_S)
+
+    def _scatter(self) -> None:
+        with self._on_own_stream():
+            for work in iter(self._scattering.get, None):
+                try:
+                    self._begin_pieces(work)
+                except Exception as error:
+                    work.fail(error)
+        self._gathering.put(None)
+
+    def _begin_pieces(self, work: Work) -> None:
+        if work.ready is not None:
+            work.ready.wait()
+        pieces = work.values.split(PIECE)
+        for number, values in enumerate(pieces):
+            started = time.monotonic()
+            codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
+            piece = Piece(values, codecs, self._rank, work.divisor)
+            self.bytes_sent[0] += piece.scatter(self._groups[0])
+            self._finish_stream()
+            work.seconds[0] += time.monotonic() - started
+            self._gathering.put((work, piece, number == len(pieces) - 1))
+
+    def _gather(self) -> None:
+        with self._on_own_stream():
+            for work, piece, is_last in iter(self._gathering.get, None):
+                try:
+                    if not work.future.done():
+                        self._finish_piece(work, piece, is_last)
+                except Exception as error:
+                    work.fail(error)
+
+    def _finish_piece(self, work: Work, piece: Piece, is_last: bool) -> None:
+        started = time.monotonic()
+        nbytes, num_nonfinite = piece.gather(self._groups[1])
+        self._finish_stream()
+        self.bytes_sent[1] += nbytes
+        work.num_nonfinite += num_nonfinite
+        work.seconds[1] += time.monotonic() - started
+        if is_last and work.num_nonfinite:
+            work.values.fill_(torch.nan)
+            self._finish_stream()
+        if is_last:
+            work.future.set_result(work.values)
+
+    def _codec(self, work: Work, piece: int, shard: int) -> Codec:
+        """Return the codec of a shard; each has its own, because it may remember errors."""
+        place = (work.key, piece, shard)
+        if place not in self._codecs:
+            codec = self._codecs[place] = work.codec()
+            error = self._errors.pop(f"{work.key}/{piece}/{shard}", None)
+            if error is not None and isinstance(codec, ErrorFeedback):
+                codec.load_state_dict({"error": error})
+        return self._codecs[place]
+
+    def _on_own_stream(self) -> AbstractContextManager[object]:
+        if self._device.type != "cuda":
+            return nullcontext()
+        torch.cuda.set_device(self._device)
+        return torch.cuda.stream(torch.cuda.Stream(self._device))
+
+    def _finish_stream(self) -> None:
+        """Wait in this thread, so that no other needs to order its streams after this one's."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()

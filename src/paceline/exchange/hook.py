@@ -1,0 +1,120 @@
+"""Compressed gradients in a program that already uses DistributedDataParallel: one line more."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.codecs.codec import Codec
+from paceline.codecs.names import factory_of
+from paceline.core.errors import InvalidInput
+from paceline.exchange.compressed import CompressedAllReduce, Future, Work
+from paceline.exchange.nonfinite import NonFiniteGuard, Policy
+
+_ROUNDED = (torch.float16, torch.bfloat16)  # exact in float32, and rounded to again
+_DEADLINE_S = 1800.0  # torch's own
+
+Hook = Callable[["HookState", "dist.GradBucket"], torch.futures.Future[Tensor]]  # type: ignore[name-defined]
+
+
+class HookState:
+    """What the hook keeps: the process groups, what codecs remember, and counts."""
+
+    def __init__(
+        self,
+        codec: str | Codec,
+        on_nonfinite: Policy,
+        group: dist.ProcessGroup | None,
+        deadline_s: float,
+    ) -> None:
+        self.guard = NonFiniteGuard(on_nonfinite)
+        self._codec = factory_of(codec)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._world_size = len(ranks)
+        device = _device_of(group)
+        self._all_reduce = CompressedAllReduce(ranks, device, deadline_s)
+        self._all_reduce.check_same(self._codec())
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has handed to the others."""
+        return sum(self._all_reduce.bytes_sent)
+
+    @property
+    def num_nonfinite(self) -> int:
+        """How many values were NaN or infinite so far, on all ranks."""
+        return self.guard.num_nonfinite
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were skipped because of them."""
+        return self.guard.num_skipped
+
+    def exchange(self, bucket: Any) -> Future:
+        """Begin to average a bucket; the future has its gradients."""
+        gradients = bucket.buffer()
+        _check(gradients)
+        self.guard.watch(bucket.parameters())
+        key = f"bucket{bucket.index()}of{len(gradients)}"
+        values = gradients.float()
+        work = self._all_reduce.begin(key, values, self._codec, self._world_size)
+        return work.future.then(lambda future: self._done(work, gradients, future.value()))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what this rank's codecs remember, for its checkpoint."""
+        return self._all_reduce.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what the same rank of as many has written."""
+        self._all_reduce.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the threads. The hook cannot be used after that."""
+        self.guard.close()
+        self._all_reduce.close()
+
+    def _done(self, work: Work, gradients: Tensor, values: Tensor) -> Tensor:
+        self.guard.found(work.num_nonfinite)
+        return gradients if values is gradients else gradients.copy_(values)
+
+
+def ddp_hook(
+    codec: str | Codec,
+    on_nonfinite: Policy = "raise",
+    process_group: dist.ProcessGroup | None = None,
+    deadline_s: float = _DEADLINE_S,
+) -> tuple[HookState, Hook]:
+    """Return what `DistributedDataParallel.register_comm_hook` takes: `(*ddp_hook("dynamic8"))`.
+
+    All ranks must call it together, with the same codec: a name, or a codec. `process_group` is
+    that of the DistributedDataParallel, of backend gloo or nccl. Raises InvalidInput for what does
+    not fit. A step with values that are not finite, on any rank, is one that no rank takes: a
+    GradScaler skips it; otherwise the optimizer raises NonFinite, or by `on_nonfinite="skip"`
+    changes nothing. The state counts them.
+
+    What codecs with error feedback remember belongs to a bucket; torch makes its buckets anew after
+    the first step, whose errors are dropped.
+    """
+    if not dist.is_initialized():
+        raise InvalidInput("ddp_hook: call torch.distributed.init_process_group before")
+    return HookState(codec, on_nonfinite, process_group, deadline_s), _hook
+
+
+def _hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    return state.exchange(bucket)
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _check(gradients: Tensor) -> None:
+    if gradients.dtype != torch.float32 and gradients.dtype not in _ROUNDED:
+        raise InvalidInput(
+            f"codec: gradients of {gradients.dtype} would lose precision that float32 does not "
+            "have; train in float32, float16 or bfloat16, or without a codec"
+        )
