@@ -1,8 +1,9 @@
 """Which exchange, and which chunk: predicted from a short profile, for `exchange="auto"`."""
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
+from paceline.core.wire_format import WIRE_FORMATS
 from paceline.core.workload import Workload
+from paceline.exchange.compressed import Compression
 from paceline.exchange.replica import Replica
 from paceline.links.group import Group
 from paceline.models import describe
@@ -50,14 +54,17 @@ def choose(
     group: Group,
     exchange: str,
     chunk: int | str,
+    compression: Compression | None = None,
 ) -> Choice:
     """Return the replica that was asked for; what is "auto" is predicted first.
+
+    With a codec only exchanges that have one are looked at, as they are with it.
 
     All ranks must call it together, each with the inputs of its next forward pass; rank 0's
     predictions decide.
     """
     if exchange != "auto" and (exchange != "host" or chunk != "auto"):
-        return _asked_for(module, group, exchange, chunk, f"{exchange}: asked for")
+        return _asked_for(module, group, exchange, chunk, compression, f"{exchange}: asked for")
     try:
         workload = describe(module, _tensors(inputs), type(module).__name__)
     except InvalidInput as error:
@@ -65,27 +72,36 @@ def choose(
             raise InvalidInput(f"exchange: 'auto' predicts, but {error}; name one") from error
         search = RuntimeSearch(len(layers_of(module)))
         why = f"host: asked for; its chunk is searched without a prediction, because {error}"
-        return Choice(_host(module, group, search), why, True, search)
-    best, chunks, why = _predicted(module, inputs, workload, group, exchange)
+        return Choice(_host(module, group, compression, search), why, True, search)
+    best, chunks, why = _predicted(module, inputs, workload, group, exchange, compression)
     if best != "host" or chunk != "auto":
-        return _asked_for(module, group, best, chunk, why)
+        return _asked_for(module, group, best, chunk, compression, why)
     tuner = PredictedSearch({int(size): seconds for size, seconds in chunks.items()})
-    return Choice(_host(module, group, tuner), why, True, tuner)
+    return Choice(_host(module, group, compression, tuner), why, True, tuner)
 
 
-def _host(module: nn.Module, group: Group, tuner: ChunkTuner) -> Replica:
+def _host(
+    module: nn.Module, group: Group, compression: Compression | None, tuner: ChunkTuner
+) -> Replica:
     run = import_module(STRATEGIES["host"].run)
-    replica: Replica = run.replica(module, Host(workers=group.world_size), group, tuner)
+    config = Host(workers=group.world_size)
+    replica: Replica = run.replica(module, config, group, compression, tuner)
     return replica
 
 
 def _asked_for(
-    module: nn.Module, group: Group, exchange: str, chunk: int | str, why: str
+    module: nn.Module,
+    group: Group,
+    exchange: str,
+    chunk: int | str,
+    compression: Compression | None,
+    why: str,
 ) -> Choice:
     strategy = STRATEGIES[exchange]
     options = {"chunk": chunk} if exchange == "host" and chunk != "auto" else {}
     config = strategy.config(workers=group.world_size, **options)
-    replica = import_module(strategy.run).replica(module, config, group)
+    with_codec = () if exchange == "tree" else (compression,)
+    replica = import_module(strategy.run).replica(module, config, group, *with_codec)
     return Choice(replica, why, exchange != "allreduce")
 
 
@@ -96,13 +112,22 @@ def _tensors(inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def _predicted(
-    module: nn.Module, inputs: tuple[Any, ...], workload: Workload, group: Group, exchange: str
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    workload: Workload,
+    group: Group,
+    exchange: str,
+    compression: Compression | None,
 ) -> tuple[str, dict[str, float], str]:
     """Return the best exchange, the predicted seconds of host's chunks, and why: rank 0's."""
     seconds = group.gather(_seconds(module, inputs, group))
     bare = this_machine(group, [Speed.of(workload, one) for one in seconds])
-    names = _EXCHANGES if exchange == "auto" else (exchange,)
-    configs = {name: STRATEGIES[name].config(workers=group.world_size) for name in names}
+    names: tuple[str, ...] = _EXCHANGES if exchange == "auto" else (exchange,)
+    fields: dict[str, Any] = {"workers": group.world_size}
+    if compression is not None:
+        names = tuple(name for name in names if name != "tree")
+        fields["codec"] = _name_of(compression.codec)
+    configs = {name: STRATEGIES[name].config(**fields) for name in names}
     measured = measure_exchanges(workload, group, probers(configs, group))
     own = None
     if group.rank == 0:
@@ -112,13 +137,27 @@ def _predicted(
     return best, chunks, why
 
 
+def _name_of(codec: str | Codec) -> str:
+    """Return the name by which a plan knows a codec."""
+    if isinstance(codec, str):
+        return codec
+    name = re.split(r"[/*]", codec.name)[0]
+    if name not in WIRE_FORMATS:
+        raise InvalidInput(
+            f"codec: no plan knows how many bytes {codec.name!r} takes; name the exchange and the "
+            "chunk, so that nothing has to be predicted"
+        )
+    return name
+
+
 def _ranked(
     workload: Workload, machines: Mapping[str, Machine], configs: dict[str, Any]
 ) -> tuple[str, dict[str, float], str]:
     """Predict each exchange on the machine as it finds it."""
     workers = configs["host"].workers
     chunks = chunk_seconds(workload, machines["host"], STRATEGIES["host"], workers)
-    configs["host"] = Host(workers=workers, chunk=min(chunks, key=chunks.__getitem__))
+    chunk = min(chunks, key=chunks.__getitem__)
+    configs["host"] = replace(configs["host"], chunk=chunk)
     samples = workload.batch_size * workers
     forecasts = rank(
         [

@@ -10,9 +10,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.choose import Choice, choose
+from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.timeline import Timeline
+from paceline.core.wire_format import check_codec
+from paceline.exchange.compressed import Compression
+from paceline.exchange.nonfinite import Policy, check_policy
 from paceline.exchange.optimizers import after_steps, before_steps
 from paceline.exchange.readiness import in_backward
 from paceline.exchange.replica import Alone, Replica, Statistics
@@ -36,8 +40,13 @@ class DataParallel(nn.Module):
     DistributedDataParallel, "tree" updates on rank 0, and "auto" measures the three at the first
     forward pass in training and takes the one with the best prediction (`why` says the reason).
     `chunk`: how many layers "host" exchanges together; "auto" starts from a prediction and tries
-    neighbours while training goes on. `codec`: None, gradients travel as they are. No rank waits
-    longer than `deadline_s` for another: WorkerLost names the one that does not answer.
+    neighbours while training goes on. No rank waits longer than `deadline_s` for another:
+    WorkerLost names the one that does not answer.
+
+    `codec` encodes gradients on their way: between machines with "host", between all ranks with
+    "allreduce"; "tree" has none. A name ("dynamic8", "half" and so on), a codec, or "auto" for what
+    makes steps faster. No rank takes a step whose gradients are not finite: a GradScaler skips it;
+    otherwise the optimizer raises NonFinite, or by `on_nonfinite` "skip" changes nothing.
 
     `state_dict` and `load_state_dict` are those of the module itself, without a prefix.
     Raises InvalidInput for what cannot be exchanged.
@@ -47,14 +56,16 @@ class DataParallel(nn.Module):
         self,
         module: nn.Module,
         exchange: Literal["auto", "allreduce", "tree", "host"] = "auto",
-        codec: None = None,
+        codec: str | Codec | None = None,
         chunk: int | Literal["auto"] = "auto",
         deadline_s: float = 30.0,
+        on_nonfinite: Policy = "raise",
     ) -> None:
         super().__init__()
-        _check(exchange, codec, chunk)
+        _check(exchange, chunk)
         self.module = module
         self._exchange, self._chunk, self._deadline_s = exchange, chunk, deadline_s
+        self._compression = _compression(exchange, codec, on_nonfinite)
         self._replica: Replica | None = None
         self._choice: Choice | None = None
         self._group = joined(_device_of(module), deadline_s)
@@ -74,7 +85,9 @@ class DataParallel(nn.Module):
         self._paused: ExitStack | None = None
 
     def _replicate(self, inputs: tuple[Any, ...]) -> Replica:
-        choice = choose(self.module, inputs, self._group, self._exchange, self._chunk)
+        choice = choose(
+            self.module, inputs, self._group, self._exchange, self._chunk, self._compression
+        )
         self._choice, self._replica = choice, choice.replica
         if choice.records:
             self._replica.record(self._recorder)
@@ -159,6 +172,7 @@ class DataParallel(nn.Module):
         copied.training = self.training
         copied._exchange, copied._chunk = self._exchange, self._chunk
         copied._deadline_s, copied._group = self._deadline_s, self._group
+        copied._compression = self._compression
         copied._choice = None
         copied._replica = Alone(copied.module) if self._group.world_size == 1 else None
         _accept_own_names(copied)
@@ -207,13 +221,24 @@ class _Steps:
             handle.remove()
 
 
-def _check(exchange: str, codec: object, chunk: object) -> None:
+def _check(exchange: str, chunk: object) -> None:
     if exchange not in EXCHANGES:
         raise InvalidInput(f"exchange: {exchange!r} is not known; choose one of {EXCHANGES}")
-    if codec is not None:
-        raise InvalidInput(f"codec: {codec!r} is not known; gradients travel as they are (None)")
     if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
         raise InvalidInput(f"chunk: must be 'auto' or a number of layers, not {chunk!r}")
+
+
+def _compression(
+    exchange: str, codec: str | Codec | None, on_nonfinite: Policy
+) -> Compression | None:
+    check_policy(on_nonfinite)
+    if codec is None:
+        return None
+    if exchange == "tree":
+        raise InvalidInput("codec: exchange 'tree' has none; choose 'host' or 'allreduce'")
+    if isinstance(codec, str):
+        check_codec(codec)
+    return Compression(codec, on_nonfinite)
 
 
 def _device_of(module: nn.Module) -> torch.device:

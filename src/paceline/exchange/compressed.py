@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
+from paceline.exchange.nonfinite import Policy
 from paceline.exchange.shards import Piece
 
 # Values that go through the phases together: while one piece is on the wire, another is decoded.
@@ -25,6 +26,17 @@ PIECE = 1 << 22
 _GOODBYE_S = 5.0
 
 Future = torch.futures.Future[Tensor]
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How gradients travel: a codec or its name ("auto" for what pays), and what they must not be.
+
+    `on_nonfinite` is the policy for NaN and infinite values.
+    """
+
+    codec: str | Codec
+    on_nonfinite: Policy = "raise"
 
 
 @dataclass(eq=False)
@@ -59,8 +71,9 @@ class CompressedAllReduce:
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
-        self.bytes_sent = [0, 0]  # by each thread
-        self._ranks, self._device = list(ranks), device
+        self.device = device
+        self._bytes_sent = [0, 0]  # by each thread
+        self._ranks = list(ranks)
         self._rank = self._ranks.index(dist.get_rank())
         deadline = timedelta(seconds=deadline_s)
         some = len(self._ranks) < dist.get_world_size()
@@ -70,6 +83,7 @@ class CompressedAllReduce:
         ]
         self._codecs: dict[tuple[str, int, int], Codec] = {}
         self._errors: dict[str, Tensor] = {}
+        self._used: set[str] = set()
         self._scattering: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._gathering: queue.SimpleQueue[tuple[Work, Piece, bool] | None] = queue.SimpleQueue()
         self._threads = [
@@ -81,30 +95,48 @@ class CompressedAllReduce:
         # A thread that the interpreter ends within torch takes the process down with it.
         atexit.register(self.close)
 
+    def begin_step(self) -> None:
+        """Forget what codecs remember of keys that were not used since the last call."""
+        if self._used:
+            self._codecs = {at: codec for at, codec in self._codecs.items() if at[0] in self._used}
+        self._used.clear()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has handed to the others."""
+        return sum(self._bytes_sent)
+
     def begin(
         self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
     ) -> Work:
         """Begin to make the values, float32 and contiguous, their sum over all ranks divided."""
-        on_gpu = self._device.type == "cuda"
+        on_gpu = self.device.type == "cuda"
         ready = torch.cuda.Event() if on_gpu else None
         if ready is not None:
             ready.record()
-        future = Future(devices=[self._device] if on_gpu else None)
+        self._used.add(key)
+        future = Future(devices=[self.device] if on_gpu else None)
         work = Work(key, values, codec, divisor, future, ready)
         self._scattering.put(work)
         return work
 
-    def check_same(self, codec: Codec) -> None:
-        """Raise InvalidInput unless all ranks have given the same codec. All call it together."""
-        own = torch.tensor([zlib.crc32(codec.name.encode())], device=self._device)
+    def check_same(self, codec: str) -> None:
+        """Raise InvalidInput unless all ranks use a codec of that name. All call it together."""
+        own = torch.tensor([zlib.crc32(codec.encode())], device=self.device)
         found = [torch.zeros_like(own) for _ in self._ranks]
         dist.all_gather(found, own, group=self._groups[0])
         for rank, other in zip(self._ranks, found, strict=True):
             if not torch.equal(own, other):
                 raise InvalidInput(
                     f"codec: rank {rank} has another than rank {self._ranks[self._rank]}, which "
-                    f"has {codec.name!r}; give all ranks the same"
+                    f"has {codec!r}; give all ranks the same"
                 )
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each over all ranks. All call it together, when nothing is sent."""
+        largest = torch.tensor(values, dtype=torch.float32, device=self.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
+        return largest.tolist()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the errors that this rank's codecs have to make up for, for its checkpoint."""
@@ -144,7 +176,7 @@ class CompressedAllReduce:
             started = time.monotonic()
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
             piece = Piece(values, codecs, self._rank, work.divisor)
-            self.bytes_sent[0] += piece.scatter(self._groups[0])
+            self._bytes_sent[0] += piece.scatter(self._groups[0])
             self._finish_stream()
             work.seconds[0] += time.monotonic() - started
             self._gathering.put((work, piece, number == len(pieces) - 1))
@@ -162,7 +194,7 @@ class CompressedAllReduce:
         started = time.monotonic()
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         self._finish_stream()
-        self.bytes_sent[1] += nbytes
+        self._bytes_sent[1] += nbytes
         work.num_nonfinite += num_nonfinite
         work.seconds[1] += time.monotonic() - started
         if is_last and work.num_nonfinite:
@@ -182,12 +214,12 @@ class CompressedAllReduce:
         return self._codecs[place]
 
     def _on_own_stream(self) -> AbstractContextManager[object]:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return nullcontext()
-        torch.cuda.set_device(self._device)
-        return torch.cuda.stream(torch.cuda.Stream(self._device))
+        torch.cuda.set_device(self.device)
+        return torch.cuda.stream(torch.cuda.Stream(self.device))
 
     def _finish_stream(self) -> None:
         """Wait in this thread, so that no other needs to order its streams after this one's."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()

@@ -1,6 +1,6 @@
 """Compressed gradients in a program that already uses DistributedDataParallel: one line more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,10 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs.codec import Codec
-from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
-from paceline.exchange.compressed import CompressedAllReduce, Future, Work
+from paceline.exchange.codec_choice import choice_of
+from paceline.exchange.compressed import CompressedAllReduce, Compression, Future, Work
 from paceline.exchange.nonfinite import NonFiniteGuard, Policy
+from paceline.record.recorder import Recorder
 
 _ROUNDED = (torch.float16, torch.bfloat16)  # exact in float32, and rounded to again
 _DEADLINE_S = 1800.0  # torch's own
@@ -24,23 +25,21 @@ class HookState:
 
     def __init__(
         self,
-        codec: str | Codec,
-        on_nonfinite: Policy,
-        group: dist.ProcessGroup | None,
+        compression: Compression,
+        ranks: Sequence[int],
+        device: torch.device,
         deadline_s: float,
     ) -> None:
-        self.guard = NonFiniteGuard(on_nonfinite)
-        self._codec = factory_of(codec)
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.guard = NonFiniteGuard(compression.on_nonfinite)
         self._world_size = len(ranks)
-        device = _device_of(group)
         self._all_reduce = CompressedAllReduce(ranks, device, deadline_s)
-        self._all_reduce.check_same(self._codec())
+        self._choice = choice_of(compression.codec, self._all_reduce)
+        self.recorder: Recorder | None = None
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has handed to the others."""
-        return sum(self._all_reduce.bytes_sent)
+        return self._all_reduce.bytes_sent
 
     @property
     def num_nonfinite(self) -> int:
@@ -57,10 +56,26 @@ class HookState:
         gradients = bucket.buffer()
         _check(gradients)
         self.guard.watch(bucket.parameters())
-        key = f"bucket{bucket.index()}of{len(gradients)}"
-        values = gradients.float()
-        work = self._all_reduce.begin(key, values, self._codec, self._world_size)
-        return work.future.then(lambda future: self._done(work, gradients, future.value()))
+        if bucket.index() == 0:
+            self._all_reduce.begin_step()
+            self._choice.begin_step()
+        name, codec = self._choice.codec_of(len(gradients))
+        key = f"bucket{bucket.index()}of{len(gradients)}/{name}"
+        recorder = self.recorder
+        recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
+        work = self._all_reduce.begin(key, gradients.float(), codec, self._world_size)
+
+        def done(future: Future) -> Tensor:
+            if recorder is not None:
+                recorder.leave_exchange(recorded)
+            return self._taken(work, gradients, future.value())
+
+        return work.future.then(done)
+
+    @property
+    def why(self) -> str:
+        """Say which codec is used, and on which figures that rests."""
+        return self._choice.why
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what this rank's codecs remember, for its checkpoint."""
@@ -75,7 +90,7 @@ class HookState:
         self.guard.close()
         self._all_reduce.close()
 
-    def _done(self, work: Work, gradients: Tensor, values: Tensor) -> Tensor:
+    def _taken(self, work: Work, gradients: Tensor, values: Tensor) -> Tensor:
         self.guard.found(work.num_nonfinite)
         return gradients if values is gradients else gradients.copy_(values)
 
@@ -88,7 +103,8 @@ def ddp_hook(
 ) -> tuple[HookState, Hook]:
     """Return what `DistributedDataParallel.register_comm_hook` takes: `(*ddp_hook("dynamic8"))`.
 
-    All ranks must call it together, with the same codec: a name, or a codec. `process_group` is
+    All ranks must call it together, with the same codec: a name, a codec, or "auto", which encodes
+    with dynamic8 what is faster so, and nothing if steps are not. `process_group` is
     that of the DistributedDataParallel, of backend gloo or nccl. Raises InvalidInput for what does
     not fit. A step with values that are not finite, on any rank, is one that no rank takes: a
     GradScaler skips it; otherwise the optimizer raises NonFinite, or by `on_nonfinite="skip"`
@@ -99,10 +115,13 @@ def ddp_hook(
     """
     if not dist.is_initialized():
         raise InvalidInput("ddp_hook: call torch.distributed.init_process_group before")
-    return HookState(codec, on_nonfinite, process_group, deadline_s), _hook
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    compression = Compression(codec, on_nonfinite)
+    return HookState(compression, ranks, _device_of(process_group), deadline_s), exchange_bucket
 
 
-def _hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def exchange_bucket(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """Begin to average a bucket: what DistributedDataParallel calls."""
     return state.exchange(bucket)
 
 

@@ -23,8 +23,7 @@ class NonFiniteGuard:
     """
 
     def __init__(self, policy: Policy) -> None:
-        if policy not in _POLICIES:
-            raise InvalidInput(f"on_nonfinite: {policy!r} is not known; choose one of {_POLICIES}")
+        check_policy(policy)
         self.num_nonfinite = 0
         self.num_skipped = 0
         self._policy = policy
@@ -59,6 +58,12 @@ class NonFiniteGuard:
         self.num_skipped += 1
         for parameter in self._parameters.values():
             parameter.grad = None
+
+
+def check_policy(policy: str) -> None:
+    """Raise InvalidInput if there is no such policy."""
+    if policy not in _POLICIES:
+        raise InvalidInput(f"on_nonfinite: {policy!r} is not known; choose one of {_POLICIES}")
 
 
 def _is_void(gradient: Tensor | None) -> bool:

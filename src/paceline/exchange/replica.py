@@ -18,7 +18,10 @@ class Statistics:
     them) that this rank handed to the others and got from them. `exposed_s` is the time in which
     this rank exchanged instead of computing, `hidden_s` that in which the exchange ran beside the
     backward pass; both are totals over `num_steps`, or None where the exchange cannot be seen from
-    outside. `chunk` is the number of layers exchanged together, where there are chunks.
+    outside. `chunk` is the number of layers exchanged together, where there are chunks. With a
+    `codec` (its name, and why it is this one) `num_nonfinite` gradient values were NaN or infinite so far on any rank (with exchange
+    "host": those that were exchanged together with one), and optimizers have skipped `num_skipped`
+    steps because of them.
     """
 
     exchange: str
@@ -28,6 +31,9 @@ class Statistics:
     exposed_s: float | None
     hidden_s: float | None
     chunk: int | None = None
+    codec: str | None = None
+    num_nonfinite: int = 0
+    num_skipped: int = 0
 
 
 class Replica(Protocol):

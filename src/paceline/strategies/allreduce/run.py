@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
 from paceline.exchange.agreement import check_frozen, check_same
+from paceline.exchange.compressed import Compression
+from paceline.exchange.hook import HookState, exchange_bucket
 from paceline.exchange.probe import Probe
 from paceline.exchange.replica import Alone, Replica, Statistics
 from paceline.links.group import Group
@@ -33,9 +35,15 @@ def train(job: Job, config: AllReduce) -> Outcome:
     return train_synchronously(job, replica(job.model, config, job.group))
 
 
-def replica(module: nn.Module, config: AllReduce, group: Group) -> Replica:
-    """Return the module as one of the group's replicas."""
-    return Alone(module) if group.world_size == 1 else _Distributed(module, config, group)
+def replica(
+    module: nn.Module, config: AllReduce, group: Group, compression: Compression | None = None
+) -> Replica:
+    """Return the module as one of the group's replicas; `compression` goes before the config's."""
+    if group.world_size == 1:
+        return Alone(module)
+    if compression is None and config.codec is not None:
+        compression = Compression(config.codec)
+    return _Distributed(module, config, group, compression)
 
 
 def exchange(nbytes: int, config: AllReduce, group: Group) -> Probe:
@@ -46,13 +54,20 @@ def exchange(nbytes: int, config: AllReduce, group: Group) -> Probe:
 class _Distributed:
     """A module in DistributedDataParallel."""
 
-    def __init__(self, module: nn.Module, config: AllReduce, group: Group) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        config: AllReduce,
+        group: Group,
+        compression: Compression | None,
+    ) -> None:
         self._module, self._config, self._group = module, config, group
         named = [(one.name, name, p) for one in layers_of(module) for name, p in one.parameters]
         check_same(module, named, group)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._num_forward = 0
         self._parallel: DistributedDataParallel | None = None
+        self._hook = _hook_state(compression, group) if compression else None
         self._wrap(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +101,19 @@ class _Distributed:
 
     def statistics(self) -> Statistics:
         """Return what is known from outside: a ring sends 2 (n - 1) / n of the bytes."""
+        if self._hook is not None:
+            sent, hook = self._hook.bytes_sent, self._hook
+            return Statistics(
+                "allreduce",
+                self._num_forward,
+                sent,
+                sent,
+                None,
+                None,
+                codec=hook.why,
+                num_nonfinite=hook.num_nonfinite,
+                num_skipped=hook.num_skipped,
+            )
         n = self._group.world_size
         parameters = [p for p in self._module.parameters() if p.requires_grad]
         nbytes = sum(parameter.nbytes for parameter in parameters) * 2 * (n - 1) // n
@@ -95,6 +123,8 @@ class _Distributed:
     def close(self) -> None:
         """Let the reducer go, and its hooks with it."""
         self._parallel = None
+        if self._hook is not None:
+            self._hook.close()
 
     def _wrap(self, recorder: Recorder | None) -> None:
         self._parallel = None  # two reducers must not listen to the same gradients
@@ -105,8 +135,15 @@ class _Distributed:
             bucket_cap_mb=self._config.bucket_mb,
             gradient_as_bucket_view=self._config.gradient_as_bucket_view,
         )
-        if recorder is not None:
+        if self._hook is not None:
+            self._hook.recorder = recorder
+            self._parallel.register_comm_hook(self._hook, exchange_bucket)
+        elif recorder is not None:
             self._parallel.register_comm_hook(recorder, _recorded_all_reduce)
+
+
+def _hook_state(compression: Compression, group: Group) -> HookState:
+    return HookState(compression, range(group.world_size), group.device, group.deadline_s)
 
 
 def _recorded_all_reduce(

@@ -1,10 +1,14 @@
-"""Sums of several machines: the first rank of each exchanges them with the other first ranks."""
+"""Sums of several machines: the first rank of each exchanges them with the other first ranks.
+
+With a codec they travel encoded: chunks then overlap, and one is published when its sums are there.
+"""
 
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,6 +16,8 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
+from paceline.exchange.codec_choice import choice_of
+from paceline.exchange.compressed import CompressedAllReduce, Compression
 from paceline.exchange.layout import Chunk
 from paceline.links.arena import Arena
 from paceline.links.group import Group
@@ -30,7 +36,13 @@ class Between:
     It takes the chunks in their order, which all machines share, while backward goes on.
     """
 
-    def __init__(self, arena: Arena, group: Group, deadline_s: float) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        group: Group,
+        deadline_s: float,
+        compression: Compression | None = None,
+    ) -> None:
         self._arena, self._deadline_s = arena, deadline_s
         self._chunks: tuple[Chunk, ...] = ()
         self._error: BaseException | None = None
@@ -40,6 +52,10 @@ class Between:
             list(arena.leaders), backend="gloo", timeout=timedelta(seconds=deadline_s)
         )
         self._leads = group.rank in arena.leaders
+        self._codec = compression.codec if compression else None
+        self._encoded: _Encoded | None = None
+        if self._leads and compression is not None:
+            self._encoded = _Encoded(compression, arena, deadline_s)
         if self._leads:
             self._thread = threading.Thread(target=self._work, name="between", daemon=True)
             self._thread.start()
@@ -61,11 +77,18 @@ class Between:
         if self._error is not None:
             raise self._error
 
+    @property
+    def why(self) -> str:
+        """Say which codec is used, and on which figures that rests: as the first rank knows it."""
+        return self._encoded.choice.why if self._encoded else f"{self._codec}: asked for"
+
     def close(self) -> None:
         """End the thread."""
         if self._leads:
             self._steps.put(None)
             self._thread.join()
+        if self._encoded is not None:
+            self._encoded.close()
 
     def _work(self) -> None:
         while (item := self._steps.get()) is not None:
@@ -79,17 +102,27 @@ class Between:
 
     def _exchange(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         result = self._arena.shared_result(step)
+        if self._encoded is not None:
+            self._encoded.begin_step()
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
             started = time.monotonic()
-            for part in _parts(chunk, result):
-                dist.all_reduce(part, group=self._leaders)
-            if recorder is not None:
-                number = str(chunk.number)
-                recorder.add_exchange(Kind.SEND, number, started, time.monotonic())
             if chunk is chunks[-1]:  # then all flags of this machine stand
                 self._share_flags(step)
-            self._arena.publish(chunk.number)
+            done = partial(self._publish, chunk, started, recorder)
+            if self._encoded is not None:
+                self._encoded.begin(chunk, parts_of(chunk, result), done)
+                continue
+            for part in parts_of(chunk, result):
+                dist.all_reduce(part, group=self._leaders)
+            done()
+        if self._encoded is not None:
+            self._encoded.finish()
+
+    def _publish(self, chunk: Chunk, started: float, recorder: Recorder | None) -> None:
+        if recorder is not None:
+            recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
+        self._arena.publish(chunk.number)
 
     def _share_flags(self, step: int) -> None:
         changed = torch.tensor(changed_on_any(self._arena, step), dtype=torch.uint8)
@@ -97,7 +130,53 @@ class Between:
         self._arena.flags[self._arena.local_rank, :, step % 2] = changed
 
 
-def _parts(chunk: Chunk, result: Tensor) -> list[Tensor]:
+class _Encoded:
+    """The first ranks' exchange through a codec: one chunk on its way while another is decoded."""
+
+    def __init__(self, compression: Compression, arena: Arena, deadline_s: float) -> None:
+        self._all_reduce = CompressedAllReduce(arena.leaders, torch.device("cpu"), deadline_s)
+        self.choice = choice_of(compression.codec, self._all_reduce)
+        self._pending: list[torch.futures.Future[None]] = []
+
+    def begin_step(self) -> None:
+        """Begin a step."""
+        self._pending.clear()
+        self._all_reduce.begin_step()
+        self.choice.begin_step()
+
+    def begin(self, chunk: Chunk, parts: Sequence[Tensor], done: Callable[[], None]) -> None:
+        """Begin to exchange the parts of a chunk; `done` is called when all of them are."""
+        works = []
+        for number, part in enumerate(parts):
+            _check(part)
+            name, codec = self.choice.codec_of(len(part))
+            key = f"chunk{chunk.number}.{number}of{len(part)}/{name}"
+            works.append(self._all_reduce.begin(key, part, codec).future)
+
+        def publish(future: torch.futures.Future[list[torch.futures.Future[Tensor]]]) -> None:
+            future.wait()  # raises what has gone wrong
+            done()
+
+        self._pending.append(torch.futures.collect_all(works).then(publish))
+
+    def finish(self) -> None:
+        """Wait for all chunks of the step, and raise what went wrong."""
+        for pending in self._pending:
+            pending.wait()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._all_reduce.close()
+
+
+def _check(part: Tensor) -> None:
+    if part.dtype != torch.float32:
+        raise InvalidInput(
+            f"codec: sums of {part.dtype} are not encoded; train in float32, or without a codec"
+        )
+
+
+def parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
     """Return the chunk's sums as flat tensors: one if all are of one type."""
     first, last = chunk.slots[0], chunk.slots[-1]
     dtypes = {slot.parameter.dtype for slot in chunk.slots}

@@ -7,15 +7,18 @@ B-4-3 and B-5-1) before it updates its own parameters (P-3). There is no server.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
+from paceline.exchange.compressed import Compression
 from paceline.exchange.layout import Chunk, Layout
+from paceline.exchange.nonfinite import NonFiniteGuard
 from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.strategies.host.between import NO_WAY_BACK, Between
+from paceline.strategies.host.between import NO_WAY_BACK, Between, parts_of
 from paceline.strategies.host.cpu import CpuTransfer
 from paceline.strategies.host.cuda import CudaTransfer
 from paceline.strategies.host.transfer import Transfer
@@ -27,7 +30,9 @@ class HostExchange:
     name = "host"
     chunked = True
 
-    def __init__(self, group: Group, deadline_s: float) -> None:
+    def __init__(
+        self, group: Group, deadline_s: float, compression: Compression | None = None
+    ) -> None:
         self.recorder: Recorder | None = None
         self._group = group
         self._deadline_s = deadline_s
@@ -36,6 +41,8 @@ class HostExchange:
         self._layout: Layout | None = None
         self._exposed_s = self._hidden_s = 0.0
         self._between: Between | None = None
+        self._compression = compression
+        self._guard: NonFiniteGuard | None = None
 
     def open(self, layout: Layout) -> None:
         """Make the arena."""
@@ -44,7 +51,10 @@ class HostExchange:
             self._group, layout.nbytes, len(layout.layers), len(layout.slots), self._deadline_s
         )
         if len(self._arena.leaders) > 1:
-            self._between = Between(self._arena, self._group, self._deadline_s)
+            self._between = Between(self._arena, self._group, self._deadline_s, self._compression)
+            if self._compression is not None:
+                self._guard = NonFiniteGuard(self._compression.on_nonfinite)
+                self._guard.watch(slot.parameter for slot in layout.slots)
         self._flags = self._arena.flags.numpy()
         self._transfer = self._transfer_of(layout)
 
@@ -92,6 +102,8 @@ class HostExchange:
         except StepDiscarded:
             self._transfer.abandon()
             raise
+        if self._guard is not None:
+            self._guard.found(self._num_void())
         self._exposed_s += time.monotonic() - started
         times = [self._arena.times(chunk.number) for chunk in self._chunks]
         self._hidden_s += sum(max(0.0, min(end, started) - posted) for posted, end in times)
@@ -116,12 +128,28 @@ class HostExchange:
         """Return what it has taken so far."""
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
-        return Statistics(
+        statistics = Statistics(
             self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
         )
+        if self._between is None or self._guard is None:
+            return statistics
+        return replace(
+            statistics,
+            codec=self._between.why,
+            num_nonfinite=self._guard.num_nonfinite,
+            num_skipped=self._guard.num_skipped,
+        )
+
+    def _num_void(self) -> int:
+        """Return how many values of this step are NaN because one among them was not finite."""
+        result = self._arena.shared_result(self._step)
+        parts = [part for chunk in self._chunks for part in parts_of(chunk, result)]
+        return sum(len(part) for part in parts if len(part) and part[0].isnan())
 
     def close(self) -> None:
         """Give the arena back."""
+        if self._guard is not None:
+            self._guard.close()
         if self._layout is not None:
             self._transfer.close()
             if self._between is not None:

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from paceline.exchange.compressed import Compression
 from paceline.exchange.probe import Probe
 from paceline.exchange.replica import Alone, Replica
 from paceline.exchange.synchronized import Synchronized
@@ -19,12 +20,21 @@ def train(job: Job, config: Host) -> Outcome:
 
 
 def replica(
-    module: nn.Module, config: Host, group: Group, tuner: ChunkTuner | None = None
+    module: nn.Module,
+    config: Host,
+    group: Group,
+    compression: Compression | None = None,
+    tuner: ChunkTuner | None = None,
 ) -> Replica:
-    """Return the module as one of the group's replicas; a tuner looks for a better chunk."""
+    """Return the module as one of the group's replicas.
+
+    `compression` goes before the config's; a tuner looks for a better chunk.
+    """
     if group.world_size == 1:
         return Alone(module)
-    exchange = HostExchange(group, group.deadline_s)
+    if compression is None and config.codec is not None:
+        compression = Compression(config.codec)
+    exchange = HostExchange(group, group.deadline_s, compression)
     return Synchronized(module, exchange, group, config.chunk if tuner is None else tuner)
 
 
