@@ -28,7 +28,7 @@ def encode(
     prepared = _prepared(name)
     if values.is_cpu:
         return _encode_natively(values, scales, block_size, prepared.book)
-    if _has_triton(values):
+    if has_triton(values):
         from paceline.codecs import triton_launch
 
         codes, scales, num_nonfinite = triton_launch.encode(
@@ -62,7 +62,7 @@ def decode(
     if fits and values.is_cpu:
         num_threads = torch.get_num_threads()
         decode_into(values, codes, scales, block_size, prepared.book, adds, num_threads)
-    elif fits and _has_triton(values):
+    elif fits and has_triton(values):
         from paceline.codecs import triton_launch
 
         triton_launch.decode(values, codes, scales, block_size, prepared.table, adds)
@@ -87,7 +87,8 @@ def _shortened(block_size: int, values: Tensor) -> int:
     return min(block_size, max(1, len(values)))
 
 
-def _has_triton(values: Tensor) -> bool:
+def has_triton(values: Tensor) -> bool:
+    """Return whether the kernels for CUDA can be used for the values."""
     return values.is_cuda and _triton_compiles()
 
 

@@ -7,9 +7,7 @@ are longer than that, one of `num_parts` parts.
 import triton
 import triton.language as tl
 
-_INFINITY = tl.constexpr(
-    0x7F800000
-)  # its bits; magnitudes that are not finite have no smaller ones
+_INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller
 _NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
 
 
@@ -94,7 +92,7 @@ def _indices(magnitudes, scale, cells, first_cell, last_cell):
     The upper half of a quotient's bits chooses its cell. In it stands how many thresholds are below
     (upper half), and what carries over with the lower half if the one within is below too.
     """
-    # Hardware divides zeros, and by what is not a normal number, several times more slowly.
+    # Zeros, and divisors that are no normal numbers, would take the long way of a division.
     divisor = tl.where(scale > 0, scale, 1.0)[:, None]
     quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
     bits = quotients.to(tl.int32, bitcast=True)

@@ -12,6 +12,7 @@ from paceline.codecs.triton_kernels import decode_tile, encode_tile
 
 _COLUMNS = 1024  # of a tile, and its values
 _MOST_COLUMNS = 8192  # where a program sees the whole of a block, to find its scale
+# Four to a thread are one access of 16 bytes; encoding shares its set-up among eight.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 

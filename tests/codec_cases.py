@@ -1,0 +1,99 @@
+"""Values on which 8-bit codes may go wrong, and Triton's kernels beside what specifies them.
+
+The kernels run on a GPU or, where TRITON_INTERPRET was set before Triton was imported, anywhere.
+"""
+
+import torch
+from torch import Tensor
+
+from paceline.codecs import blockwise
+from paceline.codecs.table import table
+
+SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
+
+
+def bin_edges(name: str, scale: float) -> Tensor:
+    """Return each threshold and each magnitude of a table with both neighbours, times a scale."""
+    one = table(name)
+    edges = torch.cat([one.thresholds, one.magnitudes])
+    near = [edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(0.0))]
+    scaled = torch.cat(near) * scale
+    around = [scaled, scaled.nextafter(torch.tensor(torch.inf)), scaled.nextafter(torch.tensor(0))]
+    return torch.cat([*around, *(-values for values in around)])
+
+
+def sixteen_bits(dtype: torch.dtype) -> Tensor:
+    """Return all values of a type: denormals, both zeros, infinities and NaNs among them."""
+    return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()
+
+
+def denormals() -> Tensor:
+    """Return the smallest float32 and many others without a leading one, and both zeros."""
+    small = torch.arange(-5000, 5000, dtype=torch.int32)
+    bits = torch.cat([small.abs() << shift for shift in (0, 5, 10)])
+    return torch.where(small.repeat(3) < 0, -1.0, 1.0) * bits.view(torch.float32)
+
+
+def normal(count: int, seed: int = 0) -> Tensor:
+    """Return normally distributed values."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def check_encode(
+    values: Tensor,
+    name: str,
+    block_size: int,
+    scale: float | None = None,
+    device: str = "cpu",
+    offset: int = 0,
+) -> None:
+    """Compare codes, scales and the number of values that are not finite.
+
+    `offset` values stand in memory before the first, so that nothing is aligned to 16 bytes.
+    """
+    from paceline.codecs import triton_launch
+
+    one = table(name)
+    given = None if scale is None else torch.full((-(-len(values) // block_size),), scale)
+    expected_scales = blockwise.scales_of(values, block_size) if given is None else given
+    codes, scales, num_nonfinite = triton_launch.encode(
+        _shifted(values, device, offset),
+        None if given is None else given.to(device),
+        block_size,
+        one,
+    )
+    assert torch.equal(scales.cpu().view(torch.int32), expected_scales.view(torch.int32))
+    assert torch.equal(codes.cpu(), blockwise.encode(values, expected_scales, block_size, one))
+    assert int(num_nonfinite) == blockwise.num_nonfinite(values)
+
+
+def check_decode(
+    codes: Tensor,
+    scales: Tensor,
+    name: str,
+    block_size: int,
+    device: str = "cpu",
+    offset: int = 0,
+) -> None:
+    """Compare what codes decode to, and sums with it, down to the sign of zero."""
+    from paceline.codecs import triton_launch
+
+    one, totals = table(name), normal(len(codes), 1)
+    meant = blockwise.decode(codes, scales, block_size, one)
+    for adds, expected in ((False, meant), (True, totals + meant)):
+        found = _shifted(totals, device, offset)
+        triton_launch.decode(
+            found, _shifted(codes, device, offset), scales.to(device), block_size, one, adds
+        )
+        assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
+
+
+def _shifted(values: Tensor, device: str, offset: int) -> Tensor:
+    """Return a copy of the values whose memory begins `offset` of them after a new allocation's.
+
+    What stands around them is NaN, or 255: whoever reads it finds one too many that is not finite.
+    """
+    around = torch.nan if values.is_floating_point() else 255
+    memory = torch.full((offset + len(values) + 1,), around, dtype=values.dtype, device=device)
+    memory[offset:-1] = values
+    return memory[offset:-1]

@@ -1,0 +1,15 @@
+"""The kernels for CUDA, on any machine: by the interpreter that Triton has for it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "interpreted_kernels.py"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_equal_the_specification_in_the_interpreter(start):
+    """Every bit of codes, scales, values and sums; interpreted, a division is exact as well."""
+    done = start("-m", "pytest", "-p", "no:cacheprovider", "-q", str(PROGRAM)).finish()
+    assert done.code == 0, done.out + done.err
