@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ def network() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def main(exchange: str) -> None:
+def main(exchange: Literal["host", "tree"]) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
@@ -45,4 +46,4 @@ def main(exchange: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main("host" if sys.argv[1] == "host" else "tree")

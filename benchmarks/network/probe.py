@@ -1,0 +1,92 @@
+"""What a TCP connection between two hosts gets: one rank on each, and rank 0 prints the seconds.
+
+python benchmarks/network/main.py -- python benchmarks/network/probe.py one 1000000 5
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from threading import Thread
+
+_CHUNK = 1 << 18
+_PATIENCE_S = 30.0
+
+
+def connect() -> socket.socket:
+    """Return a connection between rank 0, which listens, and rank 1."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if os.environ["RANK"] == "0":
+        with socket.create_server(address) as server:
+            connection, _ = server.accept()
+    else:
+        connection = _dialled(address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _dialled(address: tuple[str, int]) -> socket.socket:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return socket.create_connection(address, timeout=None)
+        except ConnectionRefusedError:  # the other host is not listening yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def receive(connection: socket.socket, nbytes: int) -> None:
+    """Receive as many bytes, and forget them."""
+    room = bytearray(min(nbytes, _CHUNK))
+    while nbytes:
+        received = connection.recv_into(room, min(nbytes, _CHUNK))
+        if not received:
+            raise EOFError("the other host has closed the connection")
+        nbytes -= received
+
+
+def one_way(connection: socket.socket, data: bytes) -> None:
+    """Send the data from rank 0 to rank 1, which answers with a byte."""
+    if os.environ["RANK"] == "0":
+        connection.sendall(data)
+        receive(connection, 1)
+    else:
+        receive(connection, len(data))
+        connection.sendall(b"x")
+
+
+def both_ways(connection: socket.socket, data: bytes) -> None:
+    """Send the data from each rank to the other at once; both answer with a byte."""
+
+    def send() -> None:
+        connection.sendall(data)
+
+    sender = Thread(target=send)
+    sender.start()
+    receive(connection, len(data))
+    sender.join()
+    connection.sendall(b"x")
+    receive(connection, 1)
+
+
+WAYS: dict[str, Callable[[socket.socket, bytes], None]] = {"one": one_way, "both": both_ways}
+
+
+def main(way: str, nbytes: int, repeats: int) -> None:
+    """Send as often, and print the seconds that each repeat takes rank 0, as JSON."""
+    data = bytes(nbytes)
+    seconds = []
+    with connect() as connection:
+        for _ in range(repeats):
+            started = time.perf_counter()
+            WAYS[way](connection, data)
+            seconds.append(time.perf_counter() - started)
+    if os.environ["RANK"] == "0":
+        print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

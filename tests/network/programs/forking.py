@@ -1,0 +1,18 @@
+"""Build hosts, fork a process that outlives them, and close them."""
+
+import os
+import signal
+import sys
+import time
+
+sys.path.insert(0, sys.argv[1])
+
+from hosts import TwoHosts
+
+with TwoHosts(rate=None):
+    child = os.fork()
+    if not child:
+        time.sleep(1000)
+print("closed")
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
