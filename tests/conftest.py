@@ -5,8 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from processes import Finished, Started
+
+# An example takes as long as the machine lets it: time is nothing that a test fails for.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ for name in sys.argv[1:]:
 PURE = {
     "paceline": ["planner"],
     "paceline.core": [
-        *("breakdown", "calibration", "chunks", "compare", "cost", "errors", "machine", "plan"),
-        *("simulate", "step", "strategy", "timeline", "transfer", "units", "workload"),
+        *("advice", "breakdown", "calibration", "chunks", "collective", "compare", "cost"),
+        *("errors", "machine", "plan", "simulate", "step", "strategy", "timeline", "transfer"),
+        *("units", "wire_format", "workload"),
     ],
     "paceline.strategies": [
         *("allreduce.config", "allreduce.plan"),

@@ -14,7 +14,7 @@ from paceline.core.timeline import Timeline
 from paceline.launching import carry_out, order, under_torchrun
 from paceline.machine_file import read_machine
 from paceline.models.workload import workload_of
-from paceline.planner import Forecast, forecast, rank
+from paceline.planner import Forecast, forecasts_of, rank
 from paceline.record.trace import read_timeline
 from paceline.report import write_report
 from paceline.result import RehearsalResult, Result, read_result
@@ -117,6 +117,9 @@ def plan(
 ) -> list[Forecast]:
     """Return what each strategy would take on a machine with 1, 2, ... workers, best first.
 
+    With each codec too, where there is something to encode and the machine says how fast that is;
+    `paceline.planner.advise` says whether one pays.
+
     `machine` is a file such as machines/*.toml, `batch_size` the samples of a step over all
     workers, `input_shape` that of one sample; built-in models know theirs. With `workers` only that
     number is looked at. InvalidInput if the model, the machine or the numbers do not fit.
@@ -129,10 +132,8 @@ def plan(
     forecasts: list[Forecast] = []
     for count in _worker_counts(known, batch_size, workers):
         workload = workload_of(model, -(-batch_size // count), input_shape)
-        forecasts += [
-            forecast(workload, known, strategy, strategy.config(workers=count), batch_size)
-            for strategy in _strategies(count)
-        ]
+        for strategy in _strategies(count):
+            forecasts += forecasts_of(workload, known, strategy, count, batch_size)
     return rank(forecasts)
 
 

@@ -131,7 +131,9 @@ def _predicted(
     measured = measure_exchanges(workload, group, probers(configs, group))
     own = None
     if group.rank == 0:
-        machines = {name: STRATEGIES[name].calibrate(bare, measured[name]) for name in names}
+        machines = {
+            name: STRATEGIES[name].calibrate(bare, measured[name], configs[name]) for name in names
+        }
         own = _ranked(workload, machines, configs)
     best, chunks, why = group.gather(own)[0]
     return best, chunks, why
@@ -154,8 +156,9 @@ def _ranked(
     workload: Workload, machines: Mapping[str, Machine], configs: dict[str, Any]
 ) -> tuple[str, dict[str, float], str]:
     """Predict each exchange on the machine as it finds it."""
-    workers = configs["host"].workers
-    chunks = chunk_seconds(workload, machines["host"], STRATEGIES["host"], workers)
+    workers, codec = configs["host"].workers, configs["host"].codec
+    host = STRATEGIES["host"]
+    chunks = chunk_seconds(workload, machines["host"], host, workers, codec=codec)
     chunk = min(chunks, key=chunks.__getitem__)
     configs["host"] = replace(configs["host"], chunk=chunk)
     samples = workload.batch_size * workers

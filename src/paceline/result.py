@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput
-from paceline.planner import Forecast
+from paceline.planner import Advice, Forecast
 from paceline.settings import RehearseSettings, TrainSettings, first_fault
 
 
@@ -25,6 +25,7 @@ class PlanRow(_Record):
     """One line of the plan table."""
 
     strategy: str
+    codec: str | None = None
     workers: int
     step_s: float
     samples_per_s: float
@@ -36,11 +37,47 @@ class PlanRow(_Record):
         """Return the line of a forecast."""
         return cls(
             strategy=forecast.strategy,
+            codec=forecast.codec,
             workers=forecast.workers,
             step_s=forecast.step_s,
             samples_per_s=forecast.samples_per_s,
             wire_nbytes_per_step=forecast.wire_nbytes,
             why=forecast.why,
+        )
+
+
+class AdviceRow(_Record):
+    """Whether a codec pays: the best plan with one, and what it is compared with.
+
+    `link_busy` is the share of the step without a codec on as many workers.
+    """
+
+    pays: bool
+    codec: str
+    strategy: str
+    workers: int
+    step_s: float
+    plain_strategy: str
+    plain_workers: int
+    plain_step_s: float
+    link_busy: float
+    sentence: str
+
+    @classmethod
+    def of(cls, advice: Advice) -> Self:
+        """Return the row of an advice."""
+        plain, encoded = advice.plain, advice.encoded
+        return cls(
+            pays=advice.pays,
+            codec=str(encoded.codec),
+            strategy=encoded.strategy,
+            workers=encoded.workers,
+            step_s=encoded.step_s,
+            plain_strategy=plain.strategy,
+            plain_workers=plain.workers,
+            plain_step_s=plain.step_s,
+            link_busy=advice.beside.link_busy,
+            sentence=advice.sentence,
         )
 
 

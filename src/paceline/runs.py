@@ -129,9 +129,11 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
     forecasts = []
     for name, config in _configs(setup).items():
         strategy = STRATEGIES[name]
-        machine, cost = measured.calibrated(strategy)
+        machine, cost = measured.calibrated(strategy, config)
         if name == "host" and "chunk" not in setup.settings.options:
-            sizes = chunk_seconds(setup.workload, machine, strategy, config.workers, cost)
+            sizes = chunk_seconds(
+                setup.workload, machine, strategy, config.workers, cost, config.codec
+            )
             config = replace(config, chunk=min(sizes, key=sizes.__getitem__))
         forecasts.append(
             forecast(setup.workload, machine, strategy, config, setup.samples_per_step, cost)

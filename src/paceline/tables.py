@@ -17,15 +17,15 @@ def console(*, quiet: bool = False, stderr: bool = False) -> Console:
 
 
 def plan_table(rows: Sequence[PlanRow], title: str) -> Table:
-    """Return the ranked plans, best first."""
+    """Return the ranked plans, best first; of codecs only the fastest of each strategy."""
     table = Table(title=title, title_justify="left")
     table.add_column("strategy")
     for column in ("workers", "predicted step", "samples/s", "wire/step"):
         table.add_column(column, justify="right")
     table.add_column("why", overflow="fold")
-    for row in rows:
+    for row in _fastest_of_codecs(rows):
         table.add_row(
-            row.strategy,
+            f"{row.strategy}\n+ {row.codec}" if row.codec else row.strategy,
             str(row.workers),
             duration(row.step_s),
             f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
@@ -33,6 +33,13 @@ def plan_table(rows: Sequence[PlanRow], title: str) -> Table:
             row.why,
         )
     return table
+
+
+def _fastest_of_codecs(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    first: dict[tuple[str, int, bool], PlanRow] = {}
+    for row in rows:
+        first.setdefault((row.strategy, row.workers, row.codec is None), row)
+    return list(first.values())
 
 
 def comparison_table(comparison: ComparisonTable) -> Table:

@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from boxes import ExchangeOnly, box, chain
 from paceline.core.calibration import Measurement, line_through
+from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
+from paceline.core.plan import Kind
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.strategies import STRATEGIES
@@ -92,6 +94,57 @@ def test_a_calibrated_link_of_a_ring_is_the_one_that_was_measured():
     (link,) = found.links
     assert link.bandwidth_bytes_per_s == pytest.approx(nbytes_per_s, rel=1e-9)
     assert link.latency_s == pytest.approx(latency_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("codec", ["half", "dynamic8", "onebit", "auto"])
+@pytest.mark.parametrize(
+    ("strategy", "kind", "places"),
+    [
+        ("allreduce", "cpu", "aa"),
+        ("allreduce", "cpu", "aab"),
+        ("allreduce", "gpu", "ab"),
+        ("host", "cpu", "aab"),
+        ("host", "gpu", "ab"),
+        ("host", "cpu", "aa"),
+    ],
+)
+def test_an_exchange_that_was_measured_with_a_codec_takes_as_long_with_it(
+    strategy, kind, places, codec
+):
+    known, machine = STRATEGIES[strategy], box(*[kind] * len(places), hosts=places)
+    config = known.config(workers=len(places), codec=codec)
+    latency_s, seconds_per_byte = 3e-3, 2e-8
+    found = known.calibrate(machine, measured(latency_s, seconds_per_byte), config)
+    for nbytes in (SMALL, LARGE, 20 * LARGE):  # what is beyond a piece was measured in pieces
+        tasks = known.plan(chain((0, nbytes)), found, config, Window(1))
+        assert not {task.kind for task in tasks.tasks} & {Kind.ENCODE, Kind.DECODE}
+        expected = latency_s + nbytes * seconds_per_byte
+        found_s = simulate(tasks, ExchangeOnly(found)).makespan_s
+        # Blocks that are not full are rounded up.
+        assert found_s == pytest.approx(expected, rel=1e-2 if nbytes == SMALL else 1e-3)
+
+
+def test_a_trace_of_a_run_with_a_codec_has_the_spans_of_one_without():
+    # The recorder notes an exchange as a whole.
+    known, machine = STRATEGIES["allreduce"], box("cpu", "cpu")
+    config = known.config(codec="dynamic8")
+    work = chain((0, LARGE), (0, 40 * LARGE))
+    found = known.calibrate(machine, measured(1e-4, 1e-9), config)
+    plain = known.calibrate(machine, measured(1e-4, 1e-9))
+    encoded = known.plan(work, found, config, Window(2))
+    assert encoded.index == known.plan(work, plain, known.config(), Window(2)).index
+    # Codes and scales of the gradients: so much is on the wire.
+    sent = 2 * 40 * LARGE / 4 * (1 + 4 / 1024)
+    assert encoded["s0/reduce[0]"].cost.nbytes == pytest.approx(sent)
+
+
+def test_a_measured_codec_is_no_other_codec():
+    known, machine = STRATEGIES["allreduce"], box("cpu", "cpu")
+    found = known.calibrate(machine, measured(1e-4, 1e-9), known.config(codec="dynamic8"))
+    with pytest.raises(
+        InvalidInput, match="nothing says how fast device 'cpu0' is with kernel 'on"
+    ):
+        known.plan(chain((0, 4)), found, known.config(codec="onebit"), Window(1))
 
 
 def test_the_line_goes_through_both_exchanges():

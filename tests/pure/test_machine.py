@@ -10,6 +10,7 @@ from paceline.core.cost import (
     Measured,
     Rate,
     Roofline,
+    codec_lanes,
     compute_lane,
     exchange_lane,
     link_lane,
@@ -184,6 +185,45 @@ def test_a_machine_file_is_read(tmp_path: Path):
     assert read_machine(path).links[0].bandwidth_bytes_per_s == 16e9
 
 
+def test_a_machine_file_may_say_how_fast_codecs_are(tmp_path: Path):
+    path = tmp_path / "pair.toml"
+    speed = (
+        '{ encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = 5e9, latency_s = "2 us" }'
+    )
+    host = f"codecs.cast = {speed}\ncores = 2"
+    device = f'codecs.eightbit = {speed}\nkind = "gpu"'
+    text = dedent(GOOD).replace("cores = 2", host).replace('kind = "gpu"', device)
+    path.write_text(text)
+    m = read_machine(path)
+    (of_device,), (of_host,) = m.devices[0].codecs.values(), m.hosts[0].codecs.values()
+    assert (set(m.devices[0].codecs), set(m.hosts[0].codecs)) == ({"eightbit"}, {"cast"})
+    assert of_device == of_host
+    assert of_device.model_dump() == {
+        "encode_values_per_s": 1.6e9,
+        "decode_values_per_s": 5e9,
+        "latency_s": 2e-6,
+    }
+    assert Machine.model_validate(m.model_dump()) == m
+    assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are keys
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in Path("machines").glob("*.toml")))
+def test_the_machine_files_can_be_read(name: str):
+    assert read_machine(Path("machines") / name).name == name.removesuffix(".toml")
+
+
+@pytest.mark.parametrize("kind", [Kind.ENCODE, Kind.DECODE])
+def test_a_codec_is_priced_by_its_speed_and_holds_what_computes(kind):
+    speed = {"encode_values_per_s": 1e9, "decode_values_per_s": 4e9, "latency_s": 0.5}
+    m = machine([("gpu0", "a", "gpu")], [])
+    device = m.devices[0].model_dump() | {"codecs": {"eightbit": speed}}
+    m = Machine.model_validate(m.model_dump() | {"devices": [device]})
+    on = codec_lanes(m.devices[0], "eightbit", kind)
+    assert compute_lane("gpu0") in on
+    task = Task("t", kind, on, Cost(flops=8e9, num_calls=2))
+    assert Roofline.of(m).seconds(task) == (9.0 if kind is Kind.ENCODE else 3.0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -196,6 +236,21 @@ def test_a_machine_file_is_read(tmp_path: Path):
         ('kind = "gpu"', 'kind = "tpu"', "devices.0.kind: Input should be 'cpu' or 'gpu'"),
         ('name = "gpu0"', 'name = "a"', "names must be unique, but ['a'] stand twice"),
         ("cores = 2", "cores = 2\ncorse = 3", "hosts.0.corse: Extra inputs are not permitted"),
+        (
+            "[[links]]",
+            "[devices.codecs]\ntwobit = { encode_values_per_s = 1 }\n[[links]]",
+            "devices.0.codecs.twobit.[key]: Input should be 'eightbit', 'cast' or 'onebit'",
+        ),
+        (
+            "[[links]]",
+            '[devices.codecs]\ncast = { encode_values_per_s = "1 GB/s" }\n[[links]]',
+            "devices.0.codecs.cast.encode_values_per_s: unknown unit 'GB/s' in '1 GB/s'",
+        ),
+        (
+            "[[links]]",
+            "[devices.codecs]\ncast = { encode_values_per_s = 1 }\n[[links]]",
+            "devices.0.codecs.cast.decode_values_per_s: Field required",
+        ),
         ("cores = 2", "cores = ", "not TOML: Invalid value (at line 6, column 9)"),
     ],
 )

@@ -1,5 +1,6 @@
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -8,13 +9,17 @@ from command_line import MACHINE, write_run
 from paceline import launching
 from paceline.settings import RehearseSettings, TrainSettings
 
+GIGABIT = MACHINE.parent / "two-hosts-gigabit.toml"
+POWER8 = MACHINE.parent / "power8-p100.toml"
+
 
 def test_a_machine_is_planned_for_as_one_json_object(line):
     line("plan", "alexnet", "--machine", MACHINE, "--batch-size", 32, "--json")
     assert (line.code, line.err) == (0, "")
     plan = json.loads(line.out)
     assert (plan["model"], plan["batch_size"], plan["origin"]) == ("alexnet", 32, "predicted")
-    rows = {row["workers"]: row for row in plan["plans"]}
+    plain = [row for row in plan["plans"] if (row["strategy"], row["codec"]) == ("allreduce", None)]
+    rows = {row["workers"]: row for row in plain}
     assert set(rows) == {1, 2}
     rates = [row["samples_per_s"] for row in plan["plans"]]
     assert rates == sorted(rates, reverse=True)
@@ -41,6 +46,64 @@ def test_the_number_of_workers_can_be_chosen(line):
         ("tree", 2),
         ("host", 2),
     }
+    # Ranks of one host sum in its memory, where nothing is encoded.
+    assert {row["codec"] for row in plans if row["strategy"] != "allreduce"} == {None}
+
+
+def gigabit(line, *arguments: object, rate: str = "117 MB/s") -> dict:
+    """Plan AlexNet on two hosts of one core each, joined by a link of that rate."""
+    path = Path("hosts.toml")
+    path.write_text(GIGABIT.read_text())
+    assert "117 MB/s" in path.read_text()
+    path.write_text(path.read_text().replace("117 MB/s", rate))
+    line("plan", "alexnet", "--machine", path, "--batch-size", 32, "--json", *arguments)
+    assert (line.code, line.err) == (0, "")
+    return json.loads(line.out)
+
+
+def test_a_codec_is_advised_where_the_link_is_slow(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = gigabit(line, "--workers", 2)
+    steps = {(row["strategy"], row["codec"]): row["step_s"] for row in plan["plans"]}
+    codecs = {"half", "bfloat16", "dynamic8", "onebit", None}
+    assert {codec for strategy, codec in steps if strategy == "allreduce"} == codecs
+    assert steps["allreduce", "half"] == steps["allreduce", "bfloat16"]
+    advice = plan["advice"]
+    assert advice["pays"] is True
+    assert (advice["strategy"], advice["codec"], advice["workers"]) == ("allreduce", "dynamic8", 2)
+    assert (advice["plain_strategy"], advice["plain_workers"]) == ("allreduce", 2)
+    assert advice["step_s"] == steps["allreduce", "dynamic8"] == min(steps.values())
+    assert advice["plain_step_s"] == steps["allreduce", None]
+    # 243.9 MB of gradients at 117 MB/s, and all of 8 buckets' latencies.
+    wire_s = 4 * 60_965_224 / 117e6
+    assert advice["link_busy"] * advice["plain_step_s"] == pytest.approx(wire_s, rel=5e-3)
+    assert advice["sentence"].startswith("a codec pays: allreduce with dynamic8 on 2 workers is ")
+    assert "codecs round gradients" in advice["sentence"]
+
+
+def test_no_codec_is_advised_where_the_link_is_fast(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    advice = gigabit(line, rate="8 GB/s")["advice"]
+    assert advice["pays"] is False
+    assert advice["plain_step_s"] < advice["step_s"]
+    assert advice["sentence"].startswith("no codec pays: the exchange hides behind backward; ")
+
+
+def test_people_get_the_fastest_codec_of_each_strategy_and_the_advice(line):
+    line("plan", "alexnet", "--batch-size", 32, "--machine", GIGABIT)
+    assert line.code == 0
+    assert line.out.count("+ dynamic8") == 2  # allreduce and host
+    assert "half" not in line.out
+    assert "a codec pays: allreduce with dynamic8 on 2 workers is " in " ".join(line.out.split())
+
+
+def test_nothing_is_advised_where_a_machine_says_nothing_of_codecs(line):
+    line("plan", "lenet5", "--machine", POWER8, "--json")
+    plan = json.loads(line.out)
+    assert plan["advice"] is None
+    assert {row["codec"] for row in plan["plans"]} == {None}
+    line("plan", "lenet5", "--machine", POWER8)
+    assert "codec" not in line.out
 
 
 def test_every_number_of_workers_that_a_machine_allows_can_be_chosen(line, tmp_path):

@@ -1,13 +1,15 @@
+import re
 from dataclasses import replace
 
 import pytest
 
+from boxes import box, link
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.planner import Forecast, forecast, rank
+from paceline.planner import Forecast, advise, forecast, forecasts_of, rank
 from paceline.strategies import find_strategy
 from paceline.strategies.allreduce.config import AllReduce
 
@@ -104,6 +106,98 @@ def test_the_timeline_is_a_prediction_of_several_steps():
     assert found.timeline.origin == "predicted"
     assert found.timeline.num_steps() == 8
     assert found.timeline.period_s() == pytest.approx(found.step_s)
+
+
+SPEED = {"encode_values_per_s": 1e9, "decode_values_per_s": 1e9}
+
+
+def hosts(kernels: tuple[str, ...], nbytes_per_s: float = 1e6, codec: dict = SPEED) -> Machine:
+    """Two hosts of one core each, whose codecs of these kernels are that fast."""
+    facts = {"device": {"codecs": dict.fromkeys(kernels, codec)}}
+    return box("cpu", "cpu", hosts="ab", links=[link("a", "b", nbytes_per_s, 1e-3)], **facts)
+
+
+def forecasts(machine: Machine, name: str = "allreduce") -> list[Forecast]:
+    return forecasts_of(workload(), machine, find_strategy(name), 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "codecs"),
+    [
+        ("allreduce", (), [None]),
+        ("allreduce", ("cast",), [None, "half", "bfloat16"]),
+        ("allreduce", ("eightbit", "onebit"), [None, "dynamic8", "onebit"]),
+        ("host", ("eightbit",), [None, "dynamic8"]),
+        ("tree", ("eightbit",), [None]),
+    ],
+)
+def test_codecs_whose_speed_is_known_are_forecast(name, kernels, codecs):
+    found = forecasts(hosts(kernels), name)
+    assert [one.codec for one in found] == codecs
+    assert {one.config.workers for one in found} == {2}
+
+
+def test_nothing_is_forecast_for_codecs_that_encode_nothing():
+    one_host = machine().model_dump()
+    for device in one_host["devices"]:
+        device["codecs"] = {"eightbit": SPEED}
+    on_one = Machine.model_validate(one_host)
+    assert [one.codec for one in forecasts(on_one, "host")] == [None]
+    assert [one.codec for one in forecasts(on_one)] == [None, "dynamic8"]
+    alone = forecasts_of(workload(), on_one, ALLREDUCE, 1, 8)
+    assert [one.codec for one in alone] == [None]
+
+
+def test_a_codec_pays_where_the_link_is_slow():
+    # 3 MB of gradients at 1 MB/s, of which 3 s hide behind backward; 0.75 MB do entirely but for
+    # the last bucket's quarter of a second.
+    advice = advise(forecasts(hosts(("cast", "eightbit"))))
+    assert advice.pays
+    assert (advice.encoded.codec, advice.plain.codec) == ("dynamic8", None)
+    assert advice.plain.link_busy == pytest.approx(3 / (COMPUTE_S + 1), rel=1e-2)
+    assert advice.speedup == pytest.approx((COMPUTE_S + 1) / (COMPUTE_S + 0.25), rel=1e-2)
+    assert advice.sentence == (
+        "a codec pays: allreduce with dynamic8 on 2 workers is 1.07x faster than without "
+        "(11.26 s for 12.00 s); the link is busy 25 % of a plain step; codecs round gradients: "
+        "compare the accuracy, too"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nbytes_per_s", "encode_values_per_s", "reason"),
+    [
+        (1e9, 1e9, "the exchange hides behind backward; .* would be as fast"),
+        (1e6, 1e5, "encoding takes longer than it saves; .* would be 1.[0-9]+x slower"),
+        (4e6, 1e9, "it saves less than predictions may err; .* would be 1.0[1-3]x faster"),
+    ],
+)
+def test_no_codec_pays_and_why(nbytes_per_s, encode_values_per_s, reason):
+    codec = SPEED | {"encode_values_per_s": encode_values_per_s}
+    advice = advise(forecasts(hosts(("eightbit",), nbytes_per_s, codec)))
+    assert not advice.pays
+    assert re.match(f"no codec pays: {reason}", advice.sentence), advice.sentence
+
+
+def test_a_codec_is_compared_with_the_best_that_does_without():
+    # Two workers are slower than one without a codec; with it, they are not fast enough.
+    slow = hosts(("eightbit",), 1e5)
+    alone = forecast(workload(16), slow, ALLREDUCE, AllReduce(workers=1), 8)
+    pair = forecasts(slow)
+    assert advise(pair).pays
+    advice = advise([*pair, alone])
+    assert (advice.plain, advice.beside) == (alone, pair[0])
+    assert "one worker alone is faster, and exchanges nothing; allreduce with" in advice.sentence
+    slower = replace(alone, step_s=100.0, samples_per_s=0.08)
+    sentence = advise([*pair, slower]).sentence
+    assert "dynamic8 on 2 workers is" in sentence
+    assert advise([alone]) is None
+
+
+def test_a_sum_in_memory_needs_no_codec():
+    local = replace(forecasts(hosts(()), "host")[0], strategy="host", step_s=1.0, samples_per_s=8)
+    silent = replace(local, timeline=forecast_of(1).timeline)
+    advice = advise([silent, *forecasts(hosts(("eightbit",)))])
+    assert advice.sentence.startswith("no codec pays: host sends nothing over a link; ")
 
 
 def test_the_best_throughput_comes_first_and_ties_keep_their_order():

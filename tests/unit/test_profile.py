@@ -147,6 +147,16 @@ def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
     assert predicted.samples_per_s == pytest.approx(4 / step_s)
 
 
+def test_a_forecast_with_a_codec_is_the_step_that_was_profiled_with_it(clock):
+    found, workload = profiled(clock, ranks(2), held_up=False)
+    strategy, config = find_strategy("allreduce"), AllReduce(codec="dynamic8")
+    machine, cost = found.calibrated(strategy, config)
+    predicted = forecast(workload, machine, strategy, config, 4, cost)
+    step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
+    assert predicted.step_s == pytest.approx(step_s)
+    assert predicted.wire_nbytes == 2 * (2048 + 2 * 4)
+
+
 def test_the_profiled_model_is_not_touched(clock):
     model = Small(clock).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}

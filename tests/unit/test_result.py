@@ -118,6 +118,16 @@ def cells(table) -> list[list[str]]:
     return [list(column.cells) for column in table.columns]
 
 
+def test_of_codecs_the_table_shows_the_fastest():
+    plain = RESULT.plans[0]
+    codecs = ["dynamic8", "half", None, "bfloat16"]
+    rows = [plain.model_copy(update={"codec": codec}) for codec in codecs]
+    rows += [row.model_copy(update={"workers": 4}) for row in rows[1:2]]
+    strategy, workers, *_ = cells(plan_table(rows, "title"))
+    assert strategy == ["allreduce\n+ dynamic8", "allreduce", "allreduce\n+ half"]
+    assert workers == ["2", "2", "4"]
+
+
 def test_tables_show_the_figures_with_units():
     strategy, workers, step, rate, wire, why = cells(plan_table(RESULT.plans, "title"))
     assert (strategy, workers, step, rate) == (["allreduce"], ["2"], ["11.0 ms"], ["5,818"])

@@ -38,7 +38,7 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict what each strategy would take, best first."""
+    """Predict what each strategy would take, best first, and whether a codec pays."""
     if machine is None:
         if input_shape is not None:
             raise InvalidInput("input_shape: the data say it; it is for plans with --machine")
@@ -52,16 +52,20 @@ def plan(
         carry_out("plan", settings | common(None, workers), as_json, debug)
         return
     from paceline.api import plan as plan_on
-    from paceline.result import PlanRow
 
     forecasts = plan_on(model, machine, batch_size, shape(input_shape), workers)
-    rows = [PlanRow.of(forecast) for forecast in forecasts]
-    _print_plans(rows, model, str(machine), batch_size, as_json)
+    _print_plans(forecasts, model, str(machine), batch_size, as_json)
 
 
-def _print_plans(rows: list[Any], model: str, machine: str, batch_size: int, as_json: bool) -> None:
+def _print_plans(
+    forecasts: list[Any], model: str, machine: str, batch_size: int, as_json: bool
+) -> None:
+    from paceline.planner import advise
+    from paceline.result import AdviceRow, PlanRow
     from paceline.tables import console, plan_table
 
+    rows = [PlanRow.of(forecast) for forecast in forecasts]
+    advice = advise(forecasts)
     if as_json:
         plans = [row.model_dump() for row in rows]
         print_json(
@@ -71,11 +75,14 @@ def _print_plans(rows: list[Any], model: str, machine: str, batch_size: int, as_
                 "batch_size": batch_size,
                 "origin": "predicted",
                 "plans": plans,
+                "advice": AdviceRow.of(advice).model_dump() if advice else None,
             }
         )
     else:
         title = f"{model} predicted on {machine}, {batch_size} samples a step"
         console().print(plan_table(rows, title))
+        if advice:
+            console().print(advice.sentence)
 
 
 def compare(

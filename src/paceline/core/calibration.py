@@ -1,12 +1,16 @@
 """From measured exchanges to the machine on which a plan's exchanges take as long."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple
 
-from paceline.core.machine import Link, Machine, place_of
+from paceline.core.machine import CodecSpeed, Link, Machine, place_of
 from paceline.core.transfer import Ring, Station, neighbours
+from paceline.core.wire_format import wire_format
 
 _PROFILED = "measured by the profile of this run"
+_WITHIN_LINKS = CodecSpeed(encode_values_per_s=inf, decode_values_per_s=inf)
+_FLOAT32_NBYTES = 4  # what is measured
 
 
 class Measurement(NamedTuple):
@@ -63,13 +67,27 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: Line) -> 
     return machine.model_copy(update={"links": tuple(links)})
 
 
-def linked_in_ring(machine: Machine, stations: Sequence[Station], whole: Line) -> Machine:
+def linked_in_ring(
+    machine: Machine, stations: Sequence[Station], whole: Line, codec: str | None = None
+) -> Machine:
     """Return the machine with equal links on which a ring all-reduce of all stations takes `whole`.
 
-    There are two or more stations.
+    There are two or more stations. With a codec it takes as long encoded, by which it was measured:
+    what encoding and decoding take is within the links then.
     """
     pairs = neighbours(stations)
     # On links of one byte a second, the bytes of the busiest are seconds.
     unit = Ring.over(linked(machine, pairs, Line(0.0, 1.0)), stations, ()).reduction(1.0).cost
     each = Line(whole.latency_s / unit.num_calls, whole.seconds_per_byte / unit.nbytes)
-    return linked(machine, pairs, each)
+    if codec is None:
+        return linked(machine, pairs, each)
+    known = wire_format(codec)
+    longer = _FLOAT32_NBYTES / known.nbytes_per_value
+    encoded = linked(machine, pairs, Line(each.latency_s, longer * each.seconds_per_byte))
+    facts = {"codecs": {known.kernel: _WITHIN_LINKS}}
+    return encoded.model_copy(
+        update={
+            "hosts": tuple(host.model_copy(update=facts) for host in encoded.hosts),
+            "devices": tuple(device.model_copy(update=facts) for device in encoded.devices),
+        }
+    )

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from paceline.core.machine import Device, Machine
+from paceline.core.machine import Device, Host, Machine
 from paceline.core.plan import Cost, Kind, Resource, Task
+from paceline.core.wire_format import Kernel
 
-_WIRE, _MEMORY, _REDUCE = "wire", "memory", "reduce"
+_COMPUTE, _WIRE, _MEMORY, _REDUCE = "compute", "wire", "memory", "reduce"
 
 
 class CostModel(Protocol):
@@ -42,7 +43,7 @@ class Rate:
 
 def compute_lane(device: str) -> Resource:
     """Return the lane on which a device computes."""
-    return Resource(device, "compute")
+    return Resource(device, _COMPUTE)
 
 
 def exchange_lane(owner: str) -> Resource:
@@ -79,15 +80,25 @@ def copy_lanes(device: Device) -> tuple[Resource, ...]:
     return (lane,) if device.kind == "gpu" else (lane, Resource(device.name, _MEMORY))
 
 
+def codec_lanes(station: Device | Host, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
+    """Return what a device, or the cores of a host of GPUs, hold while they encode or decode.
+
+    What a device encodes with is what it computes with. `Cost.flops` are the values, and
+    `Cost.num_calls` the pieces.
+    """
+    lane = Resource(station.name, f"{kind.value} {kernel}")
+    return (compute_lane(station.name), lane) if isinstance(station, Device) else (lane,)
+
+
 @dataclass(frozen=True)
 class Roofline:
     """A task takes as long as the slower of its arithmetic and its traffic, plus its latencies.
 
     Of all links that a transfer holds, the slowest sets the pace of its bytes, and each message
     pays all their latencies. Of other resources, which work side by side, the slowest counts. A
-    resource without a rate is only held. So is a device beside a link or a memory: the bytes are
-    those on the wire, or of a copy or a sum, and not the traffic of a layer. Raises ValueError for
-    a task that holds no resource with a rate.
+    resource without a rate is only held. So is a device beside a link, a memory or a codec: the
+    bytes are those on the wire, or of a copy or a sum, and not the traffic of a layer. Raises
+    ValueError for a task that holds no resource with a rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -101,8 +112,10 @@ class Roofline:
             )
             for host in machine.hosts
         }
+        for host in machine.hosts:
+            rates |= _codec_rates_of(host)
         for device in machine.devices:
-            rates |= _rates_of(device, machine)
+            rates |= _rates_of(device, machine) | _codec_rates_of(device)
         for link in machine.links:
             one, other = link.between
             rate = Rate(nbytes_per_s=link.bandwidth_bytes_per_s, call_latency_s=link.latency_s)
@@ -118,8 +131,8 @@ class Roofline:
         if links:
             work_s = max(rate.work_s(task.cost) for rate in links)
             return work_s + sum(rate.latency_s(task.cost) for rate in links)
-        memories = [resource for resource in held if resource.lane in (_MEMORY, _REDUCE)]
-        rates = [self.rates[resource] for resource in memories or held]
+        beside = [resource for resource in held if resource.lane != _COMPUTE]
+        rates = [self.rates[resource] for resource in beside or held]
         return max(rate.work_s(task.cost) + rate.latency_s(task.cost) for rate in rates)
 
 
@@ -131,6 +144,19 @@ def _rates_of(device: Device, machine: Machine) -> dict[Resource, Rate]:
     memory = Rate(nbytes_per_s=machine.host_of(device).memory_bandwidth_bytes_per_s)
     rates = {lane: memory for lane in copy_lanes(device) if lane.lane == _MEMORY}
     return rates | {compute_lane(device.name): computing}
+
+
+def _codec_rates_of(station: Device | Host) -> dict[Resource, Rate]:
+    rates = {}
+    for kernel, speed in station.codecs.items():
+        for kind, values_per_s in (
+            (Kind.ENCODE, speed.encode_values_per_s),
+            (Kind.DECODE, speed.decode_values_per_s),
+        ):
+            rates[codec_lanes(station, kernel, kind)[-1]] = Rate(
+                flops_per_s=values_per_s, call_latency_s=speed.latency_s
+            )
+    return rates
 
 
 @dataclass(frozen=True)

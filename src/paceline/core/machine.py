@@ -3,12 +3,14 @@
 import heapq
 import itertools
 from collections.abc import Iterator
+from math import inf
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.core.errors import InvalidInput
-from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, ValuesPerSecond
+from paceline.core.wire_format import Kernel, WireFormat
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")]
 Source = Annotated[str, Field(min_length=1, description="where the numbers come from")]
@@ -18,12 +20,32 @@ class _Fact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class CodecSpeed(_Fact):
+    """Values a second of codecs with one kernel, by all cores of a device together.
+
+    Decoding counts values that are added to others too, at what both reach on average. `latency_s`
+    is paid for each piece that is encoded, and again when it is decoded: for buffers, and for
+    threads that hand it on. Where both speeds are infinite, links were measured with the codec, and
+    their times contain it.
+    """
+
+    encode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
+    decode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
+    latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
+
+    @property
+    def is_within_links(self) -> bool:
+        """Whether the times of links contain what encoding and decoding take."""
+        return self.encode_values_per_s == self.decode_values_per_s == inf
+
+
 class Host(_Fact):
     """A computer: its cores and its memory.
 
     `memory_bandwidth_bytes_per_s` is what copies and sums in memory reach, reads and writes both
     counted. `reduce_latency_s` is paid for each sum that the host makes of its ranks' gradients:
     from when the last of them is there, through all signals, until the ranks know of the result.
+    `codecs` is how fast its cores are at what it has summed for GPUs.
     """
 
     name: Name
@@ -31,7 +53,11 @@ class Host(_Fact):
     memory_bytes: Annotated[Bytes, Field(gt=0)]
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     reduce_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    codecs: dict[Kernel, CodecSpeed] = {}
     source: Source
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 class Device(_Fact):
@@ -40,6 +66,7 @@ class Device(_Fact):
     `flops_per_s` and `memory_bandwidth_bytes_per_s` are what layers reach, not what a data sheet
     promises; `call_latency_s` is paid once for each operation. `sync_latency_s` is what a GPU loses
     each time that backward has to tell its host how far it is, by default as much as for a call.
+    `codecs` is how fast it encodes and decodes gradients, by the kernel that does it.
     """
 
     name: Name
@@ -50,7 +77,11 @@ class Device(_Fact):
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     call_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
     sync_latency_s: Annotated[Seconds, Field(ge=0)] | None = None
+    codecs: dict[Kernel, CodecSpeed] = {}
     source: Source
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 class Link(_Fact):
@@ -175,3 +206,16 @@ def place_of(station: Device | Host) -> str:
     if isinstance(station, Device) and station.kind == "cpu":
         return station.host
     return station.name
+
+
+def codec_speed(station: Device | Host, wire_format: WireFormat) -> CodecSpeed:
+    """Return how fast a device, or a host, is with a codec; InvalidInput if nobody says so."""
+    kernel = wire_format.kernel
+    if kernel not in station.codecs:
+        what = "device" if isinstance(station, Device) else "host"
+        raise InvalidInput(
+            f"codec: {wire_format.name!r} cannot be planned, because nothing says how fast {what} "
+            f"{station.name!r} is with kernel {kernel!r}: a machine file says it in "
+            f"{what}s.codecs.{kernel}, by encode_values_per_s and decode_values_per_s"
+        )
+    return station.codecs[kernel]

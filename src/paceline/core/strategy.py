@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.core.calibration import Measurements
 from paceline.core.machine import Machine
@@ -21,13 +21,23 @@ class Window:
             raise ValueError(f"a window has at least one step, not {self.num_steps}")
 
 
+class Calibrate(Protocol):
+    """From what a small and a large exchange took to the machine on which they take that."""
+
+    def __call__(self, machine: Machine, measured: Measurements, config: Any = None) -> Machine:
+        """Return the machine of which only the two or more devices were known, one a worker.
+
+        `config` is the one with which the exchanges were measured, and holds for plans with it
+        alone; None stands for that of the strategy as it comes.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A way of training in parallel.
 
-    `plan` takes what one worker does in a step, the machine, a `config` and a window. `calibrate`
-    takes a machine whose two or more devices are known, one for each worker, and what a small and a
-    large exchange took there; it returns the machine on which exchanges take that by the plan.
+    `plan` takes what one worker does in a step, the machine, a `config` and a window.
     `run` names the module that does the real work, so that planning never imports torch: its
     `train` trains, and its `exchange` exchanges gradients alone, to be measured.
     """
@@ -35,5 +45,5 @@ class Strategy:
     name: str
     config: type
     plan: Callable[[Workload, Machine, Any, Window], Plan]
-    calibrate: Callable[[Machine, Measurements], Machine]
+    calibrate: Calibrate
     run: str

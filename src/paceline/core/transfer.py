@@ -51,17 +51,22 @@ class Ring:
         """Return what an all-reduce of so many bytes holds, and its cost on the busiest link."""
         n = len(self.stations)
         sent, num_messages = 2 * (n - 1) / n * nbytes, 2 * (n - 1)
-
-        def seconds(route: Sequence[Hop]) -> float:
-            latency_s = sum(hop.link.latency_s for hop in route)
-            return num_messages * latency_s + sent * max(map(self._seconds_per_byte, route))
-
-        route = max(self.routes, key=seconds)
+        route = max(self.routes, key=lambda route: self._seconds_on(route, nbytes))
         slowest = max(route, key=self._seconds_per_byte)
         on = lanes_of(route) + tuple(exchange_lane(name) for name in self.stations)
         if slowest.link.uses_cores:
             on += self.cores
         return Transfer(on, Cost(nbytes=sent * self.load[slowest], num_calls=num_messages))
+
+    def seconds(self, nbytes: float) -> float:
+        """Return how long an all-reduce of so many bytes takes."""
+        return max(self._seconds_on(route, nbytes) for route in self.routes)
+
+    def _seconds_on(self, route: Sequence[Hop], nbytes: float) -> float:
+        n = len(self.stations)
+        latency_s = sum(hop.link.latency_s for hop in route)
+        seconds_per_byte = max(map(self._seconds_per_byte, route))
+        return 2 * (n - 1) * (latency_s + nbytes / n * seconds_per_byte)
 
     def _seconds_per_byte(self, hop: Hop) -> float:
         return self.load[hop] / hop.link.bandwidth_bytes_per_s

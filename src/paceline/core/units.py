@@ -14,6 +14,7 @@ _BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items(
 _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _DECIMAL.items()}
 _BYTES_PER_S = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
 _FLOPS_PER_S = {f"{prefix}flop/s": factor for prefix, factor in _DECIMAL.items()}
+_VALUES_PER_S = {f"{prefix}value/s": factor for prefix, factor in _DECIMAL.items()}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -43,4 +44,5 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
 Bytes = Annotated[float, BeforeValidator(_parser(_BYTES, "24 GiB"))]
 BytesPerSecond = Annotated[float, BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s"))]
 FlopsPerSecond = Annotated[float, BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s"))]
+ValuesPerSecond = Annotated[float, BeforeValidator(_parser(_VALUES_PER_S, "1.6 Gvalue/s"))]
 Seconds = Annotated[float, BeforeValidator(_parser(_SECONDS, "50 us"))]

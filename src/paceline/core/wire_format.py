@@ -2,11 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.core.errors import InvalidInput
 
+# Values that go through the phases together: while one piece is on the wire, another is decoded.
+PIECE = 1 << 22
+
+AUTO = "auto"
+_AUTO_FORMAT = "dynamic8"  # what "auto" encodes with, where it does
 _BLOCK = 1024
 _THRESHOLD = "threshold:"
+
+Kernel = Literal["eightbit", "cast", "onebit"]
 
 
 @dataclass(frozen=True)
@@ -17,13 +25,22 @@ class WireFormat:
     """
 
     name: str
-    kernel: str
+    kernel: Kernel
     value_bits: int
     block_nbytes: int = 0
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of `count` values."""
         return math.ceil(count * self.value_bits / 8) + self.block_nbytes * -(-count // _BLOCK)
+
+    def sharded_nbytes(self, count: int, num_shards: int) -> int:
+        """Return the bytes of `count` values of which each shard is encoded on its own."""
+        return num_shards * self.nbytes(-(-count // num_shards))
+
+    @property
+    def nbytes_per_value(self) -> float:
+        """Bytes of a value, and its part of what is sent for its block."""
+        return self.value_bits / 8 + self.block_nbytes / _BLOCK
 
 
 _EIGHT_BIT = ("dynamic8", "static8", "mantissa8", "linear8")
@@ -40,12 +57,12 @@ WIRE_FORMATS = {
 
 def check_codec(name: str) -> str:
     """Return the name; InvalidInput lists the known ones if it is none of them."""
-    if name in WIRE_FORMATS or name == "auto":
+    if name in WIRE_FORMATS or name == AUTO:
         return name
     if name.startswith(_THRESHOLD):
         threshold_of(name)
         return name
-    known = ", ".join([*WIRE_FORMATS, f"{_THRESHOLD}TAU", "auto"])
+    known = ", ".join([*WIRE_FORMATS, f"{_THRESHOLD}TAU", AUTO])
     raise InvalidInput(f"codec: {name!r} is not known; choose one of {known}")
 
 
@@ -64,11 +81,19 @@ def threshold_of(name: str) -> float | None:
 
 
 def wire_format(name: str) -> WireFormat:
-    """Return the format of a codec; InvalidInput if its bytes depend on the values."""
-    check_codec(name)
-    if name not in WIRE_FORMATS:
+    """Return the format of a codec, and of "auto" that of what it encodes, where it does.
+
+    InvalidInput if the bytes depend on the values.
+    """
+    known = _AUTO_FORMAT if check_codec(name) == AUTO else name
+    if known not in WIRE_FORMATS:
         raise InvalidInput(
             f"codec: nobody knows beforehand how many bytes {name!r} takes; "
-            f"a plan needs one of {', '.join(WIRE_FORMATS)}"
+            f"a plan needs one of {', '.join([*WIRE_FORMATS, AUTO])}"
         )
-    return WIRE_FORMATS[name]
+    return WIRE_FORMATS[known]
+
+
+def pieces(count: int) -> list[int]:
+    """Return how many values are in each piece of an encoded exchange."""
+    return [min(PIECE, count - begin) for begin in range(0, count, PIECE)]

@@ -76,7 +76,7 @@ def _paced_machine(workload: Workload, times: LayerTimes, group: Group) -> Machi
 def predict(setup: Setup, measured: Profile, config: Any) -> Forecast:
     """Return what the strategy would take with that configuration."""
     strategy = find_strategy(setup.settings.strategy)
-    machine, cost = measured.calibrated(strategy)
+    machine, cost = measured.calibrated(strategy, config)
     # Layers that wait leave the cores to the exchange.
     links = tuple(link.model_copy(update={"uses_cores": False}) for link in machine.links)
     machine = machine.model_copy(update={"links": links})

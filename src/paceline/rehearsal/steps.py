@@ -77,8 +77,8 @@ def rehearse(
 
 def _replica(setup: Setup, tuner: ChunkTuner | None) -> Replica:
     run = import_module(find_strategy(setup.settings.strategy).run)
-    tuning = () if tuner is None else (tuner,)
-    replica: Replica = run.replica(setup.model, setup.settings.config(), setup.group, *tuning)
+    tuning = {} if tuner is None else {"tuner": tuner}
+    replica: Replica = run.replica(setup.model, setup.settings.config(), setup.group, **tuning)
     return replica
 
 

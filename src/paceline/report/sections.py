@@ -24,7 +24,10 @@ def plans(result: Result) -> Html:
     head = ("strategy", "workers", "predicted step", "predicted samples/s", "wire per step", "why")
     rows = [
         (
-            _strategy(plan.strategy, (plan.strategy, plan.workers) == chosen),
+            _strategy(
+                f"{plan.strategy}, {plan.codec}" if plan.codec else plan.strategy,
+                (plan.strategy, plan.workers) == chosen,
+            ),
             str(plan.workers),
             duration(plan.step_s),
             number(plan.samples_per_s),

@@ -52,11 +52,15 @@ class Profile:
     durations: Mapping[tuple[str, Kind, str], float]
     exchanges: Mapping[str, Measurements]
 
-    def calibrated(self, strategy: Strategy) -> tuple[Machine, Measured]:
-        """Return the machine as the strategy finds it, and the prices of its plans."""
+    def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, Measured]:
+        """Return the machine as the strategy finds it, and the prices of its plans.
+
+        `config` is the one with which its exchange was measured; None: that of the strategy as it
+        comes.
+        """
         machine = self.machine
         if strategy.name in self.exchanges:
-            machine = strategy.calibrate(machine, self.exchanges[strategy.name])
+            machine = strategy.calibrate(machine, self.exchanges[strategy.name], config)
         return machine, Measured(self.durations, Roofline.of(machine))
 
 

@@ -4,23 +4,26 @@
     exchange                                      [bucket 0] [bucket 1]
 
 A bucket is reduced when all workers have computed all its gradients; buckets follow one another;
-the weight update waits for the last.
+the weight update waits for the last. With a codec, see `core.collective`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from paceline.core.calibration import Measurements, line_through, linked_in_ring
+from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import compute_lane
-from paceline.core.machine import Machine
+from paceline.core.machine import Device, Machine
 from paceline.core.plan import Kind, Plan, Task, task_name
 from paceline.core.step import ComputeStep, after_update
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring, Transfer
+from paceline.core.transfer import Ring
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.allreduce.config import AllReduce
 
 _MIB = 2**20
+_ENCODABLE = (2, 4)  # bytes: float32, and what it holds exactly
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Bucket:
     nbytes: int
     last_layer: str
     num_parameters: int
+    num_values: int
 
 
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
@@ -45,8 +49,13 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     for layer in ready:
         for parameter in layer.parameters:
             group = parameter.element_size
-            bucket = open_.pop(group, Bucket(0, "", 0))
-            bucket = Bucket(bucket.nbytes + parameter.nbytes, layer.name, bucket.num_parameters + 1)
+            bucket = open_.pop(group, Bucket(0, "", 0, 0))
+            bucket = Bucket(
+                bucket.nbytes + parameter.nbytes,
+                layer.name,
+                bucket.num_parameters + 1,
+                bucket.num_values + parameter.numel,
+            )
             number = num_closed.get(group, 0)
             if bucket.nbytes >= capacities[min(number, len(capacities) - 1)]:
                 closed.append(bucket)
@@ -59,15 +68,31 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
     """Return the tasks of `window` steps on the first `config.workers` devices of the machine.
 
-    InvalidInput if the machine has fewer devices or they are not linked.
+    InvalidInput if the machine has fewer devices or they are not linked, or it is not known how
+    fast they are with the codec.
     """
     devices = machine.first_devices(config.workers)
-    parts = buckets(workload.in_backward_order, config.bucket_mb) if len(devices) > 1 else []
-    cores = [compute_lane(device.name) for device in devices]
-    ring = Ring.over(machine, devices, cores) if parts else None
-    reductions = tuple((part, ring.reduction(part.nbytes)) for part in parts if ring)
-    work = _Step(ComputeStep(workload, devices), reductions)
+    exchanges = _exchanges(workload, machine, devices, config) if len(devices) > 1 else ()
+    work = _Step(ComputeStep(workload, devices), exchanges)
     return Plan(task for step in range(window.num_steps) for task in work.tasks(step))
+
+
+def _exchanges(
+    workload: Workload, machine: Machine, devices: Sequence[Device], config: AllReduce
+) -> tuple[tuple[Bucket, Collective], ...]:
+    parts = buckets(workload.in_backward_order, config.bucket_mb)
+    ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
+    coding = None
+    if config.codec is not None:
+        check_encodable(workload, _ENCODABLE)
+        coding = Coding.by(config.codec, dict(enumerate(devices)))
+    return tuple(
+        (
+            part,
+            Collective.over(ring, Kind.REDUCE, str(i), part.nbytes, part.num_values, coding),
+        )
+        for i, part in enumerate(parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -75,24 +100,40 @@ class _Step:
     """What every step of the window does, priced once."""
 
     compute: ComputeStep
-    reductions: tuple[tuple[Bucket, Transfer], ...]
+    exchanges: tuple[tuple[Bucket, Collective], ...]
 
     def tasks(self, step: int) -> Iterator[Task]:
         workers = self.compute.workers
         for worker in workers:
-            yield from self.compute.tasks(step, worker, after_update(step, worker))
+            yield from self._until_backward(step, worker)
         last: tuple[str, ...] = ()
-        for i, (bucket, reduction) in enumerate(self.reductions):
+        for bucket, exchange in self.exchanges:
             ready = [task_name(step, Kind.BACKWARD, bucket.last_layer, w) for w in workers]
-            name = task_name(step, Kind.REDUCE, str(i))
-            after = (*last, *ready)
-            yield Task(name, Kind.REDUCE, reduction.on, reduction.cost, after, str(i))
-            last = (name,)
+            yield from exchange.tasks(step, ready, last)
+            last = (exchange.sent(step),)
         for worker in workers:
-            after = (*last, self.compute.after_backward(step, worker))
+            decoded = [one.result(step, worker) for _, one in self.exchanges if one.coders]
+            after = (*last, *decoded, self.compute.after_backward(step, worker))
             yield self.compute.step_task(step, worker, after)
 
+    def _until_backward(self, step: int, worker: int) -> Iterator[Task]:
+        """Yield the computation, and what a worker encodes, each where a hook begins it."""
+        for task in self.compute.tasks(step, worker, after_update(step, worker)):
+            yield task
+            if task.kind is Kind.BACKWARD:
+                for exchange in self._completed.get(task.part, ()):
+                    yield from exchange.encodes(step, worker, task.name)
 
-def calibrate(machine: Machine, measured: Measurements) -> Machine:
+    @cached_property
+    def _completed(self) -> dict[str, list[Collective]]:
+        """The exchanges of the buckets that each layer completes."""
+        completed: dict[str, list[Collective]] = {}
+        for bucket, exchange in self.exchanges:
+            completed.setdefault(bucket.last_layer, []).append(exchange)
+        return completed
+
+
+def calibrate(machine: Machine, measured: Measurements, config: AllReduce | None = None) -> Machine:
     """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
-    return linked_in_ring(machine, machine.devices, line_through(measured))
+    codec = config.codec if config else None
+    return linked_in_ring(machine, machine.devices, line_through(measured), codec)

@@ -8,6 +8,7 @@
 A chunk is some layers in the order of backward. It is copied to the host when the last of them has
 been computed; the host sums it when all its workers' copies are there; sums of several hosts go
 through a ring between them. A worker on cores copies by itself, and reads the result where it is.
+A codec encodes these sums (`core.collective`); the first worker of each host does that.
 """
 
 from collections import Counter
@@ -22,6 +23,7 @@ from paceline.core.calibration import (
     linked_in_ring,
 )
 from paceline.core.chunks import chunks
+from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import (
     compute_lane,
     copy_lanes,
@@ -39,17 +41,22 @@ from paceline.core.transfer import Ring, Station, Transfer, lanes_of
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.host.config import Host
 
+_ENCODABLE = (4,)  # bytes: sums are encoded as float32
+
 
 def plan(workload: Workload, machine: Machine, config: Host, window: Window) -> Plan:
     """Return the tasks of `window` steps on the first `config.workers` devices of the machine.
 
-    InvalidInput if the machine has fewer devices, or a GPU or another host is not linked.
+    InvalidInput if the machine has fewer devices, or a GPU or another host is not linked, or it is
+    not known how fast the hosts are with the codec.
     """
     devices = machine.first_devices(config.workers)
     layers = workload.in_backward_order
     exchanges: tuple[_Exchange, ...] = ()
     if len(devices) > 1:
-        ways = _Ways.on(machine, devices)
+        ways = _Ways.on(machine, devices, config.codec)
+        if ways.coding is not None:
+            check_encodable(workload, _ENCODABLE)
         parts = enumerate(chunks(len(layers), config.chunk))
         exchanges = tuple(
             ways.exchange(str(i), [layers[number] for number in part]) for i, part in parts
@@ -63,7 +70,7 @@ class _Exchange:
     """What the exchange of one chunk holds and costs: for all, and for each worker.
 
     `last_layer` is the one whose gradients complete it, `synced` the cost of its backward with the
-    synchronisation that a GPU needs (step B-4-1).
+    synchronisation that a GPU needs (step B-4-1), `places` the number of each worker's host.
     """
 
     chunk: str
@@ -71,24 +78,37 @@ class _Exchange:
     synced: Cost
     d2h: tuple[Transfer, ...]
     reduce: Transfer
-    send: Transfer | None
+    send: Collective | None
+    places: tuple[int, ...]
     h2d: tuple[Transfer | None, ...]
 
-    def collective(self, step: int) -> Iterator[Task]:
-        """Yield the sum, and its way to the other hosts."""
+    def tasks(self, step: int) -> Iterator[Task]:
+        """Yield the sum, its way to the other hosts, and to the GPUs."""
         workers = range(len(self.d2h))
         after = tuple(task_name(step, Kind.D2H, self.chunk, worker) for worker in workers)
-        for kind, transfer in ((Kind.REDUCE, self.reduce), (Kind.SEND, self.send)):
-            if transfer is not None:
-                name = task_name(step, kind, self.chunk)
-                yield Task(name, kind, transfer.on, transfer.cost, after, self.chunk)
-                after = (name,)
+        name, (on, cost) = task_name(step, Kind.REDUCE, self.chunk), self.reduce
+        yield Task(name, Kind.REDUCE, on, cost, after, self.chunk)
+        if self.send is not None:
+            hosts = range(max(self.places) + 1)
+            for number in hosts:
+                yield from self.send.encodes(step, number, name)
+            yield from self.send.tasks(step, [name for _ in hosts])
+        for worker, h2d in enumerate(self.h2d):
+            if h2d is not None:
+                name, (on, cost) = self.result(step, worker), h2d
+                yield Task(name, Kind.H2D, on, cost, (self._summed(step, worker),), self.chunk)
 
     def result(self, step: int, worker: int) -> str:
         """Return the name of the task after which a worker has the result."""
         if self.h2d[worker] is not None:
             return task_name(step, Kind.H2D, self.chunk, worker)
-        return task_name(step, Kind.SEND if self.send else Kind.REDUCE, self.chunk)
+        return self._summed(step, worker)
+
+    def _summed(self, step: int, worker: int) -> str:
+        """Return the name of the task after which a worker's host has the result."""
+        if self.send is None:
+            return task_name(step, Kind.REDUCE, self.chunk)
+        return self.send.result(step, self.places[worker])
 
 
 @dataclass(frozen=True)
@@ -103,12 +123,7 @@ class _Step:
         for worker in workers:
             yield from self._until_backward(step, worker)
         for exchange in self.exchanges:
-            *_, summed = collective = tuple(exchange.collective(step))
-            yield from collective
-            for worker, h2d in enumerate(exchange.h2d):
-                if h2d is not None:
-                    name = exchange.result(step, worker)
-                    yield Task(name, Kind.H2D, h2d.on, h2d.cost, (summed.name,), exchange.chunk)
+            yield from exchange.tasks(step)
         for worker in workers:
             results = [exchange.result(step, worker) for exchange in self.exchanges]
             after = (*results, self.compute.after_backward(step, worker))
@@ -138,23 +153,33 @@ class _Ways:
     hosts: tuple[Computer, ...]
     num_ranks: Counter[str]
     ring: Ring | None
+    coding: Coding | None
 
     @classmethod
-    def on(cls, machine: Machine, devices: tuple[Device, ...]) -> "_Ways":
+    def on(cls, machine: Machine, devices: tuple[Device, ...], codec: str | None) -> "_Ways":
         hosts = tuple(dict.fromkeys(machine.host_of(device) for device in devices))
-        cores = _cores(devices)
-        ring = Ring.over(machine, hosts, cores) if len(hosts) > 1 else None
-        return cls(machine, devices, hosts, Counter(device.host for device in devices), ring)
+        num_ranks = Counter(device.host for device in devices)
+        if len(hosts) == 1:
+            return cls(machine, devices, hosts, num_ranks, None, None)
+        ring = Ring.over(machine, hosts, _cores(devices))
+        coding = Coding.by(codec, _encoding(machine, devices)) if codec else None
+        return cls(machine, devices, hosts, num_ranks, ring, coding)
 
     def exchange(self, chunk: str, layers: Sequence[Layer]) -> _Exchange:
         nbytes = sum(layer.gradient_nbytes for layer in layers)
+        count = sum(layer.num_parameters for layer in layers)
+        send = None
+        if self.ring is not None:
+            send = Collective.over(self.ring, Kind.SEND, chunk, nbytes, count, self.coding)
+        names = [host.name for host in self.hosts]
         return _Exchange(
             chunk=chunk,
             last_layer=layers[-1].name,
             synced=layers[-1].backward + Cost(num_syncs=1),
             d2h=tuple(self._d2h(device, nbytes) for device in self.devices),
             reduce=self._reduce(nbytes),
-            send=self.ring.reduction(nbytes) if self.ring else None,
+            send=send,
+            places=tuple(names.index(device.host) for device in self.devices),
             h2d=tuple(self._h2d(device, nbytes) for device in self.devices),
         )
 
@@ -191,7 +216,17 @@ def _cores(devices: Sequence[Device]) -> list[Resource]:
     return [compute_lane(device.name) for device in devices if device.kind == "cpu"]
 
 
-def calibrate(machine: Machine, measured: Measurements) -> Machine:
+def _encoding(machine: Machine, devices: Sequence[Device]) -> dict[int, Station]:
+    """Return the first worker of each host, and whose cores it encodes with."""
+    hosts = [device.host for device in devices]
+    return {
+        worker: device if device.kind == "cpu" else machine.host_of(device)
+        for worker, device in enumerate(devices)
+        if hosts.index(device.host) == worker
+    }
+
+
+def calibrate(machine: Machine, measured: Measurements, config: Host | None = None) -> Machine:
     """Return the machine whose hosts, and links to them, are as fast as the measured exchanges.
 
     An exchange has up to three stages that a profile cannot tell apart: copies to the host (cores
@@ -214,5 +249,6 @@ def calibrate(machine: Machine, measured: Measurements) -> Machine:
     ends: list[tuple[Station, Station]] = [(gpu, machine.host_of(gpu)) for gpu in gpus]
     links = linked(faster, ends or [(host, host) for host in hosts], stage).links
     if len(hosts) > 1:
-        links += linked_in_ring(faster, hosts, stage).links
+        faster = linked_in_ring(faster, hosts, stage, config.codec if config else None)
+        links += faster.links
     return faster.model_copy(update={"links": links})

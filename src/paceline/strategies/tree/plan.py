@@ -142,7 +142,7 @@ class _Step:
         return (task_name(step - 1, Kind.SEND, f"down{nearest}"),)
 
 
-def calibrate(machine: Machine, measured: Measurements) -> Machine:
+def calibrate(machine: Machine, measured: Measurements, config: Tree | None = None) -> Machine:
     """Return the machine whose links, one for each edge of the tree, are as fast as measured.
 
     Within one host messages and additions are taken to be traffic of one memory, which sets how
