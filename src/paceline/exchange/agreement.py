@@ -63,6 +63,17 @@ def check_same(module: nn.Module, named: Sequence[Named], group: Group) -> None:
             raise InvalidInput(f"module: {_difference(ranks[0], other, rank)}")
 
 
+def check_same_codec(codec: str | None, group: Group) -> None:
+    """Raise InvalidInput on all ranks if their codecs have different names, or some have none."""
+    names = group.gather(codec)
+    for rank, other in enumerate(names):
+        if other != names[0]:
+            raise InvalidInput(
+                f"codec: rank {rank} has {other or 'none'!r}, but rank 0 {names[0] or 'none'!r}; "
+                "give all ranks the same"
+            )
+
+
 def check_frozen(module: nn.Module, frozen: Sequence[nn.Parameter]) -> None:
     """Raise InvalidInput if a parameter that was frozen is not any more."""
     if not any(parameter.requires_grad for parameter in frozen):

@@ -144,12 +144,13 @@ def choice_of(codec: str | Codec, all_reduce: CompressedAllReduce) -> CodecChoic
 
     InvalidInput if ranks have been given different codecs.
     """
-    if codec == "auto":
-        all_reduce.check_same("auto")
-        return Paying(all_reduce)
-    factory = factory_of(codec)
-    all_reduce.check_same(factory().name)
-    return Asked(factory)
+    all_reduce.check_same(name_of(codec))
+    return Paying(all_reduce) if codec == "auto" else Asked(factory_of(codec))
+
+
+def name_of(codec: str | Codec) -> str:
+    """Return the name that must be the same on all ranks."""
+    return "auto" if codec == "auto" else factory_of(codec)().name
 
 
 def _seconds_of(line: Line, count: int) -> float:

@@ -17,11 +17,9 @@ from torch import Tensor
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import PIECE, check_codec
 from paceline.exchange.nonfinite import Policy
 from paceline.exchange.shards import Piece
-
-# Values that go through the phases together: while one piece is on the wire, another is decoded.
-PIECE = 1 << 22
 
 _GOODBYE_S = 5.0
 
@@ -37,6 +35,12 @@ class Compression:
 
     codec: str | Codec
     on_nonfinite: Policy = "raise"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.codec, str):
+            check_codec(self.codec)
+        elif isinstance(self.codec, type) or not hasattr(self.codec, "encode"):
+            raise InvalidInput(f"codec: {self.codec!r} is neither the name of one nor a codec")
 
 
 @dataclass(eq=False)
@@ -55,11 +59,13 @@ class Work:
     ready: torch.cuda.Event | None
     num_nonfinite: int = 0
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of each thread
+    _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: Exception) -> None:
-        """Tell who waits that there will be no values."""
-        if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
+        """Tell who waits that there will be no values; both threads may notice it at once."""
+        with self._failing:
+            if not self.future.done():
+                self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
 
 
 class CompressedAllReduce:
@@ -78,12 +84,19 @@ class CompressedAllReduce:
         deadline = timedelta(seconds=deadline_s)
         some = len(self._ranks) < dist.get_world_size()
         self._groups = [
-            dist.new_group(self._ranks, timeout=deadline, use_local_synchronization=some)
+            dist.new_group(
+                self._ranks,
+                timeout=deadline,
+                # Values in host memory can be sent, too, where the default group is nccl.
+                backend="gloo" if device.type == "cpu" else None,
+                use_local_synchronization=some,
+            )
             for _ in range(2)
         ]
         self._codecs: dict[tuple[str, int, int], Codec] = {}
         self._errors: dict[str, Tensor] = {}
         self._used: set[str] = set()
+        self._is_void = False  # the step: some values of it are not finite
         self._scattering: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._gathering: queue.SimpleQueue[tuple[Work, Piece, bool] | None] = queue.SimpleQueue()
         self._threads = [
@@ -96,7 +109,12 @@ class CompressedAllReduce:
         atexit.register(self.close)
 
     def begin_step(self) -> None:
-        """Forget what codecs remember of keys that were not used since the last call."""
+        """Forget what codecs remember of keys that were not used since the last call.
+
+        Forget all if values were not finite: what that step has lost must not be made up for.
+        """
+        if self._is_void:
+            self._codecs, self._is_void = {}, False
         if self._used:
             self._codecs = {at: codec for at, codec in self._codecs.items() if at[0] in self._used}
         self._used.clear()
@@ -160,11 +178,14 @@ class CompressedAllReduce:
             thread.join(_GOODBYE_S)
 
     def _scatter(self) -> None:
+        failure: Exception | None = None
         with self._on_own_stream():
             for work in iter(self._scattering.get, None):
                 try:
+                    _check_whole(failure)
                     self._begin_pieces(work)
                 except Exception as error:
+                    failure = error
                     work.fail(error)
         self._gathering.put(None)
 
@@ -182,12 +203,15 @@ class CompressedAllReduce:
             self._gathering.put((work, piece, number == len(pieces) - 1))
 
     def _gather(self) -> None:
+        failure: Exception | None = None
         with self._on_own_stream():
             for work, piece, is_last in iter(self._gathering.get, None):
                 try:
+                    _check_whole(failure)
                     if not work.future.done():
                         self._finish_piece(work, piece, is_last)
                 except Exception as error:
+                    failure = error
                     work.fail(error)
 
     def _finish_piece(self, work: Work, piece: Piece, is_last: bool) -> None:
@@ -198,6 +222,7 @@ class CompressedAllReduce:
         work.num_nonfinite += num_nonfinite
         work.seconds[1] += time.monotonic() - started
         if is_last and work.num_nonfinite:
+            self._is_void = True
             work.values.fill_(torch.nan)
             self._finish_stream()
         if is_last:
@@ -223,3 +248,9 @@ class CompressedAllReduce:
         """Wait in this thread, so that no other needs to order its streams after this one's."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def _check_whole(failure: Exception | None) -> None:
+    """Raise what has gone wrong before: this rank's next collective would meet others' last one."""
+    if failure is not None:
+        raise failure

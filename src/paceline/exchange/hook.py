@@ -1,5 +1,6 @@
 """Compressed gradients in a program that already uses DistributedDataParallel: one line more."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,13 +34,19 @@ class HookState:
         self.guard = NonFiniteGuard(compression.on_nonfinite)
         self._world_size = len(ranks)
         self._all_reduce = CompressedAllReduce(ranks, device, deadline_s)
-        self._choice = choice_of(compression.codec, self._all_reduce)
+        try:
+            self._choice = choice_of(compression.codec, self._all_reduce)
+        except InvalidInput:
+            self._all_reduce.close()
+            raise
+        self._nbytes_before = self._all_reduce.bytes_sent  # of measuring which codec pays
         self.recorder: Recorder | None = None
+        self._numbers: dict[int, int] = {}  # of parameters, in the order in which they first came
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has handed to the others."""
-        return self._all_reduce.bytes_sent
+        """Bytes of gradients that this rank has handed to the others."""
+        return self._all_reduce.bytes_sent - self._nbytes_before
 
     @property
     def num_nonfinite(self) -> int:
@@ -60,7 +67,7 @@ class HookState:
             self._all_reduce.begin_step()
             self._choice.begin_step()
         name, codec = self._choice.codec_of(len(gradients))
-        key = f"bucket{bucket.index()}of{len(gradients)}/{name}"
+        key = f"bucket{bucket.index()}of{len(gradients)}/{self._order(bucket):08x}/{name}"
         recorder = self.recorder
         recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
         work = self._all_reduce.begin(key, gradients.float(), codec, self._world_size)
@@ -89,6 +96,14 @@ class HookState:
         """End the threads. The hook cannot be used after that."""
         self.guard.close()
         self._all_reduce.close()
+
+    def _order(self, bucket: Any) -> int:
+        """Return a checksum of which parameters are in a bucket, in their order."""
+        numbers = [
+            self._numbers.setdefault(id(parameter), len(self._numbers))
+            for parameter in bucket.parameters()
+        ]
+        return zlib.crc32(str(numbers).encode())
 
     def _taken(self, work: Work, gradients: Tensor, values: Tensor) -> Tensor:
         self.guard.found(work.num_nonfinite)
@@ -126,7 +141,7 @@ def exchange_bucket(state: HookState, bucket: dist.GradBucket) -> torch.futures.
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    if dist.get_backend(group) == "nccl":
+    if "nccl" in dist.get_backend_config(group):  # alone, or beside gloo for values in host memory
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -16,6 +17,31 @@ Stepping = Callable[[Optimizer], None]
 def before_steps(method: Stepping) -> RemovableHandle:
     """Call a bound method before each step of any optimizer, as long as its object lives."""
     return register_optimizer_step_pre_hook(_weak(method))
+
+
+def before_updates(method: Stepping) -> RemovableHandle:
+    """Call a bound method before each update of any optimizer, as long as its object lives.
+
+    That is before the step, or each time its closure has computed gradients.
+    """
+    alive = _weak(method)
+
+    def hook(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            alive(optimizer)
+            return None
+
+        def computed() -> Any:
+            loss = closure()
+            alive(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, kwargs | {"closure": computed}
+        return (args[0], computed, *args[2:]), kwargs
+
+    return register_optimizer_step_pre_hook(hook)
 
 
 def after_steps(method: Stepping) -> RemovableHandle:

@@ -19,9 +19,9 @@ class Statistics:
     this rank exchanged instead of computing, `hidden_s` that in which the exchange ran beside the
     backward pass; both are totals over `num_steps`, or None where the exchange cannot be seen from
     outside. `chunk` is the number of layers exchanged together, where there are chunks. With a
-    `codec` (its name, and why it is this one) `num_nonfinite` gradient values were NaN or infinite so far on any rank (with exchange
-    "host": those that were exchanged together with one), and optimizers have skipped `num_skipped`
-    steps because of them.
+    `codec` (its name, and why it is this one) `num_nonfinite` gradient values were NaN or infinite
+    so far on any rank (with exchange "host": those that were exchanged together with one), and
+    optimizers have skipped `num_skipped` steps because of them.
     """
 
     exchange: str

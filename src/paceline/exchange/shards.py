@@ -65,9 +65,9 @@ class Piece:
         sums = Payload(
             payload.codec, payload.count, payload.buffers, payload.num_nonfinite + num_nonfinite
         )
-        [row] = self._rows([sums], group)
-        rows = row.new_empty(len(self._codecs), self._row_nbytes)
-        dist.all_gather(list(rows), row, group=group)
+        row = self._rows([sums], group).expand(len(self._codecs), -1).contiguous()
+        rows = torch.empty_like(row)
+        dist.all_to_all_single(rows, row, group=group)  # gloo's all-gather copies more often
         return (len(self._codecs) - 1) * self._row_nbytes, self._take(rows)
 
     def _take(self, rows: Tensor) -> int:
@@ -103,7 +103,8 @@ class Piece:
         if codec.fixed_size:
             nbytes = codec.nbytes(len(self._shards[0]))
         else:
-            longest = max(payload.nbytes for payload in payloads if payload is not None)
+            sizes = [payload.nbytes for payload in payloads if payload is not None]
+            longest = max(sizes, default=0)  # a rank alone scatters nothing
             agreed = torch.tensor([longest], device=self.values.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
             nbytes = int(agreed)

@@ -163,7 +163,8 @@ def main(exchanges: Iterable[str], names: Iterable[str] = ()) -> None:
             if rank == 0:
                 print(json.dumps([exchange, name, rows]), flush=True)
     store.set(f"end/{rank}", "")
-    store.wait([f"end/{other}" for other in range(size)])
+    if rank == 0:  # which may keep the store
+        store.wait([f"end/{other}" for other in range(size)])
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may still wait for a rank in a case that was refused
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.exchange.codec_choice import choice_of
+from paceline.exchange.agreement import check_same_codec
+from paceline.exchange.codec_choice import choice_of, name_of
 from paceline.exchange.compressed import CompressedAllReduce, Compression
 from paceline.exchange.layout import Chunk
 from paceline.links.arena import Arena
@@ -52,7 +54,8 @@ class Between:
             list(arena.leaders), backend="gloo", timeout=timedelta(seconds=deadline_s)
         )
         self._leads = group.rank in arena.leaders
-        self._codec = compression.codec if compression else None
+        self._codec = name_of(compression.codec) if compression else None
+        check_same_codec(self._codec, group)
         self._encoded: _Encoded | None = None
         if self._leads and compression is not None:
             self._encoded = _Encoded(compression, arena, deadline_s)
@@ -62,6 +65,8 @@ class Between:
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Take on the step's chunks as they are summed on this machine."""
+        if self._codec is not None and chunks is not self._chunks:
+            _check_types(chunks)
         self._chunks = chunks
         if self._leads:
             self._steps.put((step, chunks, recorder))
@@ -111,7 +116,7 @@ class Between:
                 self._share_flags(step)
             done = partial(self._publish, chunk, started, recorder)
             if self._encoded is not None:
-                self._encoded.begin(chunk, parts_of(chunk, result), done)
+                self._encoded.begin(chunk, result, done)
                 continue
             for part in parts_of(chunk, result):
                 dist.all_reduce(part, group=self._leaders)
@@ -135,7 +140,11 @@ class _Encoded:
 
     def __init__(self, compression: Compression, arena: Arena, deadline_s: float) -> None:
         self._all_reduce = CompressedAllReduce(arena.leaders, torch.device("cpu"), deadline_s)
-        self.choice = choice_of(compression.codec, self._all_reduce)
+        try:
+            self.choice = choice_of(compression.codec, self._all_reduce)
+        except InvalidInput:
+            self._all_reduce.close()
+            raise
         self._pending: list[torch.futures.Future[None]] = []
 
     def begin_step(self) -> None:
@@ -144,20 +153,19 @@ class _Encoded:
         self._all_reduce.begin_step()
         self.choice.begin_step()
 
-    def begin(self, chunk: Chunk, parts: Sequence[Tensor], done: Callable[[], None]) -> None:
-        """Begin to exchange the parts of a chunk; `done` is called when all of them are."""
-        works = []
-        for number, part in enumerate(parts):
-            _check(part)
-            name, codec = self.choice.codec_of(len(part))
-            key = f"chunk{chunk.number}.{number}of{len(part)}/{name}"
-            works.append(self._all_reduce.begin(key, part, codec).future)
+    def begin(self, chunk: Chunk, result: Tensor, done: Callable[[], None]) -> None:
+        """Begin to exchange the sums of a chunk; `done` is called when that is over."""
+        _clear_gaps(chunk, result)
+        [part] = parts_of(chunk, result)
+        name, codec = self.choice.codec_of(len(part))
+        key = f"chunk{chunk.number}of{len(part)}/{name}"
 
-        def publish(future: torch.futures.Future[list[torch.futures.Future[Tensor]]]) -> None:
-            future.wait()  # raises what has gone wrong
+        def publish(future: torch.futures.Future[Tensor]) -> None:
+            future.value()  # raises what has gone wrong
             done()
 
-        self._pending.append(torch.futures.collect_all(works).then(publish))
+        work = self._all_reduce.begin(key, part, codec)
+        self._pending.append(work.future.then(publish))
 
     def finish(self) -> None:
         """Wait for all chunks of the step, and raise what went wrong."""
@@ -169,11 +177,19 @@ class _Encoded:
         self._all_reduce.close()
 
 
-def _check(part: Tensor) -> None:
-    if part.dtype != torch.float32:
-        raise InvalidInput(
-            f"codec: sums of {part.dtype} are not encoded; train in float32, or without a codec"
-        )
+def _check_types(chunks: Sequence[Chunk]) -> None:
+    for slot in (slot for chunk in chunks for slot in chunk.slots):
+        if slot.parameter.dtype != torch.float32:
+            raise InvalidInput(
+                f"codec: parameter {slot.name!r}: sums of {slot.parameter.dtype} are not encoded "
+                "between machines; train in float32, or without a codec"
+            )
+
+
+def _clear_gaps(chunk: Chunk, result: Tensor) -> None:
+    """Make zero again what lies between the sums: only codecs have written it, and add to it."""
+    for slot, following in pairwise(chunk.slots):
+        result[slot.offset + slot.nbytes : following.offset].zero_()
 
 
 def parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:

@@ -1,0 +1,43 @@
+"""Programs of tests that run as several ranks of this machine, and what they say."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from processes import Started
+
+PROGRAMS = Path(__file__).parent / "multiprocess" / "programs"
+_LAUNCH = """
+import sys
+from paceline.links.launch import launch
+launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
+"""
+
+Found = dict[str, list[Any]]  # of each case what came of it, rank by rank
+
+
+def run(folder: Path, num_ranks: int, program: str, *arguments: str) -> Found:
+    """Run a program of cases to its end; afterwards none of its processes is left."""
+    command = [sys.executable, "-c", _LAUNCH, str(num_ranks), str(PROGRAMS / program), *arguments]
+    started = Started(command, folder)
+    try:
+        done = started.finish(200)
+        assert done.code == 0, done.err
+        assert not started.members()
+    finally:
+        started.kill()
+    return found_in(done.out)
+
+
+def found_in(out: str) -> Found:
+    """Return what the cases have printed."""
+    return {name: outcomes for _, name, outcomes in map(json.loads, out.splitlines())}
+
+
+def same(outcomes: list[Any]) -> Any:
+    """Return what all ranks have found alike."""
+    assert not [one["error"] for one in outcomes if isinstance(one, dict) and "error" in one]
+    for outcome in outcomes:
+        assert outcome == outcomes[0]
+    return outcomes[0]

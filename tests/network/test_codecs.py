@@ -1,0 +1,137 @@
+"""Gradients that are encoded between two hosts of two ranks each."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from host import missing
+from hosts import TwoHosts
+
+from launched import PROGRAMS, Found, found_in, same
+from processes import DEADLINE_S
+
+PROGRAM = Path(__file__).parent / "programs" / "codecs.py"
+POISONED = 2  # the step in which a gradient of the last rank is not finite
+RAISED = ("nan_raises", "infinity_raises_by_default")
+SKIPPED = ("nan_is_skipped", "infinity_is_skipped")
+SCALED = ("grad_scaler", "grad_scaler_of_a_fused_optimizer", "two_optimizers_of_a_grad_scaler")
+IN_PARTS = {
+    policy: [f"two_optimizers_{policy}{order}" for order in ("", "_of_whom_the_second_has_it")]
+    for policy in ("raise", "skip")
+}
+OTHER = (
+    *("right_gradients", "many_steps_of_one_bit", "auto", "bytes_between"),
+    *("other_codecs", "float64"),
+)
+CASES = (*OTHER, *RAISED, *SKIPPED, *SCALED, *IN_PARTS["raise"], *IN_PARTS["skip"])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What came of all cases."""
+    problem = missing()
+    if problem:
+        pytest.skip(problem)
+    command = [sys.executable, str(PROGRAM), str(PROGRAMS), ",".join(CASES)]
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    place = tmp_path_factory.mktemp("hosts")
+    with TwoHosts(rate=None) as hosts:
+        finished = hosts.run(command, 2, environment, cwd=place, deadline_s=2 * DEADLINE_S)
+    assert [one.code for one in finished] == [0, 0], "".join(one.err for one in finished)
+    return found_in(finished[0].out)
+
+
+def test_gradients_are_nearly_those_of_one_process(found: Found) -> None:
+    outcomes = found["right_gradients"]
+    assert len(outcomes) == 4
+    assert 0.05 < same([outcome["worst"] for outcome in outcomes]) <= 1
+    same([outcome["bits"] for outcome in outcomes])
+    assert {outcome["codec"] for outcome in outcomes} == {"dynamic8/1024: asked for"}
+
+
+def test_bytes_between_hosts_are_those_of_the_codec(found: Found) -> None:
+    """Of two hosts each sends one half to be summed, and the sum of the other: 4 bytes a value."""
+    of_hosts = [found["bytes_between"][rank] for rank in (0, 2)]
+    for of_host in of_hosts:
+        whole = of_host["None"]
+        assert whole == pytest.approx(5 * 4 * of_host["count"], rel=0.1)
+        assert of_host["dynamic8"] / whole == pytest.approx(1 / 4, rel=0.1)
+        assert of_host["half"] / whole == pytest.approx(1 / 2, rel=0.1)
+    for codec in ("None", "dynamic8", "half"):
+        same([outcome[f"bits of {codec}"] for outcome in found["bytes_between"]])
+
+
+def test_what_one_bit_loses_stays_small(found: Found) -> None:
+    """Also in the gaps between gradients, which are sent with them and have no other writer."""
+    outcome = same(found["many_steps_of_one_bit"])
+    assert outcome["largest"] < 5
+    assert outcome["lacking"] < 10
+
+
+def test_hosts_decide_together_which_codec_pays(found: Found) -> None:
+    first, second, third, fourth = found["auto"]
+    assert max(outcome["worst"] for outcome in found["auto"]) <= 1
+    same([outcome["bits"] for outcome in found["auto"]])
+    assert first["codec"] == third["codec"]
+    assert first["codec"].startswith(("dynamic8, because steps took", "none, because steps took"))
+    assert second["codec"] == fourth["codec"] == "auto: asked for"
+
+
+def test_different_codecs_are_refused_on_all_ranks(found: Found) -> None:
+    """Also those of a rank that would never use its own."""
+    for outcome in found["other_codecs"]:
+        assert outcome["error"] == (
+            "InvalidInput: codec: rank 3 has 'half', but rank 0 'dynamic8/1024'; "
+            "give all ranks the same"
+        )
+
+
+def test_float64_is_refused_on_all_ranks(found: Found) -> None:
+    for outcome in found["float64"]:
+        assert outcome["error"].startswith("InvalidInput: codec: parameter ")
+        assert "sums of torch.float64 are not encoded between machines" in outcome["error"]
+
+
+def poisoned(outcomes: list[dict]) -> dict:
+    """What came of six steps, one of which nobody takes, on any rank."""
+    outcome: dict = same(outcomes)
+    assert outcome["changed"] == [step != POISONED for step in range(6)]
+    assert outcome["finite"]
+    assert outcome["counts"][0] >= 1
+    return outcome
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_what_is_not_finite_raises_on_all_ranks_and_changes_nothing(
+    found: Found, name: str
+) -> None:
+    outcome = poisoned(found[name])
+    ((step, _, said),) = outcome["raised"]
+    assert step == POISONED
+    assert "values so far were NaN or infinite on some rank" in said
+    assert outcome["counts"][1] == 0
+    assert outcome["bits"] == outcome["without"]
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_what_is_not_finite_is_skipped_on_all_ranks_if_so_told(found: Found, name: str) -> None:
+    outcome = poisoned(found[name])
+    assert (outcome["raised"], outcome["counts"][1]) == ([], 1)
+    assert outcome["bits"] == outcome["without"]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_grad_scaler_skips_the_step_without_an_error(found: Found, name: str) -> None:
+    """With two optimizers only one has gradients that are not finite: layers are sent apart."""
+    outcome = poisoned(found[name])
+    assert (outcome["raised"], outcome["scale"]) == ([], 512.0)
+
+
+@pytest.mark.parametrize("policy", IN_PARTS)
+def test_two_optimizers_take_a_step_together_or_not_at_all(found: Found, policy: str) -> None:
+    for number, name in enumerate(IN_PARTS[policy]):
+        outcome = poisoned(found[name])
+        # The one that has the layer raises, whichever comes first; the other changes nothing.
+        raised = [[POISONED, number]] if policy == "raise" else []
+        assert [[step, which] for step, which, _ in outcome["raised"]] == raised
+        assert outcome["counts"][1] == (1 if policy == "skip" else 0)
