@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import svg
+
 from paceline.codecs.table import TABLES, table
 
 _WIDTH, _ROW, _TOP, _BOX = 1180, 96, 48, 30
@@ -40,11 +42,7 @@ _BITS = {
 def drawn() -> Iterator[str]:
     """Yield the picture, line by line."""
     height = _TOP + _ROW * len(TABLES) + 40
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        'font-family="sans-serif" font-size="14">'
-    )
-    yield f'<rect width="{_WIDTH}" height="{height}" fill="white"/>'
+    yield svg.opening(_WIDTH, height)
     yield from _legend()
     for row, name in enumerate(TABLES):
         top = _TOP + _ROW * row
@@ -57,21 +55,22 @@ def drawn() -> Iterator[str]:
 def _legend() -> Iterator[str]:
     left = 20
     for word, colour in _COLOURS.items():
-        yield f'<rect x="{left}" y="12" width="14" height="14" fill="{colour}"/>'
-        yield _text(left + 20, 24, word)
+        yield svg.box(left, 12, 14, 14, colour)
+        yield svg.text(left + 20, 24, word)
         left += 96
-    yield _text(_AXIS[0], 24, "the magnitudes that a value can become, over the scale of its block")
+    yield svg.text(
+        _AXIS[0], 24, "the magnitudes that a value can become, over the scale of its block"
+    )
 
 
 def _boxes(name: str, top: float) -> Iterator[str]:
     words, example, meaning = _BITS[name]
-    yield _text(20, top + 30, f'<tspan font-weight="bold">{name}</tspan>')
+    yield svg.text(20, top + 30, f'<tspan font-weight="bold">{name}</tspan>')
     for i, (word, bit) in enumerate(zip(words, example, strict=True)):
         left = 110 + i * (_BOX + 3)
-        yield f'<rect x="{left}" y="{top + 10}" width="{_BOX}" height="{_BOX}" '
-        yield f'fill="{_COLOURS[word]}"/>'
-        yield _text(left + _BOX / 2, top + 30, bit, 'fill="white" text-anchor="middle"')
-    yield _text(20, top + 62, meaning, 'font-size="12" fill="#555"')
+        yield svg.box(left, top + 10, _BOX, _BOX, _COLOURS[word])
+        yield svg.text(left + _BOX / 2, top + 30, bit, 'fill="white" text-anchor="middle"')
+    yield svg.text(20, top + 62, meaning, 'font-size="12" fill="#555"')
 
 
 def _codes(name: str, top: float) -> Iterator[str]:
@@ -81,21 +80,17 @@ def _codes(name: str, top: float) -> Iterator[str]:
     yield f'<path d="{path}" stroke="{_COLOURS["fraction"]}" stroke-width="0.8"/>'
     smallest, largest = magnitudes[0], magnitudes[-1]
     said = f"zero, and {len(magnitudes)} from {smallest:.3g} to {largest:.3g}"
-    yield _text(_AXIS[0], top + 62, said, 'font-size="12" fill="#555"')
+    yield svg.text(_AXIS[0], top + 62, said, 'font-size="12" fill="#555"')
 
 
 def _scale(top: float) -> Iterator[str]:
     for power in range(-_DECADES, 1):
         said = "1" if power == 0 else f'10<tspan dy="-5" font-size="9">{power}</tspan>'
-        yield _text(_place(10.0**power), top + 12, said, 'text-anchor="middle" font-size="12"')
+        yield svg.text(_place(10.0**power), top + 12, said, 'text-anchor="middle" font-size="12"')
 
 
 def _place(value: float) -> float:
     return _AXIS[1] + (_AXIS[1] - _AXIS[0]) * math.log10(value) / _DECADES
-
-
-def _text(left: float, base: float, content: str, style: str = 'fill="#222"') -> str:
-    return f'<text x="{left:.1f}" y="{base:.1f}" {style}>{content}</text>'
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 import rehearsed
-import steps
 from torch import nn
 
+from figures import spread
 from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
 from paceline.core.pace import LayerTimes, layer_times
@@ -26,6 +26,7 @@ from paceline.strategies.host.run import replica
 from paceline.training.profile import measure_exchanges
 from paceline.training.this_machine import Speed, this_machine
 from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial, candidates
+from trainee import Task, Trainee
 
 _BATCH_SIZE = 12
 _ROUNDS, _INTERVAL = 4, 4
@@ -67,8 +68,6 @@ class Sweep:
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return what was predicted, what the searches picked, and the sweep."""
-    from figures import spread
-
     workload = rehearsed.described("resnet152", _BATCH_SIZE)
     times = layer_times(workload, rehearsed.p100())
     task = rehearsed.rehearsal(workload, times)
@@ -140,7 +139,7 @@ def _forecast(workload: Workload, machine: Machine, chunk: int, cost: Measured) 
     return forecast(workload, machine, STRATEGIES["host"], config, samples, cost).step_s
 
 
-def _train(task: steps.Task, tuner: ChunkTuner, group: Group) -> int:
+def _train(task: Task, tuner: ChunkTuner, group: Group) -> int:
     """Take steps until rank 0's tuner is done; return the chunk that it has picked."""
     exchanging = None
 
@@ -149,7 +148,7 @@ def _train(task: steps.Task, tuner: ChunkTuner, group: Group) -> int:
         exchanging = replica(module, Host(workers=group.world_size), group, tuner)
         return exchanging
 
-    trainee = steps.Trainee(task, wrap)
+    trainee = Trainee(task, wrap)
     trainee.step()  # nothing is recorded of the first
     while not group.gather(tuner.done)[0]:
         for _ in range(tuner.interval):

@@ -16,16 +16,17 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import ranks  # noqa: E402
 import steps  # noqa: E402
 import tables  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+import ranks  # noqa: E402
 from paceline.links.group import Group  # noqa: E402
 from paceline.strategies.host.config import Host  # noqa: E402
 from paceline.strategies.host.run import exchange  # noqa: E402
 from paceline.training.this_machine import facts  # noqa: E402
+from trainee import Task, synchronizer  # noqa: E402
 
 _NUM_RANKS = 2
 _SUMS = {60_000_000: (8, 5), 60_000: (12, 100)}  # values: blocks, and sums in each
@@ -40,7 +41,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     }
     cases = {}
     for (name, batch_size), size in _STEPS.items():
-        task = steps.Task.synthetic(name, batch_size, group.device)
+        task = Task.synthetic(name, batch_size, group.device)
         wraps = steps.wraps(group, "host", "auto")
         num_blocks, num_steps = (2, 2) if quick else size
         case = f"{name}, {batch_size} images a rank"
@@ -57,7 +58,7 @@ def _sums(count: int, group: Group, num_blocks: int, num_sums: int) -> dict[str,
         dist.get_backend(): lambda: dist.all_reduce(gradients),
     }
     ways.setdefault("gloo", lambda: dist.all_reduce(gradients, group=group.control))
-    synchronize = steps.synchronizer(group.device)
+    synchronize = synchronizer(group.device)
     variants = [
         ranks.Variant(name, ranks.timed(way, 2, synchronize), group.world_size)
         for name, way in ways.items()
@@ -73,7 +74,7 @@ def main() -> None:
         print("gpu.py: there is no CUDA device here, so nothing is measured", file=sys.stderr)
         sys.exit(2)
     quick = "--quick" in sys.argv
-    parts = ranks.on_ranks("gpu", _NUM_RANKS, quick, on_gpu=True)
+    parts = ranks.on_ranks(HERE, "gpu", _NUM_RANKS, quick, on_gpu=True)
     shared = torch.cuda.device_count() < _NUM_RANKS
     where = f"{_NUM_RANKS} ranks on {'one GPU' if shared else 'a GPU each'}"
     figures = {part: {where: content} for part, content in parts.items()}

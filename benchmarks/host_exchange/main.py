@@ -6,9 +6,9 @@ Without PART all are measured. With --quick a few steps show that everything wor
 nothing, and are not written.
 """
 
-import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are gpu.py's
 import mpi  # noqa: E402
 import tables  # noqa: E402
 import torch  # noqa: E402
-from ranks import on_ranks  # noqa: E402
 
-from figures import write  # noqa: E402
-from paceline.training.this_machine import facts  # noqa: E402
+import parts  # noqa: E402
+from ranks import on_ranks  # noqa: E402
 
 PARTS = {
     "sums": (2, 4),
@@ -45,38 +44,12 @@ def measure(part: str, quick: bool) -> dict[str, Any]:
             print(f"OpenMPI is left out, because it cannot be installed: {problem}", flush=True)
     name, _, kept = part.partition("-")
     os.environ.update(KEPT if kept else {})
-    figures = {f"{n} ranks": on_ranks(name, n, quick) for n in PARTS[part]}
+    figures = {f"{n} ranks": on_ranks(HERE, name, n, quick) for n in PARTS[part]}
     for variable in KEPT if kept else ():
         del os.environ[variable]
     return figures
 
 
-def earlier() -> dict[str, Any]:
-    """Return the figures of the parts that were measured before, if it was on this machine."""
-    path = HERE / "result.json"
-    if not path.exists():
-        return {}
-    content = json.loads(path.read_text())
-    same = content["machine"] == facts(torch.device("cpu"))
-    figures: dict[str, Any] = content["figures"]
-    return figures if same else {}
-
-
-def main() -> None:
-    """Measure, print the tables, and write result.json."""
-    quick = "--quick" in sys.argv
-    parts = [name for name in sys.argv[1:] if name != "--quick"] or list(PARTS)
-    unknown = [name for name in parts if name not in PARTS]
-    if unknown:
-        sys.exit(f"no part is called {unknown[0]!r}; known: {', '.join(PARTS)}")
-    torch.set_num_threads(1)
-    figures = {} if quick else earlier()
-    for part in parts:
-        figures[part] = measure(part, quick)
-        print(f"\n{tables.of(part, figures[part])}", flush=True)
-        if not quick:
-            write(HERE, figures)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    parts.run(HERE, {name: partial(measure, name) for name in PARTS}, tables.of)

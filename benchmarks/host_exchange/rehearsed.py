@@ -18,6 +18,7 @@ from paceline.links.group import Group
 from paceline.machine_file import read_machine
 from paceline.models import describe, find
 from paceline.models.paced import PacedModel, PacedSGD, paced
+from trainee import Task
 
 _MACHINE = Path(__file__).parents[2] / "machines" / "power8-p100.toml"
 _BATCH_SIZE = 256
@@ -50,14 +51,14 @@ def p100() -> Rate:
     return Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]
 
 
-def rehearsal(workload: Workload, times: LayerTimes) -> steps.Task:
+def rehearsal(workload: Workload, times: LayerTimes) -> Task:
     """Return what trains a stand-in that takes these times."""
 
     def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
         assert isinstance(model, PacedModel)
         return PacedSGD(model.parameters(), model.update_s)
 
-    return steps.Task(
+    return Task(
         build=lambda: paced(workload, *times),
         optimizer=optimizer,
         inputs=torch.zeros(1, 1),

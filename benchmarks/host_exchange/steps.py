@@ -5,73 +5,23 @@ Each variant has its own copy of the model and its own optimizer, and takes real
 
 import gc
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from ranks import DEADLINE_S, Variant, alternate, compare, timed
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import DataParallel
 from paceline.links.arena import Arena
 from paceline.links.group import Group
-from paceline.models import find
-from paceline.training.step import SGD
+from ranks import DEADLINE_S, Variant, alternate, compare, timed
+from trainee import Task, Trainee, Wrap, synchronizer
 
 _NUM_WARM_UP = 2  # DistributedDataParallel forms its buckets anew after its first step
 _INTERVAL = 11  # steps in which a chunk search has measured another size, if it is not done
 _BUCKETS_MB = (10, 25, 100)
-
-Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained, on what data and by which optimizer."""
-
-    build: Callable[[], nn.Module]
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    inputs: Tensor
-    targets: Tensor
-
-    @classmethod
-    def synthetic(cls, name: str, batch_size: int, device: torch.device) -> "Task":
-        """Return a built-in model on random data, with momentum."""
-        architecture = find(name)
-        generator = torch.Generator().manual_seed(0)
-        shape = (batch_size, *(architecture.input_shape or ()))
-        return cls(
-            build=lambda: architecture.build(None).to(device),
-            optimizer=SGD(learning_rate=1e-4).optimizer,
-            inputs=torch.randn(shape, generator=generator).to(device),
-            targets=torch.zeros(batch_size, dtype=torch.int64, device=device),
-        )
-
-
-@dataclass
-class Trainee:
-    """A copy of the task's model, and a step of it as anybody writes it in PyTorch."""
-
-    task: Task
-    wrap: Wrap
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(0)
-        model = self.task.build()
-        self.parallel = self.wrap(model)
-        self.optimizer = self.task.optimizer(model)
-
-    def step(self) -> None:
-        """Go forward and backward, and update the weights."""
-        loss = cross_entropy(self.parallel(self.task.inputs), self.task.targets)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
 
 class Together:
@@ -149,11 +99,6 @@ def measure(
     variants.clear()
     gc.collect()  # modules lie in cycles, and the memory of one case is needed for the next
     return figures
-
-
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    """Return what waits for the work that a device still has queued: on a CPU, none."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def _never(num_times: int) -> list[float]:

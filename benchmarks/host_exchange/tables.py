@@ -5,9 +5,8 @@
 puts them into README.md, between the lines that say so.
 """
 
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from figures import shown  # noqa: E402
+from readme import fill, table  # noqa: E402
 
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 Rows = Mapping[str, Mapping[str, Any]]
 
 
@@ -36,7 +35,7 @@ def _sums(ranks: str, cases: Mapping[str, Rows]) -> str:
             if name != "limit"
         ]
         head = ("way", "ms, median [quartiles]", "times the arena's", "block by block")
-        parts.append(_table(f"{case}, {ranks}", head, lines))
+        parts.append(table(f"{case}, {ranks}", head, lines))
         if "limit" in rows:
             parts.append(_sentence(rows["limit"]))
     return "\n\n".join(parts)
@@ -64,7 +63,7 @@ def _steps(ranks: str, cases: Mapping[str, Mapping[str, Any]]) -> str:
             (name, shown(row["seconds"], 1e3, 2), *_ratios(row), shown(row["added_s"], 1e3, 2))
             for name, row in figures["variants"].items()
         ]
-        parts.append(_table(f"{case}, {ranks}", head, lines))
+        parts.append(table(f"{case}, {ranks}", head, lines))
         parts += _remarks(figures)
     return "\n\n".join(parts)
 
@@ -104,9 +103,9 @@ def _chunks(ranks: str, figures: Mapping[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            _table(f"{figures['model']}, {ranks}, {figures['num_layers']} layers", head, searches),
+            table(f"{figures['model']}, {ranks}, {figures['num_layers']} layers", head, searches),
             f"The best of the sweep is {best['chunk']}, with {best['seconds'] * 1e3:.1f} ms.",
-            _table("The sweep", ("chunk", "ms a step, median [quartiles]", "predicted ms"), sweep),
+            table("The sweep", ("chunk", "ms a step, median [quartiles]", "predicted ms"), sweep),
         ]
     )
 
@@ -118,11 +117,6 @@ def _predicted(figures: Mapping[str, Any], size: str) -> str:
 
 def _ratios(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{row['ratio_of_medians']:.3f}", shown(row["ratio"])
-
-
-def _table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 _PARTS = {
@@ -137,23 +131,5 @@ _PARTS = {
 }
 
 
-def main() -> None:
-    """Put the tables into README.md."""
-    texts = []
-    for name in ("result.json", "gpu.json"):
-        path = HERE / name
-        if path.exists():
-            content = json.loads(path.read_text())
-            texts += [of(part, by_ranks) for part, by_ranks in content["figures"].items()]
-            machine = content["machine"]
-            texts.append(", ".join(f"{key} {value}" for key, value in machine.items()))
-    if not texts:
-        sys.exit("neither result.json nor gpu.json is here; run main.py first")
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text("\n\n".join([before + BEGIN, *texts, END]) + after)
-
-
 if __name__ == "__main__":
-    main()
+    fill(HERE, ("result.json", "gpu.json"), of)

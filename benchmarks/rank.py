@@ -1,6 +1,8 @@
 """One rank of a part: joins the others, measures, and leaves its figures if it is the first.
 
-Started in the environment that Paceline's launcher makes: rank.py PART OUTPUT [--quick] [--gpu]
+Started in the environment that Paceline's launcher makes, for a part that is a module in FOLDER:
+
+    rank.py FOLDER PART OUTPUT [--quick] [--gpu]
 """
 
 import json
@@ -12,12 +14,10 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import ranks
 import torch
 import torch.distributed as dist
 
+import ranks
 from paceline.links.group import Group, joined, process_group
 
 
@@ -45,7 +45,8 @@ def gpu_ranks() -> Iterator[Group]:
 
 def main() -> None:
     """Measure a part."""
-    part, output, *options = sys.argv[1:]
+    folder, part, output, *options = sys.argv[1:]
+    sys.path.insert(0, folder)
     with gpu_ranks() if "--gpu" in options else pinned_ranks() as group:
         figures = import_module(part).measure(group, "--quick" in options)
         if group.rank == 0:

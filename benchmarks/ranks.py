@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from figures import spread
 from paceline.links.cores import physical_cores
 from paceline.links.group import Group
 from paceline.links.launch import launch
@@ -23,11 +24,14 @@ _USABLE = os.sched_getaffinity(0)
 Blocks = Mapping[str, Sequence[Sequence[float]]]
 
 
-def on_ranks(part: str, num_ranks: int, quick: bool, on_gpu: bool = False) -> dict[str, Any]:
-    """Have so many ranks measure a part, and return the figures of rank 0."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "figures.json"
-        command = [sys.executable, str(Path(__file__).with_name("rank.py")), part, str(output)]
+def on_ranks(
+    folder: Path, part: str, num_ranks: int, quick: bool, on_gpu: bool = False
+) -> dict[str, Any]:
+    """Have so many ranks measure a part, a module of that folder; return the figures of rank 0."""
+    with tempfile.TemporaryDirectory() as temporary:
+        output = Path(temporary) / "figures.json"
+        program = Path(__file__).with_name("rank.py")
+        command = [sys.executable, str(program), str(folder), part, str(output)]
         options = [*(["--quick"] if quick else []), *(["--gpu"] if on_gpu else [])]
         launch([*command, *options], num_ranks)
         figures: dict[str, Any] = json.loads(output.read_text())
@@ -115,8 +119,6 @@ def alternate(
 
 def compare(blocks: Blocks, baseline: str) -> dict[str, dict[str, Any]]:
     """Return each variant's seconds, and their ratio to the baseline's: overall and by blocks."""
-    from figures import spread
-
     middle = {name: median(chain.from_iterable(times)) for name, times in blocks.items()}
     rows = {}
     for name, times in blocks.items():

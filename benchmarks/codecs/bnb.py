@@ -1,0 +1,25 @@
+"""bitsandbytes, to compare with, if it is installed."""
+
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_TARGET = "build/bitsandbytes"
+_REQUIREMENTS = "benchmarks/codecs/requirements.txt"
+sys.path.append(str(Path(__file__).parents[2] / _TARGET))
+
+
+@cache
+def functional() -> Any:
+    """Return bitsandbytes.functional; None, and say so, if bitsandbytes is not installed."""
+    if find_spec("bitsandbytes") is None:
+        print(
+            "bitsandbytes is left out, because it is not installed: "
+            f"pip install --no-deps --target {_TARGET} -r {_REQUIREMENTS}",
+            flush=True,
+        )
+        return None
+    return import_module("bitsandbytes.functional")

@@ -1,0 +1,125 @@
+"""Draw when a codec pays, as planned and as measured: pays.py IMAGE.svg, from result.json."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import svg
+
+from paceline.core.machine import Machine
+from paceline.core.workload import Workload
+from paceline.machine_file import read_machine
+from paceline.models.workload import workload_of
+from paceline.planner import forecast
+from paceline.strategies import find_strategy
+from paceline.strategies.allreduce.config import AllReduce
+
+_HERE = Path(__file__).parent
+_MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
+_BATCH_SIZE, _WORKERS = 16, 2
+_PAYLOAD = 1448 / 1514  # of a frame's bytes are TCP's; machine files count those
+_MBIT = 1e6 / 8
+_SWEEP = [_MBIT * 50 * 2 ** (i / 4) for i in range(37)]  # 50 Mbit/s to 25 Gbit/s
+_MEASURED_AT = {"100mbit": 100 * _MBIT, "1gbit": 1000 * _MBIT}
+_CODECS = {
+    "none": ("#8b95a1", "DDP 25 MB", "torch's DDP"),
+    "half": ("#e8a33d", "DDP 25 MB, fp16_compress_hook", "16 bits"),
+    "dynamic8": ("#3f7fbf", "dynamic8", "dynamic8"),
+}
+_WIDTH, _HEIGHT = 900, 480
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 870, 60, 420
+_SECONDS = (0.5, 32.0)
+
+
+def planned(workload: Workload, machine: Machine, codec: str, nbytes_per_s: float) -> float:
+    """Return the seconds of a step on this link."""
+    [link] = machine.links
+    linked = machine.model_copy(
+        update={"links": (link.model_copy(update={"bandwidth_bytes_per_s": nbytes_per_s}),)}
+    )
+    config = AllReduce(workers=_WORKERS, codec=None if codec == "none" else codec)
+    samples = _BATCH_SIZE * _WORKERS
+    return forecast(workload, linked, find_strategy("allreduce"), config, samples).step_s
+
+
+def as_fast(machine: Machine, workload: Workload, seconds: float) -> Machine:
+    """Return the machine whose devices take so long for a step that exchanges nothing."""
+    alone = AllReduce(workers=1)
+    step_s = forecast(workload, machine, find_strategy("allreduce"), alone, _BATCH_SIZE).step_s
+    pace = step_s / seconds
+    devices = tuple(
+        device.model_copy(
+            update={
+                "flops_per_s": device.flops_per_s * pace,
+                "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s * pace,
+                "call_latency_s": device.call_latency_s / pace,
+            }
+        )
+        for device in machine.devices
+    )
+    return machine.model_copy(update={"devices": devices})
+
+
+def drawn(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the picture, line by line: lines are planned, dots are measured."""
+    workload = workload_of("alexnet", _BATCH_SIZE, None)
+    alone = figures["1gbit"]["variants"]["apart"]["seconds"]["median"]
+    machine = as_fast(read_machine(_MACHINE), workload, alone)
+    yield svg.opening(_WIDTH, _HEIGHT)
+    yield svg.text(_LEFT, 24, "AlexNet, 16 images on each of two machines: seconds a step")
+    yield from _grid()
+    height = _height(alone)
+    yield svg.path([(_LEFT, height), (_RIGHT, height)], 'stroke="#222" stroke-dasharray="4 4"')
+    yield svg.text(_LEFT + 6, height + 16, "computing alone", 'font-size="12" fill="#222"')
+    for row, (codec, (colour, variant, name)) in enumerate(_CODECS.items()):
+        points = [
+            (_place(rate), _height(planned(workload, machine, codec, rate * _PAYLOAD)))
+            for rate in _SWEEP
+        ]
+        yield svg.path(points, f'stroke="{colour}" stroke-width="2"')
+        yield svg.box(_RIGHT - 190, _TOP + 22 * row, 14, 14, colour)
+        yield svg.text(_RIGHT - 170, _TOP + 12 + 22 * row, name)
+        for rate, nbytes_per_s in _MEASURED_AT.items():
+            figure = figures[rate]["variants"][variant]["seconds"]
+            yield from _dot(_place(nbytes_per_s), figure, colour)
+    yield "</svg>"
+
+
+def _dot(left: float, figure: Mapping[str, float], colour: str) -> Iterator[str]:
+    low, high = (_height(figure[name]) for name in ("quartile1", "quartile3"))
+    yield svg.path([(left, low), (left, high)], f'stroke="{colour}" stroke-width="5"')
+    middle = _height(figure["median"])
+    yield f'<circle cx="{left:.1f}" cy="{middle:.1f}" r="6" fill="{colour}" stroke="white"/>'
+
+
+def _grid() -> Iterator[str]:
+    for gbit in (0.1, 1, 10):
+        left = _place(gbit * 1000 * _MBIT)
+        yield svg.path([(left, _TOP), (left, _BOTTOM)], 'stroke="#ddd"')
+        said = f"{gbit:g} Gbit/s" if gbit >= 1 else "100 Mbit/s"
+        yield svg.text(left, _BOTTOM + 20, said, 'text-anchor="middle" font-size="12"')
+    for power in range(-1, 6):
+        height = _height(2.0**power)
+        yield svg.path([(_LEFT, height), (_RIGHT, height)], 'stroke="#ddd"')
+        label = f"{2.0**power:g} s"
+        yield svg.text(_LEFT - 8, height + 4, label, 'text-anchor="end" font-size="12"')
+    said = "lines: planned; dots: measured, with quartiles"
+    yield svg.text(_LEFT, _BOTTOM + 44, said, 'font-size="12" fill="#555"')
+
+
+def _place(nbytes_per_s: float) -> float:
+    share = math.log(nbytes_per_s / _SWEEP[0]) / math.log(_SWEEP[-1] / _SWEEP[0])
+    return _LEFT + (_RIGHT - _LEFT) * share
+
+
+def _height(seconds: float) -> float:
+    share = math.log(seconds / _SECONDS[0]) / math.log(_SECONDS[1] / _SECONDS[0])
+    return _BOTTOM - (_BOTTOM - _TOP) * share
+
+
+if __name__ == "__main__":
+    figures = json.loads((_HERE / "result.json").read_text())["figures"]["two-hosts"]
+    Path(sys.argv[1]).write_text("\n".join(drawn(figures)) + "\n")

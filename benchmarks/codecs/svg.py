@@ -1,0 +1,30 @@
+"""The few elements that the pictures are made of."""
+
+FONT = 'font-family="sans-serif" font-size="14"'
+
+
+def opening(width: float, height: float) -> str:
+    """Return the beginning of a picture with a white ground."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {FONT}>\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+    )
+
+
+def text(left: float, base: float, content: str, style: str = 'fill="#222"') -> str:
+    """Return a line of text."""
+    return f'<text x="{left:.1f}" y="{base:.1f}" {style}>{content}</text>'
+
+
+def box(left: float, top: float, width: float, height: float, colour: str) -> str:
+    """Return a filled rectangle."""
+    return (
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="{colour}"/>'
+    )
+
+
+def path(points: list[tuple[float, float]], style: str) -> str:
+    """Return a line through points."""
+    drawn = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return f'<path d="M{drawn}" fill="none" {style}/>'

@@ -1,0 +1,76 @@
+"""Two hosts at 100 Mbit/s and 1 Gbit/s, and two ranks on loopback: needs root, for the hosts."""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "network"))
+
+from host import missing  # noqa: E402
+from hosts import TwoHosts  # noqa: E402
+
+from figures import shown  # noqa: E402
+from ranks import DEADLINE_S, on_ranks  # noqa: E402
+
+_RATES = ("1gbit", "100mbit", "loopback")
+_PART = "between"
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the figures of each rate."""
+    problem = missing()
+    if problem:
+        sys.exit(f"two-hosts: {problem}")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    return {rate: _at(rate, quick) for rate in _RATES[: 1 if quick else None]}
+
+
+def _at(rate: str, quick: bool) -> dict[str, Any]:
+    os.environ["RATE"] = rate
+    if rate == "loopback":
+        return on_ranks(HERE, _PART, 2, quick)
+    with tempfile.TemporaryDirectory() as folder, TwoHosts(rate) as hosts:
+        output = Path(folder) / "figures.json"
+        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), _PART, str(output)]
+        command = [*program, *(["--quick"] if quick else [])]
+        finished = hosts.run(command, cores=(0, 1), deadline_s=10 * DEADLINE_S)
+        if any(one.code for one in finished):
+            sys.exit("\n".join(one.err for one in finished))
+        figures: dict[str, Any] = json.loads(output.read_text())
+    return figures
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables, one for each rate."""
+    return "\n\n".join(_table(rate, rows) for rate, rows in figures.items())
+
+
+def _table(rate: str, figures: dict[str, Any]) -> str:
+    rows = figures["variants"]
+    ddp = min(
+        (row["seconds"]["median"], row["sent_nbytes"])
+        for name, row in rows.items()
+        if name.startswith("DDP") and "hook" not in name
+    )
+    half = min(row["seconds"]["median"] for name, row in rows.items() if "fp16" in name)
+    lines = [
+        f"AlexNet, 16 images a rank, {rate}",
+        "",
+        "| variant | ms a step | over the best DDP | over the best fp16 hook | MB sent |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in sorted(rows.items(), key=lambda one: one[1]["seconds"]["median"]):
+        own = row["seconds"]["median"]
+        sent = row["sent_nbytes"]
+        share = f"{sent / 1e6:.1f} ({sent / ddp[1]:.3f} x)" if sent else "-"
+        lines.append(
+            f"| {name} | {shown(row['seconds'], 1e3, 0)} | {ddp[0] / own:.2f} "
+            f"| {half / own:.2f} | {share} |"
+        )
+    if figures["auto"]:
+        lines += ["", f"auto: {figures['auto']}"]
+    return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""The parts of a benchmark: chosen on the command line, measured one by one, printed, written."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from figures import write
+from paceline.training.this_machine import facts
+
+Measure = Callable[[bool], dict[str, Any]]
+_QUICK = "--quick"
+
+
+def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], str]) -> None:
+    """Measure the parts that the command line names, or all, and write result.json after each.
+
+    A part is told whether to be quick; `text` returns the tables of its figures, to be printed.
+    The figures of quick parts mean nothing, and are not written. Parts that are not named keep what
+    they had, if it was measured on this machine.
+    """
+    quick = _QUICK in sys.argv
+    names = [name for name in sys.argv[1:] if name != _QUICK] or list(parts)
+    unknown = [name for name in names if name not in parts]
+    if unknown:
+        sys.exit(f"no part is called {unknown[0]!r}; known: {', '.join(parts)}")
+    figures = {} if quick else _earlier(folder)
+    for name in names:
+        figures[name] = parts[name](quick)
+        if not quick:
+            write(folder, figures)
+        print(f"\n{text(name, figures[name])}", flush=True)
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """Return the figures of the parts that were measured before, if it was on this machine."""
+    path = folder / "result.json"
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    same = content["machine"] == facts(torch.device("cpu"))
+    figures: dict[str, Any] = content["figures"]
+    return figures if same else {}

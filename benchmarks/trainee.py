@@ -1,0 +1,62 @@
+"""A model in training, as anybody writes it in PyTorch: what variants of a benchmark step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.models import find
+from paceline.training.step import SGD
+
+Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what data and by which optimizer."""
+
+    build: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def synthetic(cls, name: str, batch_size: int, device: torch.device) -> "Task":
+        """Return a built-in model on random data, with momentum."""
+        architecture = find(name)
+        generator = torch.Generator().manual_seed(0)
+        shape = (batch_size, *(architecture.input_shape or ()))
+        return cls(
+            build=lambda: architecture.build(None).to(device),
+            optimizer=SGD(learning_rate=1e-4).optimizer,
+            inputs=torch.randn(shape, generator=generator).to(device),
+            targets=torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+
+
+@dataclass
+class Trainee:
+    """A copy of the task's model, and a step of it as anybody writes it in PyTorch."""
+
+    task: Task
+    wrap: Wrap
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        model = self.task.build()
+        self.parallel = self.wrap(model)
+        self.optimizer = self.task.optimizer(model)
+
+    def step(self) -> None:
+        """Go forward and backward, and update the weights."""
+        loss = cross_entropy(self.parallel(self.task.inputs), self.task.targets)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """Return what waits for the work that a device still has queued: on a CPU, none."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
