@@ -27,12 +27,11 @@ def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], s
     unknown = [name for name in names if name not in parts]
     if unknown:
         sys.exit(f"no part is called {unknown[0]!r}; known: {', '.join(parts)}")
-    figures = {} if quick else _earlier(folder)
     for name in names:
-        figures[name] = parts[name](quick)
+        figures = parts[name](quick)
         if not quick:
-            write(folder, figures)
-        print(f"\n{text(name, figures[name])}", flush=True)
+            write(folder, _earlier(folder) | {name: figures})
+        print(f"\n{text(name, figures)}", flush=True)
 
 
 def _earlier(folder: Path) -> dict[str, Any]:

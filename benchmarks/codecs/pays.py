@@ -121,5 +121,5 @@ def _height(seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    figures = json.loads((_HERE / "result.json").read_text())["figures"]["two-hosts"]
+    figures = json.loads((_HERE / "result.json").read_text())["figures"]
     Path(sys.argv[1]).write_text("\n".join(drawn(figures)) + "\n")

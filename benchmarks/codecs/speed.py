@@ -1,10 +1,13 @@
 """dynamic8 on the CPU beside bitsandbytes, `torch.add_` and `copy_`, on the same values.
 
 In every round each variant runs once, after a run to warm up, in a new order each time. Kernels
-write into memory that is there; a whole call, ours as bitsandbytes', makes new tensors.
+write into memory that is there; a whole call, ours as bitsandbytes', makes new tensors. glibc gives
+large ones back to the system when they are freed, and gets new ones page by page, which can take
+longer than all else: all is measured once so, and once with freed memory kept.
 """
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from statistics import median
@@ -27,28 +30,41 @@ _ROUNDS, _QUICK_ROUNDS = 25, 3
 _TYPE = "dynamic8"
 _BLOCK_SIZES = (1024, 4096)  # our default, and bitsandbytes'
 _SETS = ("avx512", "avx2", "portable")
-_ADDING = "decode and add"
+_THEIRS, _ADDING = "bitsandbytes", "decode and add"
 _ADD, _COPY = "torch: add_", "torch: copy_"
 # A variant's name begins with what it does. Bytes are those that are read and written, per value.
 _NBYTES = {"encode": 5, "decode": 5, _ADDING: 9, _ADD: 12, _COPY: 8}
 _GOALS = {"encode": "10", "decode": "20"}  # times as fast as bitsandbytes
 _GOAL_OF_ADDING = "0.70"
 
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
+
 Runs = dict[str, Callable[[], object]]
 Blocks = dict[str, list[list[float]]]
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the seconds of all variants, and how they compare."""
+    """Return the seconds of all variants, and how they compare, for both ways to free memory."""
     count, rounds = (_QUICK_COUNT, _QUICK_ROUNDS) if quick else (_COUNT, _ROUNDS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values) | _torch(values)
+    freed = {"given back": _compared(runs, rounds, count)}
+    _keep_freed_memory()
+    freed["kept"] = _compared(runs, rounds, count)
+    return {"count": count, "threads": torch.get_num_threads(), "freed memory": freed}
+
+
+def _keep_freed_memory() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(_MMAP_MAX, 0)
+
+
+def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
     variants = [Variant(name, timed(run, 1), 1) for name, run in runs.items()]
     with process_group(DEADLINE_S) as group:
         blocks = alternate(variants, group, rounds, 1)
     return {
-        "count": count,
-        "threads": torch.get_num_threads(),
         "variants": {name: _speed(name, times, count) for name, times in blocks.items()},
         "over_bitsandbytes": _over_bitsandbytes(blocks),
         "bytes_of_add": {
@@ -92,9 +108,9 @@ def _whole_calls(values: Tensor) -> Runs:
     runs: Runs = {}
     for block_size in _BLOCK_SIZES:
         codec = EightBit(_TYPE, block_size)
-        payload = codec.encode(values)
-        runs[f"encode: whole call, blocks of {block_size}"] = partial(codec.encode, values)
-        runs[f"decode: whole call, blocks of {block_size}"] = partial(codec.decode, payload)
+        payload, by = codec.encode(values), f"whole call, blocks of {block_size}"
+        runs[f"encode: {by}"] = partial(codec.encode, values)
+        runs[f"decode: {by}"] = partial(codec.decode, payload)
     return runs
 
 
@@ -103,15 +119,11 @@ def _bitsandbytes(values: Tensor) -> Runs:
     runs: Runs = {}
     for block_size in _BLOCK_SIZES if functional else ():
         codes, state = functional.quantize_blockwise(values, blocksize=block_size)
-        runs[_theirs("encode", block_size)] = partial(
-            functional.quantize_blockwise, values, blocksize=block_size
-        )
-        runs[_theirs("decode", block_size)] = partial(functional.dequantize_blockwise, codes, state)
+        encode, decode = functional.quantize_blockwise, functional.dequantize_blockwise
+        by = f"{_THEIRS}, blocks of {block_size}"
+        runs[f"encode: {by}"] = partial(encode, values, blocksize=block_size)
+        runs[f"decode: {by}"] = partial(decode, codes, state)
     return runs
-
-
-def _theirs(operation: str, block_size: int) -> str:
-    return f"{operation}: bitsandbytes, blocks of {block_size}"
 
 
 def _torch(values: Tensor) -> Runs:
@@ -130,14 +142,14 @@ def _speed(name: str, times: list[list[float]], count: int) -> dict[str, Any]:
 
 
 def _over_bitsandbytes(blocks: Blocks) -> dict[str, dict[str, Any]]:
-    """Return how many times as fast as bitsandbytes each of ours is, by the other's block size."""
+    """Return how many times as fast as each of bitsandbytes' variants each of ours is."""
     rows: dict[str, dict[str, Any]] = {}
     for name in blocks:
-        operation = name.partition(":")[0]
-        known = [size for size in _BLOCK_SIZES if _theirs(operation, size) in blocks]
-        if known and "bitsandbytes" not in name:
+        operation, _, by = name.partition(": ")
+        theirs = [other for other in blocks if other.startswith(f"{operation}: {_THEIRS}")]
+        if theirs and not by.startswith(_THEIRS):
             rows[name] = {
-                str(size): _faster(blocks, name, _theirs(operation, size)) for size in known
+                other.partition(": ")[2]: _faster(blocks, name, other) for other in theirs
             }
     return rows
 
@@ -153,37 +165,48 @@ def _faster(blocks: Blocks, name: str, other: str, scale: float = 1.0) -> dict[s
 
 def text(figures: dict[str, Any]) -> str:
     """Return the tables."""
-    head = ("variant", "ms, median [quartiles]", "G values/s", "GB/s, read and written")
-    lines = [
-        (
-            name,
-            shown(row["seconds"], 1e3, 2),
-            f"{row['values_per_s']['median'] / 1e9:.2f}",
-            f"{row['bytes_per_s']['median'] / 1e9:.1f}",
-        )
-        for name, row in figures["variants"].items()
-    ]
-    title = f"{_TYPE}, {figures['count']:,} float32, {figures['threads']} threads"
-    tables = [markdown(title, head, lines)]
-    if figures["over_bitsandbytes"]:
-        tables.append(_of_bitsandbytes(figures["over_bitsandbytes"]))
-    head = ("variant", "ratio of medians", "round by round", "asked for")
-    lines = [
-        (name, f"{row['ratio_of_medians']:.2f}", shown(row["ratio"], 1, 2), _GOAL_OF_ADDING)
-        for name, row in figures["bytes_of_add"].items()
-    ]
-    tables.append(markdown("Bytes a second, by those of torch's `add_`", head, lines))
-    return "\n\n".join(tables)
+    what = f"{_TYPE}, {figures['count']:,} float32, {figures['threads']} threads"
+    return "\n\n".join(
+        part
+        for how, compared in figures["freed memory"].items()
+        for part in _tables(f"{what}, freed memory {how}", compared)
+    )
+
+
+def _tables(title: str, compared: dict[str, Any]) -> Iterator[str]:
+    yield markdown(
+        title,
+        ("variant", "ms, median [quartiles]", "G values/s", "GB/s, read and written"),
+        [
+            (
+                name,
+                shown(row["seconds"], 1e3, 2),
+                f"{row['values_per_s']['median'] / 1e9:.2f}",
+                f"{row['bytes_per_s']['median'] / 1e9:.1f}",
+            )
+            for name, row in compared["variants"].items()
+        ],
+    )
+    if compared["over_bitsandbytes"]:
+        yield _of_bitsandbytes(compared["over_bitsandbytes"])
+    yield markdown(
+        "Bytes a second, by those of torch's `add_`",
+        ("variant", "ratio of medians", "round by round", "asked for"),
+        [
+            (name, f"{row['ratio_of_medians']:.2f}", shown(row["ratio"], 1, 2), _GOAL_OF_ADDING)
+            for name, row in compared["bytes_of_add"].items()
+        ],
+    )
 
 
 def _of_bitsandbytes(rows: dict[str, dict[str, Any]]) -> str:
     head = ["variant"]
-    for size in _BLOCK_SIZES:
-        head += [f"blocks of {size}", "round by round"]
+    for theirs in next(iter(rows.values())):
+        head += [theirs.partition(", ")[2], "round by round"]
     lines = []
-    for name, by_size in rows.items():
+    for name, by_theirs in rows.items():
         line = [name]
-        for row in by_size.values():
+        for row in by_theirs.values():
             line += [f"{row['ratio_of_medians']:.1f}", shown(row["ratio"], 1, 1)]
         lines.append([*line, _GOALS[name.partition(":")[0]]])
     return markdown("Times as fast as bitsandbytes", [*head, "asked for"], lines)

@@ -7,6 +7,7 @@ puts them into README.md, between the lines that say so.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,16 @@ PARTS = {
     "kernels": Part("Kernels on the CPU", speed.measure, speed.text),
     "table2": Part("Table 2 of the paper", table2.measure, table2_text.text),
     "training": Part("Training", training.measure, training.text),
-    "two-hosts": Part("Two hosts", two_hosts.measure, two_hosts.text),
+    **{
+        rate: Part(
+            f"AlexNet, 16 images a rank: {place}", partial(two_hosts.measure, rate), two_hosts.text
+        )
+        for rate, place in (
+            ("1gbit", "two hosts at 1 Gbit/s"),
+            ("100mbit", "two hosts at 100 Mbit/s"),
+            ("loopback", "two ranks on loopback"),
+        )
+    },
 }
 
 

@@ -16,23 +16,22 @@ from hosts import TwoHosts  # noqa: E402
 from figures import shown  # noqa: E402
 from ranks import DEADLINE_S, on_ranks  # noqa: E402
 
-_RATES = ("1gbit", "100mbit", "loopback")
 _PART = "between"
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """Return the figures of each rate."""
-    problem = missing()
-    if problem:
-        sys.exit(f"two-hosts: {problem}")
+def measure(rate: str, quick: bool) -> dict[str, Any]:
+    """Return the figures of a rate: that of a wire between two hosts, or "loopback"."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    return {rate: _at(rate, quick) for rate in _RATES[: 1 if quick else None]}
-
-
-def _at(rate: str, quick: bool) -> dict[str, Any]:
     os.environ["RATE"] = rate
     if rate == "loopback":
         return on_ranks(HERE, _PART, 2, quick)
+    problem = missing()
+    if problem:
+        sys.exit(f"{rate}: {problem}")
+    return _on_hosts(rate, quick)
+
+
+def _on_hosts(rate: str, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, TwoHosts(rate) as hosts:
         output = Path(folder) / "figures.json"
         program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), _PART, str(output)]
@@ -45,11 +44,7 @@ def _at(rate: str, quick: bool) -> dict[str, Any]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables, one for each rate."""
-    return "\n\n".join(_table(rate, rows) for rate, rows in figures.items())
-
-
-def _table(rate: str, figures: dict[str, Any]) -> str:
+    """Return the table of a rate."""
     rows = figures["variants"]
     ddp = min(
         (row["seconds"]["median"], row["sent_nbytes"])
@@ -58,8 +53,6 @@ def _table(rate: str, figures: dict[str, Any]) -> str:
     )
     half = min(row["seconds"]["median"] for name, row in rows.items() if "fp16" in name)
     lines = [
-        f"AlexNet, 16 images a rank, {rate}",
-        "",
         "| variant | ms a step | over the best DDP | over the best fp16 hook | MB sent |",
         "|---|---|---|---|---|",
     ]

@@ -145,7 +145,7 @@ def _train(task: Task, tuner: ChunkTuner, group: Group) -> int:
 
     def wrap(module: nn.Module) -> Replica:
         nonlocal exchanging
-        exchanging = replica(module, Host(workers=group.world_size), group, tuner)
+        exchanging = replica(module, Host(workers=group.world_size), group, tuner=tuner)
         return exchanging
 
     trainee = Trainee(task, wrap)

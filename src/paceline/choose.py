@@ -85,7 +85,7 @@ def _host(
 ) -> Replica:
     run = import_module(STRATEGIES["host"].run)
     config = Host(workers=group.world_size)
-    replica: Replica = run.replica(module, config, group, compression, tuner)
+    replica: Replica = run.replica(module, config, group, compression=compression, tuner=tuner)
     return replica
 
 
@@ -100,8 +100,8 @@ def _asked_for(
     strategy = STRATEGIES[exchange]
     options = {"chunk": chunk} if exchange == "host" and chunk != "auto" else {}
     config = strategy.config(workers=group.world_size, **options)
-    with_codec = () if exchange == "tree" else (compression,)
-    replica = import_module(strategy.run).replica(module, config, group, *with_codec)
+    with_codec = {} if exchange == "tree" else {"compression": compression}
+    replica = import_module(strategy.run).replica(module, config, group, **with_codec)
     return Choice(replica, why, exchange != "allreduce")
 
 

@@ -165,7 +165,7 @@ def test_a_process_alone_trains_as_without(exchange):
     ("options", "message"),
     [
         ({"exchange": "magic"}, "exchange: 'magic' is not known; choose one of"),
-        ({"codec": "half"}, "codec: 'half' is not known"),
+        ({"codec": "fp8"}, "codec: 'fp8' is not known"),
         ({"chunk": 0}, "chunk: must be 'auto' or a number of layers, not 0"),
         ({"chunk": 1.5}, "chunk: must be 'auto' or a number of layers, not 1.5"),
         ({"chunk": "all"}, "chunk: must be 'auto' or a number of layers, not 'all'"),

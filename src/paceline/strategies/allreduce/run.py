@@ -36,7 +36,7 @@ def train(job: Job, config: AllReduce) -> Outcome:
 
 
 def replica(
-    module: nn.Module, config: AllReduce, group: Group, compression: Compression | None = None
+    module: nn.Module, config: AllReduce, group: Group, *, compression: Compression | None = None
 ) -> Replica:
     """Return the module as one of the group's replicas; `compression` goes before the config's."""
     if group.world_size == 1:

@@ -143,8 +143,13 @@ class HostExchange:
     def _num_void(self) -> int:
         """Return how many values of this step are NaN because one among them was not finite."""
         result = self._arena.shared_result(self._step)
-        parts = [part for chunk in self._chunks for part in parts_of(chunk, result)]
-        return sum(len(part) for part in parts if len(part) and part[0].isnan())
+        return sum(
+            slot.parameter.numel()
+            for chunk in self._chunks
+            for part in parts_of(chunk, result)
+            if len(part) and part[0].isnan()
+            for slot in chunk.slots
+        )
 
     def close(self) -> None:
         """Give the arena back."""

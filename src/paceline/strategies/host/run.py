@@ -23,6 +23,7 @@ def replica(
     module: nn.Module,
     config: Host,
     group: Group,
+    *,
     compression: Compression | None = None,
     tuner: ChunkTuner | None = None,
 ) -> Replica:
