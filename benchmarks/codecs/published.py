@@ -7,7 +7,7 @@ Three things differ from what section 3.1 says:
 * Search: it compares a magnitude with every second of 128 entries only, as the search of the code
   that the paper refers to (github.com/TimDettmers/clusterNet) does, whose six steps are one too
   few. What is above an entry that is skipped, and not above the next one, becomes the former, be it
-  the nearer one or not: half of all values are rounded down.
+  the nearer one or not: in every second gap all values are rounded down.
 * "Mean absolute error" is the mean of squares.
 """
 

@@ -32,7 +32,7 @@ Rows = list[tuple[str, str, dict[str, Any]]]
 
 
 def _relative(rows: Rows, count: int) -> str:
-    head = ("values", "type", "printed", "ours", "by printed", "bitsandbytes", "its own search")
+    head = ("values", "type", "printed", "ours", "by printed", "bitsandbytes", "published search")
     lines = [
         (
             distribution,
@@ -61,7 +61,7 @@ def _on_relative(rows: Rows) -> Iterator[str]:
     within = sum(abs(ratio - 1) <= _TOLERANCE for ratio in search)
     yield (
         f"The nearest code loses {min(ours):.2f} to {max(ours):.2f} times what is printed. With "
-        "trees that are first cut at 0.45, and a search that skips every second entry (*its own "
+        "trees that are first cut at 0.45, and a search that skips every second entry (*published "
         f"search*), {within} of {len(search)} are within {_TOLERANCE:.0%} of the printed figure: "
         f"{min(search):.2f} to {max(search):.2f} times it."
     )
@@ -78,8 +78,8 @@ def _absolute(rows: Rows) -> str:
         "type",
         "printed as absolute",
         "ours, absolute",
-        "its own search, absolute",
-        "its own search, squared",
+        "published search, absolute",
+        "published search, squared",
         "squared by printed",
     )
     lines = [
@@ -121,7 +121,7 @@ def _on_absolute(rows: Rows, figures: dict[str, Any]) -> Iterator[str]:
         "From N(0,1) to N(0,10^2) an absolute error grows 10 times where values are scaled by "
         f"their largest; the printed ones grow {growth[0]:.0f} and {growth[1]:.0f} times, as "
         f"squares do. {len(fits)} of {len(ratios)} are {min(fits):.2f} to {max(fits):.2f} times "
-        f"the mean square of its own search; {' and '.join(others)} fits neither."
+        f"the mean square of the published search; {' and '.join(others)} fits neither."
     )
 
 

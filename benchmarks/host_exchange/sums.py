@@ -8,10 +8,10 @@ from typing import Any
 import mpi
 import torch
 import torch.distributed as dist
-from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
 
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
+from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
 
 LARGE, SMALL = 60_000_000, 60_000  # values: an AlexNet, a LeNet
 _NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}

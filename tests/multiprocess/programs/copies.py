@@ -6,6 +6,9 @@ import pickle
 
 import torch
 from graphs import Net
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
 from ranks import (
     Place,
     batch,
@@ -17,8 +20,6 @@ from ranks import (
     sgd,
     square,
 )
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 def _train(place: Place, parallel: nn.Module, oracle: nn.Module, first: int, steps: int):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from ranks import Place, batch, bits, case, main, settled
 from torch import Tensor, nn
 
 from paceline.data import load
+from ranks import Place, batch, bits, case, main, settled
 
 NUM_STEPS = 50
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -2,8 +2,9 @@
 
 import torch
 from graphs import Net
-from ranks import Place, batch, case, quick, trained
 from torch import Tensor, nn
+
+from ranks import Place, batch, case, quick, trained
 
 
 @quick

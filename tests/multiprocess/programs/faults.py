@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch._dynamo  # which optimizers import when they are first used: once is enough
 from graphs import Net
-from ranks import batch, bits
 from torch import Tensor
 
 from paceline import DataParallel
 from paceline.strategies import STRATEGIES
+from ranks import batch, bits
 
 AT_ONCE = 3
 PATIENCE_S = 30.0  # after which a rank that has not ended is a fault of ours

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from ranks import Place, batch, case, quick, settled, sgd, square, trained
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from ranks import Place, batch, case, quick, settled, sgd, square, trained
 
 
 class Net(nn.Module):

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 from graphs import Net
-from ranks import Place, batch, case, quick, settled, sgd
 from torch import Tensor, nn
 
 from paceline.core.errors import StepDiscarded
+from ranks import Place, batch, case, quick, settled, sgd
 
 Fails = Callable[[int, int], bool]  # whether the pass of (rank, step) fails
 

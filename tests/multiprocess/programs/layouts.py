@@ -1,8 +1,9 @@
 """Cases of gradients that lie in memory in another way than one value after another."""
 
 import torch
-from ranks import Place, batch, case, settled, trained
 from torch import Tensor, nn
+
+from ranks import Place, batch, case, settled, trained
 
 
 @case

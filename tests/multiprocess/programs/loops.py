@@ -2,6 +2,8 @@
 
 import torch
 from graphs import Branches, Net
+from torch import Tensor, nn
+
 from ranks import (
     Place,
     batch,
@@ -14,7 +16,6 @@ from ranks import (
     square,
     trained,
 )
-from torch import Tensor, nn
 
 
 def _accumulated(place: Place, early: str, late: str, micro_batches: int = 3):

@@ -2,8 +2,9 @@
 
 import torch
 from graphs import Net
-from ranks import Place, all_nan, batch, bits, case, quick, settled, sgd, square, trained
 from torch import Tensor, nn
+
+from ranks import Place, all_nan, batch, bits, case, quick, settled, sgd, square, trained
 
 
 @case

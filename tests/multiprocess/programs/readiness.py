@@ -10,6 +10,7 @@ import interrupted  # noqa: F401
 import layouts  # noqa: F401
 import loops  # noqa: F401
 import precision  # noqa: F401
+
 from ranks import main
 
 main(sys.argv[1].split(","), sys.argv[2].split(",") if len(sys.argv) > 2 else ())
