@@ -57,12 +57,12 @@ Codebook::Codebook(const std::vector<float>& magnitudes_, const std::vector<floa
     }
     magnitudes.fill(0);
     std::copy(magnitudes_.begin(), magnitudes_.end(), magnitudes.begin());
-    first = (bits(thresholds.front()) >> 16) - 1;
-    last = (bits(thresholds.back()) >> 16) + 1;
+    first = (bits_of(thresholds.front()) >> 16) - 1;
+    last = (bits_of(thresholds.back()) >> 16) + 1;
     std::uint32_t below = 0;
     for (std::uint32_t upper = first; upper <= last; ++upper) {
-        const bool has_one = below < thresholds.size() && bits(thresholds[below]) >> 16 == upper;
-        entries.push_back(below << 16 | (has_one ? bits(thresholds[below]) & lower_half : lower_half));
+        const bool has_one = below < thresholds.size() && bits_of(thresholds[below]) >> 16 == upper;
+        entries.push_back(below << 16 | (has_one ? bits_of(thresholds[below]) & lower_half : lower_half));
         below += has_one;
     }
     if (below != thresholds.size()) {
@@ -72,7 +72,7 @@ Codebook::Codebook(const std::vector<float>& magnitudes_, const std::vector<floa
     std::size_t place = 0;
     for (std::size_t half = num_magnitudes / 2; half > 0; half /= 2) {
         for (std::size_t i = half - 1; i < num_magnitudes - 1; i += 2 * half, ++place) {
-            if (i < thresholds.size()) tree[place] = bits(thresholds[i]);
+            if (i < thresholds.size()) tree[place] = bits_of(thresholds[i]);
         }
     }
 }

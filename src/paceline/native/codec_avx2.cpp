@@ -28,7 +28,7 @@ float absmax(const float* values, std::size_t count, std::size_t& num_nonfinite)
     alignas(32) std::uint32_t lanes[width];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), largest);
     const std::uint32_t most = *std::max_element(lanes, lanes + width);
-    return std::max(absmax_plain(values + i, count - i, num_nonfinite), value_of(most));
+    return std::max(absmax_plain(values + i, count - i, num_nonfinite), float_of(most));
 }
 
 // The codes of eight values, as 32-bit integers.

@@ -21,7 +21,7 @@ float absmax(const float* values, std::size_t count, std::size_t& num_nonfinite)
         largest = _mm512_mask_max_epi32(largest, finite, largest, magnitude);
     }
     const float rest = absmax_plain(values + i, count - i, num_nonfinite);
-    return std::max(rest, value_of(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(largest))));
+    return std::max(rest, float_of(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(largest))));
 }
 
 // The thresholds in registers: many processors make a gather of single loads, and then these steps

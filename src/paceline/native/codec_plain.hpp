@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "float_bits.hpp"
+
 namespace paceline {
 namespace {
 
@@ -14,34 +16,22 @@ constexpr std::uint32_t sign_bit = 0x80000000u;
 constexpr std::uint32_t infinity_bits = 0x7f800000u;
 constexpr std::uint32_t lower_half = 0xffffu;
 
-std::uint32_t bits(float value) {
-    std::uint32_t found;
-    std::memcpy(&found, &value, sizeof found);
-    return found;
-}
-
-float value_of(std::uint32_t bits) {
-    float found;
-    std::memcpy(&found, &bits, sizeof found);
-    return found;
-}
-
 float absmax_plain(const float* values, std::size_t count, std::size_t& num_nonfinite) {
     std::uint32_t largest = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t magnitude = bits(values[i]) & ~sign_bit;
+        const std::uint32_t magnitude = bits_of(values[i]) & ~sign_bit;
         const bool finite = magnitude < infinity_bits;
         num_nonfinite += !finite;
         largest = std::max(largest, finite ? magnitude : 0u);
     }
-    return value_of(largest);
+    return float_of(largest);
 }
 
 std::uint8_t encode_one(const Codebook& book, float value, float scale) {
-    const std::uint32_t all = bits(value);
+    const std::uint32_t all = bits_of(value);
     const std::uint32_t magnitude = all & ~sign_bit;
     const bool counts = magnitude < infinity_bits && scale > 0;
-    const std::uint32_t quotient = counts ? bits(value_of(magnitude) / scale) : 0u;
+    const std::uint32_t quotient = counts ? bits_of(float_of(magnitude) / scale) : 0u;
     const std::uint32_t place = std::clamp(quotient >> 16, book.first, book.last) - book.first;
     const std::uint32_t entry = book.entries[place];
     const std::uint32_t index = (entry >> 16) + ((quotient & lower_half) > (entry & lower_half));

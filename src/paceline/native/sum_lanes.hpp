@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "float_bits.hpp"
 #include "sum.hpp"
 
 namespace paceline {
@@ -21,18 +22,6 @@ struct Plain {
     static Sum widen(Element value) { return value; }
     static Element narrow(Sum value) { return value; }
 };
-
-std::uint32_t bits_of(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-float float_of(std::uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 // The upper half of a float32.
 struct BFloat16 {
