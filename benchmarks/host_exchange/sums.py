@@ -9,8 +9,9 @@ import mpi
 import torch
 import torch.distributed as dist
 
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
+from paceline.links.segment import Segment
 from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
 
 LARGE, SMALL = 60_000_000, 60_000  # values: an AlexNet, a LeNet

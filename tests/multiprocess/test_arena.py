@@ -10,7 +10,8 @@ import torch
 
 from groups import group_of
 from paceline.core.errors import InvalidInput
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
+from paceline.links.segment import Segment
 from paceline.links.shared_memory import allocate, choose_leaders
 from paceline.native import Goal, Status
 

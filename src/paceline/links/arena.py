@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
@@ -13,25 +12,10 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
 from paceline.links.group import Group
 from paceline.links.peers import Peers
+from paceline.links.segment import Segment, bytes_of, dtype_of
 from paceline.links.shared_memory import Place, find_place, share
 from paceline.native import Arena as NativeArena
-from paceline.native import DType, Fault, Goal, Status, arena_nbytes
-
-_DTYPES = {
-    torch.float32: DType.FLOAT32,
-    torch.float64: DType.FLOAT64,
-    torch.bfloat16: DType.BFLOAT16,
-    torch.float16: DType.FLOAT16,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """`count` values of one type that begin at byte `offset` of every slot."""
-
-    offset: int
-    count: int
-    dtype: torch.dtype
+from paceline.native import Fault, Goal, Status, arena_nbytes
 
 
 class Arena:
@@ -160,7 +144,7 @@ class Arena:
         if any(end > start for (_, end), (start, _) in pairwise(ends)):
             raise ValueError("segments overlap")
         self._opened().set_chunks(
-            [[(s.offset, s.count, _dtype(s.dtype)) for s in chunk] for chunk in chunks]
+            [[(s.offset, s.count, dtype_of(s.dtype)) for s in chunk] for chunk in chunks]
         )
         self._num_chunks = len(chunks)
 
@@ -179,7 +163,7 @@ class Arena:
         They must be dense and in host memory; their values stay in the order of that memory.
         """
         self._opened().copy_in(
-            self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
+            self.local_rank, [(offset, *bytes_of(source)) for offset, source in sources]
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
@@ -187,7 +171,7 @@ class Arena:
 
         From its byte `offset` on.
         """
-        address, nbytes = _bytes_of(target)
+        address, nbytes = bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:
@@ -294,16 +278,3 @@ class Arena:
         native.drain()
         self._wait(Goal.DRAINED)
         return self._discarded
-
-
-def _dtype(dtype: torch.dtype) -> DType:
-    if dtype not in _DTYPES:
-        raise ValueError(f"values of type {dtype} cannot be summed")
-    return _DTYPES[dtype]
-
-
-def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    if not tensor.is_cpu or not is_dense:
-        raise ValueError("only a dense tensor in host memory can be copied")
-    return tensor.data_ptr(), tensor.nbytes

@@ -7,8 +7,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
+from paceline.links.segment import Segment
 
 # Odd lengths, one that needs many blocks, and gaps between.
 SEGMENTS = [

@@ -15,8 +15,9 @@ from paceline.exchange.compressed import Compression
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.nonfinite import NonFiniteGuard
 from paceline.exchange.replica import Statistics
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
+from paceline.links.segment import Segment
 from paceline.record.recorder import Recorder
 from paceline.strategies.host.between import NO_WAY_BACK, Between, parts_of
 from paceline.strategies.host.cpu import CpuTransfer
