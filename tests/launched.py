@@ -2,13 +2,14 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from processes import Started
 
 PROGRAMS = Path(__file__).parent / "multiprocess" / "programs"
-_LAUNCH = """
+LAUNCH = """
 import sys
 from paceline.links.launch import launch
 launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
@@ -17,17 +18,27 @@ launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 Found = dict[str, list[Any]]  # of each case what came of it, rank by rank
 
 
-def run(folder: Path, num_ranks: int, program: str, *arguments: str) -> Found:
-    """Run a program of cases to its end; afterwards none of its processes is left."""
-    command = [sys.executable, "-c", _LAUNCH, str(num_ranks), str(PROGRAMS / program), *arguments]
-    started = Started(command, folder)
+def output(
+    folder: Path, num_ranks: int, program: str, *arguments: str, before: Sequence[str] = ()
+) -> str:
+    """Run a program to its end, `before` in front of its command line; return what it has printed.
+
+    Afterwards none of its processes is left.
+    """
+    command = [sys.executable, "-c", LAUNCH, str(num_ranks), str(PROGRAMS / program), *arguments]
+    started = Started([*before, *command], folder)
     try:
         done = started.finish(200)
         assert done.code == 0, done.err
         assert not started.members()
     finally:
         started.kill()
-    return found_in(done.out)
+    return done.out
+
+
+def run(folder: Path, num_ranks: int, program: str, *arguments: str) -> Found:
+    """Run a program of cases to its end, and return what came of them."""
+    return found_in(output(folder, num_ranks, program, *arguments))
 
 
 def found_in(out: str) -> Found:

@@ -2,23 +2,16 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from launched import output
 from paceline import DataParallel
 from paceline.core.errors import InvalidInput
-from processes import Started
 
-PROGRAMS = Path(__file__).parent / "programs"
-LAUNCH = """
-import sys
-from paceline.links.launch import launch
-launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
-"""
 EXCHANGES = ("allreduce", "tree", "host")
 LEARNED = [
     f"{name}_{kind}" for kind in ("float64", "float32") for name in ("sgd", "momentum", "adam")
@@ -46,14 +39,9 @@ Found = dict[tuple[str, str], list[dict]]
 
 
 def run(folder: Path, num_ranks: int, program: str, *arguments: str, before=()) -> Found:
-    command = [sys.executable, "-c", LAUNCH, str(num_ranks), str(PROGRAMS / program), *arguments]
-    started = Started([*before, *command], folder)
-    try:
-        done = started.finish(200)
-    finally:
-        started.kill()
-    assert done.code == 0, done.err
-    rows = [json.loads(line) for line in done.out.splitlines()]
+    rows = map(
+        json.loads, output(folder, num_ranks, program, *arguments, before=before).splitlines()
+    )
     return {(exchange, name): outcomes for exchange, name, outcomes in rows}
 
 

@@ -1,24 +1,17 @@
 """What ranks tell each other, and what torch's DistributedDataParallel does between them."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
+from launched import LAUNCH, PROGRAMS
 from paceline.models import describe, find
 from paceline.strategies.allreduce.plan import buckets
 
-PROGRAMS = Path(__file__).parent / "programs"
-LAUNCH = """
-import sys
-from paceline.links.launch import launch
-launch([sys.executable, *sys.argv[1:]], 2)
-"""
-
 
 def run(start, program: str, *arguments: str):
-    done = start("-c", LAUNCH, str(PROGRAMS / program), *arguments).finish()
+    done = start("-c", LAUNCH, "2", str(PROGRAMS / program), *arguments).finish()
     assert done.code == 0, done.err
     return json.loads(done.out)
 

@@ -9,18 +9,12 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from launched import LAUNCH, PROGRAMS
 from processes import Started
 
-PROGRAMS = Path(__file__).parent / "programs"
-LAUNCH = """
-import sys
-from paceline.links.launch import launch
-launch([sys.executable, *sys.argv[1:]], 2)
-"""
 FILES = (
     "graphs",
     "layouts",
@@ -135,7 +129,7 @@ Found = dict[tuple[str, str], list[dict]]
 def found(tmp_path_factory) -> Found:
     """What came of each case with each exchange, on both ranks."""
     program = [str(PROGRAMS / "readiness.py"), ",".join(EXCHANGES)]
-    command = [sys.executable, "-c", LAUNCH, *program]
+    command = [sys.executable, "-c", LAUNCH, "2", *program]
     started = Started(command, tmp_path_factory.mktemp("readiness"))
     try:
         done = started.finish(300)
