@@ -126,7 +126,7 @@ def _predicted(
     fields: dict[str, Any] = {"workers": group.world_size}
     if compression is not None:
         names = tuple(name for name in names if name != "tree")
-        fields["codec"] = _name_of(compression.codec)
+        fields["codec"] = _planned_name(compression.codec)
     configs = {name: STRATEGIES[name].config(**fields) for name in names}
     measured = measure_exchanges(workload, group, probers(configs, group))
     own = None
@@ -139,7 +139,7 @@ def _predicted(
     return best, chunks, why
 
 
-def _name_of(codec: str | Codec) -> str:
+def _planned_name(codec: str | Codec) -> str:
     """Return the name by which a plan knows a codec."""
     if isinstance(codec, str):
         return codec

@@ -12,10 +12,12 @@ from paceline.codecs.cast import Cast
 from paceline.codecs.codec import Codec
 from paceline.codecs.names import factory_of, find_codec
 from paceline.core.calibration import Line, Measurement, line_through
+from paceline.core.wire_format import AUTO, wire_format
 from paceline.exchange.compressed import CompressedAllReduce
 
 Factory = Callable[[], Codec]
 
+_CODEC = wire_format(AUTO).name  # what plans of "auto" encode with, too
 _SIZES = (1 << 10, 1 << 21)  # values of a small and of a large exchange
 _NUM_MEASURED = 3
 _NUM_SETTLING = 4  # steps in which torch makes its buckets, and caches fill
@@ -71,7 +73,7 @@ class Paying:
     def __init__(self, all_reduce: CompressedAllReduce) -> None:
         self._all_reduce = all_reduce
         self._plain: Factory = partial(Cast, "float32")
-        self._encoded: Factory = partial(find_codec, "dynamic8")
+        self._encoded: Factory = partial(find_codec, _CODEC)
         self._lines = {name: self._line(name) for name in ("plain", "encoded")}
         self._mode: Literal["encoded", "plain"] = "encoded"
         self._num_steps = 0
@@ -95,7 +97,7 @@ class Paying:
     def codec_of(self, count: int) -> tuple[str, Factory]:
         """Return the codec for a tensor of so many values, and its name."""
         if self._mode == "encoded" and self._pays(count):
-            return "dynamic8", self._encoded
+            return _CODEC, self._encoded
         return "float32", self._plain
 
     @property
@@ -116,7 +118,7 @@ class Paying:
         medians = [median(self._seconds[name][1:]) for name in ("encoded", "plain")]
         encoded_s, plain_s = self._all_reduce.agree(medians)
         self._mode = "encoded" if encoded_s < _WORTH * plain_s else "plain"
-        outcome = "dynamic8" if self._mode == "encoded" else "none"
+        outcome = _CODEC if self._mode == "encoded" else "none"
         self._verdict = (
             f"{outcome}, because steps took {encoded_s * 1e3:.3g} ms with dynamic8 where it pays "
             f"and {plain_s * 1e3:.3g} ms without"
@@ -145,12 +147,12 @@ def choice_of(codec: str | Codec, all_reduce: CompressedAllReduce) -> CodecChoic
     InvalidInput if ranks have been given different codecs.
     """
     all_reduce.check_same(name_of(codec))
-    return Paying(all_reduce) if codec == "auto" else Asked(factory_of(codec))
+    return Paying(all_reduce) if codec == AUTO else Asked(factory_of(codec))
 
 
 def name_of(codec: str | Codec) -> str:
     """Return the name that must be the same on all ranks."""
-    return "auto" if codec == "auto" else factory_of(codec)().name
+    return AUTO if codec == AUTO else factory_of(codec)().name
 
 
 def _seconds_of(line: Line, count: int) -> float:
