@@ -44,8 +44,7 @@ class Piece:
             for rank, (codec, shard) in enumerate(zip(self._codecs, self._shards, strict=True))
         ]
         sent = self._rows(payloads, group)
-        self._received = torch.empty_like(sent)
-        dist.all_to_all_single(self._received, sent, group=group)
+        self._received = _all_to_all(sent, group)
         return (len(self._codecs) - 1) * self._row_nbytes
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
@@ -65,9 +64,8 @@ class Piece:
         sums = Payload(
             payload.codec, payload.count, payload.buffers, payload.num_nonfinite + num_nonfinite
         )
-        row = self._rows([sums], group).expand(len(self._codecs), -1).contiguous()
-        rows = torch.empty_like(row)
-        dist.all_to_all_single(rows, row, group=group)  # gloo's all-gather copies more often
+        row = self._rows([sums], group)
+        rows = _all_to_all(row.expand(len(self._codecs), -1), group)
         return (len(self._codecs) - 1) * self._row_nbytes, self._take(rows)
 
     def _take(self, rows: Tensor) -> int:
@@ -124,3 +122,25 @@ class Piece:
             parts = row[_HEADER_NBYTES : _HEADER_NBYTES + sum(sizes)].split(sizes)
             payloads.append(Payload(codec.name, count, tuple(parts), num_nonfinite))
         return payloads
+
+
+def _all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Send each rank its row, and return those of all ranks for this one.
+
+    Each receive is posted before anything is sent: gloo asks for a message on the connection on
+    which it sends, so that in its own all-to-all a request waits until this rank's message has gone
+    out, and the link is used in one direction at a time.
+    """
+    received = torch.empty_like(sent, memory_format=torch.contiguous_format)
+    if sent.device.type != "cpu":
+        dist.all_to_all_single(received, sent.contiguous(), group=group)
+        return received
+    own = dist.get_rank(group)
+    peers = [rank for rank in range(len(sent)) if rank != own]
+    posted = [dist.irecv(received[rank], group=group, group_src=rank) for rank in peers]
+    posted += [dist.isend(sent[rank], group=group, group_dst=rank) for rank in peers]
+    received[own] = sent[own]
+    for work in posted:
+        assert work is not None  # this rank is one of the group
+        work.wait()
+    return received
