@@ -23,13 +23,12 @@ from paceline.models import describe
 from paceline.models.layers import layers_of
 from paceline.planner import Forecast, chunk_seconds, forecast, rank
 from paceline.record.clock import clock_for
-from paceline.strategies import STRATEGIES, probers
+from paceline.strategies import EXCHANGES, probers
 from paceline.strategies.host.config import Host
 from paceline.training.profile import measure_exchanges
 from paceline.training.this_machine import Speed, this_machine
 from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial
 
-_EXCHANGES = ("allreduce", "tree", "host")
 _NUM_PASSES = 3
 
 
@@ -83,7 +82,7 @@ def choose(
 def _host(
     module: nn.Module, group: Group, compression: Compression | None, tuner: ChunkTuner
 ) -> Replica:
-    run = import_module(STRATEGIES["host"].run)
+    run = import_module(EXCHANGES["host"].run)
     config = Host(workers=group.world_size)
     replica: Replica = run.replica(module, config, group, compression=compression, tuner=tuner)
     return replica
@@ -97,7 +96,7 @@ def _asked_for(
     compression: Compression | None,
     why: str,
 ) -> Choice:
-    strategy = STRATEGIES[exchange]
+    strategy = EXCHANGES[exchange]
     options = {"chunk": chunk} if exchange == "host" and chunk != "auto" else {}
     config = strategy.config(workers=group.world_size, **options)
     with_codec = {} if exchange == "tree" else {"compression": compression}
@@ -122,17 +121,17 @@ def _predicted(
     """Return the best exchange, the predicted seconds of host's chunks, and why: rank 0's."""
     seconds = group.gather(_seconds(module, inputs, group))
     bare = this_machine(group, [Speed.of(workload, one) for one in seconds])
-    names: tuple[str, ...] = _EXCHANGES if exchange == "auto" else (exchange,)
+    names: tuple[str, ...] = tuple(EXCHANGES) if exchange == "auto" else (exchange,)
     fields: dict[str, Any] = {"workers": group.world_size}
     if compression is not None:
         names = tuple(name for name in names if name != "tree")
         fields["codec"] = _planned_name(compression.codec)
-    configs = {name: STRATEGIES[name].config(**fields) for name in names}
+    configs = {name: EXCHANGES[name].config(**fields) for name in names}
     measured = measure_exchanges(workload, group, probers(configs, group))
     own = None
     if group.rank == 0:
         machines = {
-            name: STRATEGIES[name].calibrate(bare, measured[name], configs[name]) for name in names
+            name: EXCHANGES[name].calibrate(bare, measured[name], configs[name]) for name in names
         }
         own = _ranked(workload, machines, configs)
     best, chunks, why = group.gather(own)[0]
@@ -157,14 +156,14 @@ def _ranked(
 ) -> tuple[str, dict[str, float], str]:
     """Predict each exchange on the machine as it finds it."""
     workers, codec = configs["host"].workers, configs["host"].codec
-    host = STRATEGIES["host"]
+    host = EXCHANGES["host"]
     chunks = chunk_seconds(workload, machines["host"], host, workers, codec=codec)
     chunk = min(chunks, key=chunks.__getitem__)
     configs["host"] = replace(configs["host"], chunk=chunk)
     samples = workload.batch_size * workers
     forecasts = rank(
         [
-            forecast(workload, machine, STRATEGIES[name], configs[name], samples)
+            forecast(workload, machine, EXCHANGES[name], configs[name], samples)
             for name, machine in machines.items()
         ]
     )

@@ -25,7 +25,7 @@ from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
 from paceline.runs import Setup, build, profile_here
 from paceline.settings import validated_settings
-from paceline.strategies import find_strategy
+from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from paceline.training.profile import Profile
@@ -163,7 +163,7 @@ def test_a_profile_knows_the_time_of_every_task_of_the_plan():
     tasks = plan(setup.workload, found.machine, config, Window(1)).tasks
     assert {(task.on[0].owner, task.kind, task.part) for task in tasks} == set(found.durations)
     assert all(seconds >= 0 for seconds in found.durations.values())
-    strategy = find_strategy("allreduce")
+    strategy = find_exchange("allreduce")
     machine, cost = found.calibrated(strategy)
     predicted = forecast(setup.workload, machine, strategy, config, 64, cost)
     assert predicted.step_s == pytest.approx(sum(found.durations.values()), rel=1e-6)

@@ -9,17 +9,17 @@ from paceline.core.machine import Machine
 from paceline.core.plan import Kind
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
-from paceline.strategies import STRATEGIES
+from paceline.strategies import EXCHANGES
 
 SMALL, LARGE = 1024, 2**22
 
 # A strategy, the latency in times of the large exchange without it, and the seconds of a byte.
-cases = st.tuples(st.sampled_from(sorted(STRATEGIES)), st.floats(0, 50), st.floats(1e-12, 1e-6))
+cases = st.tuples(st.sampled_from(sorted(EXCHANGES)), st.floats(0, 50), st.floats(1e-12, 1e-6))
 
 
 def exchange_s(machine: Machine, strategy: str, nbytes: int) -> float:
     """What the plan says of a step in which nothing but the exchange takes time."""
-    known = STRATEGIES[strategy]
+    known = EXCHANGES[strategy]
     config = known.config(workers=len(machine.devices))
     tasks = known.plan(chain((0, nbytes)), machine, config, Window(1))
     return simulate(tasks, ExchangeOnly(machine)).makespan_s
@@ -32,7 +32,7 @@ def measured(latency_s: float, seconds_per_byte: float) -> tuple[Measurement, Me
 
 def check(machine: Machine, strategy: str, latency: float, seconds_per_byte: float) -> None:
     latency_s = latency * LARGE * seconds_per_byte
-    found = STRATEGIES[strategy].calibrate(machine, measured(latency_s, seconds_per_byte))
+    found = EXCHANGES[strategy].calibrate(machine, measured(latency_s, seconds_per_byte))
     for nbytes in (SMALL, 100_000, LARGE, 20 * LARGE):
         expected = latency_s + nbytes * seconds_per_byte
         assert exchange_s(found, strategy, nbytes) == pytest.approx(expected, rel=1e-9)
@@ -60,20 +60,20 @@ def test_what_additions_take_on_gpus_is_no_links():
     check(box("gpu", "gpu", device=device), "tree", 0.1, 5e-9)
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", sorted(EXCHANGES))
 @pytest.mark.parametrize("large_s", [1e-3, 0.5e-3, 1e-9])
 def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine_nevertheless(
     strategy, large_s
 ):
     noisy = (Measurement(SMALL, 1e-3), Measurement(LARGE, large_s))
-    found = STRATEGIES[strategy].calibrate(box("cpu", "cpu"), noisy)
+    found = EXCHANGES[strategy].calibrate(box("cpu", "cpu"), noisy)
     assert Machine.model_validate(found.model_dump()) == found
     assert exchange_s(found, strategy, LARGE) > 0
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", sorted(EXCHANGES))
 def test_only_cores_of_one_host_carry_their_messages_themselves(strategy):
-    calibrate = STRATEGIES[strategy].calibrate
+    calibrate = EXCHANGES[strategy].calibrate
     cases = {
         True: [box("cpu", "cpu")],
         False: [box("gpu", "gpu"), box("cpu", "cpu", "cpu", hosts="aab")],
@@ -88,7 +88,7 @@ def test_only_cores_of_one_host_carry_their_messages_themselves(strategy):
 def test_a_calibrated_link_of_a_ring_is_the_one_that_was_measured():
     # Four ranks: six messages in turn, and all four send 6/4 of the bytes through one link.
     latency_s, nbytes_per_s = 2e-4, 1.7e9
-    found = STRATEGIES["allreduce"].calibrate(
+    found = EXCHANGES["allreduce"].calibrate(
         box(*["cpu"] * 4), measured(6 * latency_s, 6 / nbytes_per_s)
     )
     (link,) = found.links
@@ -111,7 +111,7 @@ def test_a_calibrated_link_of_a_ring_is_the_one_that_was_measured():
 def test_an_exchange_that_was_measured_with_a_codec_takes_as_long_with_it(
     strategy, kind, places, codec
 ):
-    known, machine = STRATEGIES[strategy], box(*[kind] * len(places), hosts=places)
+    known, machine = EXCHANGES[strategy], box(*[kind] * len(places), hosts=places)
     config = known.config(workers=len(places), codec=codec)
     latency_s, seconds_per_byte = 3e-3, 2e-8
     found = known.calibrate(machine, measured(latency_s, seconds_per_byte), config)
@@ -126,7 +126,7 @@ def test_an_exchange_that_was_measured_with_a_codec_takes_as_long_with_it(
 
 def test_a_trace_of_a_run_with_a_codec_has_the_spans_of_one_without():
     # The recorder notes an exchange as a whole.
-    known, machine = STRATEGIES["allreduce"], box("cpu", "cpu")
+    known, machine = EXCHANGES["allreduce"], box("cpu", "cpu")
     config = known.config(codec="dynamic8")
     work = chain((0, LARGE), (0, 40 * LARGE))
     found = known.calibrate(machine, measured(1e-4, 1e-9), config)
@@ -139,7 +139,7 @@ def test_a_trace_of_a_run_with_a_codec_has_the_spans_of_one_without():
 
 
 def test_a_measured_codec_is_no_other_codec():
-    known, machine = STRATEGIES["allreduce"], box("cpu", "cpu")
+    known, machine = EXCHANGES["allreduce"], box("cpu", "cpu")
     found = known.calibrate(machine, measured(1e-4, 1e-9), known.config(codec="dynamic8"))
     with pytest.raises(
         InvalidInput, match="nothing says how fast device 'cpu0' is with kernel 'on"
@@ -154,5 +154,5 @@ def test_the_line_goes_through_both_exchanges():
 
 def test_what_is_known_of_the_devices_stays():
     machine = box("cpu", "cpu", device={"memory_bandwidth_bytes_per_s": 7e9})
-    for strategy in STRATEGIES.values():
+    for strategy in EXCHANGES.values():
         assert strategy.calibrate(machine, measured(1e-4, 1e-9)).devices == machine.devices

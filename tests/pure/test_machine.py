@@ -1,6 +1,3 @@
-from pathlib import Path
-from textwrap import dedent
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +16,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Cost, Kind, Task
 from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
-from paceline.machine_file import read_machine
 
 HOST = {
     "cores": 2,
@@ -152,66 +148,6 @@ def test_measured_prices_come_first():
     assert (cost.seconds(known), cost.seconds(unknown)) == (0.5, 7.0)
 
 
-GOOD = """
-    name = "pair"
-
-    [[hosts]]
-    name = "a"
-    cores = 2
-    memory_bytes = "8 GiB"
-    memory_bandwidth_bytes_per_s = "10 GB/s"
-    source = "data sheet"
-
-    [[devices]]
-    name = "gpu0"
-    host = "a"
-    kind = "gpu"
-    flops_per_s = "1 Tflop/s"
-    memory_bytes = "8 GiB"
-    memory_bandwidth_bytes_per_s = "100 GB/s"
-    source = "data sheet"
-
-    [[links]]
-    between = ["gpu0", "a"]
-    bandwidth_bytes_per_s = "16 GB/s"
-    latency_s = "10 us"
-    source = "data sheet"
-"""
-
-
-def test_a_machine_file_is_read(tmp_path: Path):
-    path = tmp_path / "pair.toml"
-    path.write_text(dedent(GOOD))
-    assert read_machine(path).links[0].bandwidth_bytes_per_s == 16e9
-
-
-def test_a_machine_file_may_say_how_fast_codecs_are(tmp_path: Path):
-    path = tmp_path / "pair.toml"
-    speed = (
-        '{ encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = 5e9, latency_s = "2 us" }'
-    )
-    host = f"codecs.cast = {speed}\ncores = 2"
-    device = f'codecs.eightbit = {speed}\nkind = "gpu"'
-    text = dedent(GOOD).replace("cores = 2", host).replace('kind = "gpu"', device)
-    path.write_text(text)
-    m = read_machine(path)
-    (of_device,), (of_host,) = m.devices[0].codecs.values(), m.hosts[0].codecs.values()
-    assert (set(m.devices[0].codecs), set(m.hosts[0].codecs)) == ({"eightbit"}, {"cast"})
-    assert of_device == of_host
-    assert of_device.model_dump() == {
-        "encode_values_per_s": 1.6e9,
-        "decode_values_per_s": 5e9,
-        "latency_s": 2e-6,
-    }
-    assert Machine.model_validate(m.model_dump()) == m
-    assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are keys
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in Path("machines").glob("*.toml")))
-def test_the_machine_files_can_be_read(name: str):
-    assert read_machine(Path("machines") / name).name == name.removesuffix(".toml")
-
-
 @pytest.mark.parametrize("kind", [Kind.ENCODE, Kind.DECODE])
 def test_a_codec_is_priced_by_its_speed_and_holds_what_computes(kind):
     speed = {"encode_values_per_s": 1e9, "decode_values_per_s": 4e9, "latency_s": 0.5}
@@ -224,53 +160,18 @@ def test_a_codec_is_priced_by_its_speed_and_holds_what_computes(kind):
     assert Roofline.of(m).seconds(task) == (9.0 if kind is Kind.ENCODE else 3.0)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('host = "a"\n', "", "devices.0.host: Field required"),
-        ('"16 GB/s"', '"-16 GB/s"', "links.0.bandwidth_bytes_per_s: '-16 GB/s' is not a quantity"),
-        ('"16 GB/s"', "-16e9", "links.0.bandwidth_bytes_per_s: Input should be greater than 0"),
-        ('"16 GB/s"', '"16 GB"', "links.0.bandwidth_bytes_per_s: unknown unit 'GB' in '16 GB'"),
-        ('["gpu0", "a"]', '["gpu0", "b"]', "links.gpu0--b.between: nothing is called 'b'"),
-        ('host = "a"', 'host = "c"', "devices.gpu0.host: no host 'c'; known: ['a']"),
-        ('kind = "gpu"', 'kind = "tpu"', "devices.0.kind: Input should be 'cpu' or 'gpu'"),
-        ('name = "gpu0"', 'name = "a"', "names must be unique, but ['a'] stand twice"),
-        ("cores = 2", "cores = 2\ncorse = 3", "hosts.0.corse: Extra inputs are not permitted"),
-        (
-            "[[links]]",
-            "[devices.codecs]\ntwobit = { encode_values_per_s = 1 }\n[[links]]",
-            "devices.0.codecs.twobit.[key]: Input should be 'eightbit', 'cast' or 'onebit'",
-        ),
-        (
-            "[[links]]",
-            '[devices.codecs]\ncast = { encode_values_per_s = "1 GB/s" }\n[[links]]',
-            "devices.0.codecs.cast.encode_values_per_s: unknown unit 'GB/s' in '1 GB/s'",
-        ),
-        (
-            "[[links]]",
-            "[devices.codecs]\ncast = { encode_values_per_s = 1 }\n[[links]]",
-            "devices.0.codecs.cast.decode_values_per_s: Field required",
-        ),
-        ("cores = 2", "cores = ", "not TOML: Invalid value (at line 6, column 9)"),
-    ],
-)
-def test_a_bad_machine_file_is_named_with_its_field(tmp_path: Path, old, new, message):
-    path = tmp_path / "bad.toml"
-    path.write_text(dedent(GOOD).replace(old, new, 1))
-    with pytest.raises(InvalidInput) as caught:
-        read_machine(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_copy_with_other_links_has_other_ways():
+    slow = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [("a", "b", "1 Gbit/s")])
+    assert len(slow.route(*slow.devices)) == 1
+    faster = slow.links[0].model_copy(update={"bandwidth_bytes_per_s": 1e9})
+    copied = slow.model_copy(update={"links": (faster,)})
+    assert copied.route(*copied.devices)[0].link is faster
+    with pytest.raises(InvalidInput, match="no link leads"):
+        copied.model_copy(update={"links": ()}).route(*copied.devices)
 
 
-def test_a_missing_machine_file_is_named(tmp_path: Path):
-    with pytest.raises(InvalidInput, match=r"none.toml: cannot be read: No such file"):
-        read_machine(tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize("path", sorted(Path("machines").glob("*.toml")), ids=lambda p: p.stem)
-def test_every_machine_of_the_repository_is_valid_and_connected(path: Path):
-    known = read_machine(path)
-    for device in known.devices[1:]:
-        known.route(known.devices[0], device)
+def test_groups_hold_all_hosts():
+    m = machine([(f"cpu{i}", f"h{i}", "cpu") for i in range(4)], [])
+    assert Machine.model_validate(m.model_dump() | {"groups": [2, 2]}).groups == (2, 2)
+    with pytest.raises(ValueError, match="the product must be 4, the number of hosts"):
+        Machine.model_validate(m.model_dump() | {"groups": [2, 3]})

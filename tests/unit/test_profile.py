@@ -11,7 +11,7 @@ from paceline.core.workload import Workload
 from paceline.links.group import Group
 from paceline.models import describe
 from paceline.planner import forecast
-from paceline.strategies import find_strategy
+from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.training import profile as module
 from paceline.training.profile import Profile, profile
@@ -130,7 +130,7 @@ def test_ranks_that_wait_for_each_other_pay_for_every_delay_of_any(clock):
 
 def test_the_link_is_the_one_that_was_measured(clock):
     found, workload = profiled(clock, ranks(2), held_up=False)
-    (link,) = found.calibrated(find_strategy("allreduce"))[0].links
+    (link,) = found.calibrated(find_exchange("allreduce"))[0].links
     assert workload.gradient_nbytes == 8192
     assert link.bandwidth_bytes_per_s == pytest.approx(NBYTES_PER_S)
     assert link.latency_s == pytest.approx(LATENCY_S + MARK_S / 2)
@@ -139,7 +139,7 @@ def test_the_link_is_the_one_that_was_measured(clock):
 
 def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
     found, workload = profiled(clock, ranks(2), held_up=False)
-    strategy = find_strategy("allreduce")
+    strategy = find_exchange("allreduce")
     machine, cost = found.calibrated(strategy)
     predicted = forecast(workload, machine, strategy, AllReduce(), 4, cost)
     step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
@@ -149,7 +149,7 @@ def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
 
 def test_a_forecast_with_a_codec_is_the_step_that_was_profiled_with_it(clock):
     found, workload = profiled(clock, ranks(2), held_up=False)
-    strategy, config = find_strategy("allreduce"), AllReduce(codec="dynamic8")
+    strategy, config = find_exchange("allreduce"), AllReduce(codec="dynamic8")
     machine, cost = found.calibrated(strategy, config)
     predicted = forecast(workload, machine, strategy, config, 4, cost)
     step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S

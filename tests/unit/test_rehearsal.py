@@ -26,8 +26,8 @@ LATENCY_S = 1e-4
     [
         ("p100", "power8-p100/gpu0"),
         ("P100", "power8-p100/gpu0"),
-        ("gpu", "power8-p100/gpu0"),
-        ("gpu2", "power8-p100/gpu2"),
+        ("gpu", "8xh100/gpu0"),
+        ("gpu2", "8xh100/gpu2"),
         ("Power8-P100/GPU3", "power8-p100/gpu3"),
         ("epyc", "two-core-epyc/cpu0"),
         (f"{MACHINES / 'two-core-epyc.toml'}:cpu1", "two-core-epyc/cpu1"),
@@ -50,9 +50,9 @@ def test_machine_files_of_the_users_own_come_first(tmp_path, monkeypatch):
         find_device("p100")
 
 
-@pytest.mark.parametrize("name", ["", "k80", "gpu4", ":"])
+@pytest.mark.parametrize("name", ["", "k80", "gpu99", ":"])
 def test_a_device_that_is_not_known_is_told_which_are(name):
-    with pytest.raises(InvalidInput, match=r"not known; known are .*hosts-gigabit/cpu1, and other"):
+    with pytest.raises(InvalidInput, match=r"not known; known are .*laptops-gigabit/cpu1, and"):
         find_device(name)
 
 

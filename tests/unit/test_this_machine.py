@@ -14,7 +14,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.group import Group
-from paceline.strategies import STRATEGIES
+from paceline.strategies import EXCHANGES
 from paceline.training.this_machine import Speed, facts, this_machine
 
 
@@ -59,7 +59,7 @@ def test_ranks_of_one_kernel_are_on_one_host(boot_ids: str, hosts: list[str]):
     assert [host.name for host in machine.hosts] == sorted(set(hosts))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
+@pytest.mark.parametrize("strategy", EXCHANGES.values(), ids=list(EXCHANGES))
 @pytest.mark.parametrize("boot_ids", ["a", "ab"])
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_every_strategy_can_be_planned_on_it_once_calibrated(strategy, boot_ids, kind):

@@ -16,9 +16,9 @@ from paceline.core.advice import both_ways, num_decoded
 from paceline.core.calibration import Line
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import CodecSpeed, codec_speed
+from paceline.core.machine import CodecSpeed, Station, codec_speed
 from paceline.core.plan import Cost, Kind, Resource, Task, task_name
-from paceline.core.transfer import Ring, Station, Transfer
+from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
 from paceline.core.workload import Workload
 
@@ -69,7 +69,7 @@ class Coding:
             return True
         latency_s = ring.seconds(0)
         line = Line(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
-        num_ranks, element_size = len(ring.stations), nbytes // count
+        num_ranks, element_size = ring.num_ranks, nbytes // count
         return both_ways(nbytes, num_ranks, line, self.speed, self.wire_format, element_size).pays
 
 
@@ -100,7 +100,7 @@ class Collective:
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
             return cls(kind, (Piece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
-        num_ranks, within_links = len(ring.stations), coding.speed.is_within_links
+        num_ranks, within_links = ring.num_ranks, coding.speed.is_within_links
         made = []
         for number, size in enumerate([count] if within_links else pieces(count)):
             transfer = ring.reduction(coding.wire_format.sharded_nbytes(size, num_ranks))

@@ -51,6 +51,16 @@ def exchange_lane(owner: str) -> Resource:
     return Resource(owner, "exchange")
 
 
+def upload_lane(device: str) -> Resource:
+    """Return the lane on which what a device sends to a server follows one another."""
+    return Resource(device, "upload")
+
+
+def download_lane(device: str) -> Resource:
+    """Return the lane on which what a device gets from a server follows one another."""
+    return Resource(device, "download")
+
+
 def d2h_lane(gpu: str) -> Resource:
     """Return the lane on which a GPU's copies to its host follow one another."""
     return Resource(gpu, "d2h")

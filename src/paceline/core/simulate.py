@@ -65,10 +65,7 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     strategies have no last round to wait for. Raises ValueError if the plan ends before that
     horizon, because a count of what was done by then would be too low.
     """
-    sorts, sort_of = plan.priced_alike
-    prices = [cost.seconds(task) for task in sorts]
-    seconds = [prices[sort] for sort in sort_of]
-    start, end = schedule(plan, seconds, inf if until is None else until)
+    start, end = schedule(plan, _seconds(plan, cost), inf if until is None else until)
     names, kinds, on, parts = plan.columns
     columns: Columns = (names, kinds, on, start, end, parts)
     if until is not None:
@@ -88,5 +85,17 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     A window is planned instead of one step, because steps overlap and workers that take turns have
     a period that is shorter than any of their steps.
     """
-    one, two = (simulate(plan_of(window), cost).makespan_s for window in (num_steps, 2 * num_steps))
+    one, two = (makespan_s(plan_of(window), cost) for window in (num_steps, 2 * num_steps))
     return (two - one) / num_steps
+
+
+def makespan_s(plan: Plan, cost: CostModel) -> float:
+    """Return from the first start to the last end, as of the plan's timeline."""
+    start, end = schedule(plan, _seconds(plan, cost))
+    return max(end, default=0.0) - min(start, default=0.0)
+
+
+def _seconds(plan: Plan, cost: CostModel) -> list[float]:
+    sorts, sort_of = plan.priced_alike
+    prices = [cost.seconds(task) for task in sorts]
+    return [prices[sort] for sort in sort_of]

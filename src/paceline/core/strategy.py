@@ -1,6 +1,6 @@
 """What a strategy is: a record of its configuration, its plan and where its runner lies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,17 +33,42 @@ class Calibrate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A way of training in parallel.
 
-    `plan` takes what one worker does in a step, the machine, a `config` and a window.
-    `run` names the module that does the real work, so that planning never imports torch: its
-    `train` trains, and its `exchange` exchanges gradients alone, to be measured.
+    `plan` takes what one worker does in a step, the machine, a `config` and a window of steps. In a
+    step each of `config.workers` workers trains on one batch, or as many samples as that are
+    trained on by whoever is free. `memory` is the bytes that each device, and each host that holds
+    anything, needs for it, by name; without one every device holds a replica. `variants` are the
+    configurations of so many workers that are worth looking at; without it, the one as it comes.
+    With `symmetric`, tasks of one node's workers stand for those of all equal nodes, so that any
+    number of them can be planned: on `machine.for_workers(workers, symmetric=True)`.
     """
 
     name: str
     config: type
     plan: Callable[[Workload, Machine, Any, Window], Plan]
+    memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
+    variants: Callable[[int], Iterable[Any]] | None = None
+    symmetric: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange(Strategy):
+    """A strategy of equal workers that exchange all gradients in each step.
+
+    `run` names the module that does the real work, so that planning never imports torch: its
+    `train` trains, and its `exchange` exchanges gradients alone, to be measured.
+    """
+
     calibrate: Calibrate
     run: str
+
+
+_CODEC_FIELDS = ("codec", "activations", "residuals", "errors", "parameters", "gradients")
+
+
+def codec_fields(config: Any) -> tuple[str, ...]:
+    """Return the fields of a strategy's configuration that name codecs."""
+    return tuple(field for field in _CODEC_FIELDS if hasattr(config, field))

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable
+from math import isinf
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
+_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
@@ -32,17 +33,26 @@ def parse_quantity(text: object, units: dict[str, float], example: str) -> float
     if unit not in units:
         raise ValueError(f"unknown unit {unit!r} in {text!r}; known: {', '.join(units)}")
     try:
-        return float(number) * units[unit]
+        quantity = float(number) * units[unit]
     except ValueError:
         raise ValueError(f"{number!r} is not a number; write for example {example!r}") from None
+    if isinf(quantity):
+        raise ValueError(f"{number!r} is too large a number; write for example {example!r}")
+    return quantity
 
 
 def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
     return lambda text: parse_quantity(text, units, example)
 
 
-Bytes = Annotated[float, BeforeValidator(_parser(_BYTES, "24 GiB"))]
-BytesPerSecond = Annotated[float, BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s"))]
-FlopsPerSecond = Annotated[float, BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s"))]
-ValuesPerSecond = Annotated[float, BeforeValidator(_parser(_VALUES_PER_S, "1.6 Gvalue/s"))]
-Seconds = Annotated[float, BeforeValidator(_parser(_SECONDS, "50 us"))]
+Bytes = Annotated[float, BeforeValidator(_parser(_BYTES, "24 GiB")), Field(examples=["24 GiB"])]
+BytesPerSecond = Annotated[
+    float, BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")), Field(examples=["1 Gbit/s"])
+]
+FlopsPerSecond = Annotated[
+    float, BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s")), Field(examples=["9.3 Tflop/s"])
+]
+ValuesPerSecond = Annotated[
+    float, BeforeValidator(_parser(_VALUES_PER_S, "1.6 Gvalue/s")), Field(examples=["1.6 Gvalue/s"])
+]
+Seconds = Annotated[float, BeforeValidator(_parser(_SECONDS, "50 us")), Field(examples=["50 us"])]

@@ -58,7 +58,8 @@ class Layer:
     The grouping is the one that a backward pass shows: the gradients of a layer are ready when all
     operations after it, and itself, have been differentiated. A parameter shared by several layers
     belongs to the first. `parameters` stand in the order in which their gradients become ready.
-    Costs and `activation_nbytes` (what the layer hands on) are those of the whole micro-batch.
+    Costs, `activation_nbytes` (what the layer hands on) and `kept_nbytes` (what it keeps until
+    backward reads it, None if not known) are those of the whole micro-batch.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Layer:
     activation_nbytes: int
     forward: Cost
     backward: Cost
+    kept_nbytes: int | None = None
 
     @property
     def num_parameters(self) -> int:

@@ -15,7 +15,7 @@ from paceline.core.workload import Workload
 from paceline.links.group import Group
 from paceline.planner import Forecast, forecast
 from paceline.rehearsal.setup import REAL_SGD, Setup
-from paceline.strategies import find_strategy, probers
+from paceline.strategies import find_exchange, probers
 from paceline.training.profile import Profile, measure_exchanges, profile
 from paceline.training.this_machine import Speed, this_machine
 
@@ -75,7 +75,7 @@ def _paced_machine(workload: Workload, times: LayerTimes, group: Group) -> Machi
 
 def predict(setup: Setup, measured: Profile, config: Any) -> Forecast:
     """Return what the strategy would take with that configuration."""
-    strategy = find_strategy(setup.settings.strategy)
+    strategy = find_exchange(setup.settings.strategy)
     machine, cost = measured.calibrated(strategy, config)
     # Layers that wait leave the cores to the exchange.
     links = tuple(link.model_copy(update={"uses_cores": False}) for link in machine.links)

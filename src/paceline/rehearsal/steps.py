@@ -22,7 +22,7 @@ from paceline.rehearsal.setup import Setup
 from paceline.result import ComparisonTable, PlanRow, RehearsalResult, TrialRow
 from paceline.runs import SLACK_S
 from paceline.settings import RehearseSettings
-from paceline.strategies import find_strategy
+from paceline.strategies import find_exchange
 from paceline.training.profile import Profile
 from paceline.training.step import train_step
 from paceline.training.this_machine import facts
@@ -76,7 +76,7 @@ def rehearse(
 
 
 def _replica(setup: Setup, tuner: ChunkTuner | None) -> Replica:
-    run = import_module(find_strategy(setup.settings.strategy).run)
+    run = import_module(find_exchange(setup.settings.strategy).run)
     tuning = {} if tuner is None else {"tuner": tuner}
     replica: Replica = run.replica(setup.model, setup.settings.config(), setup.group, **tuning)
     return replica
@@ -172,7 +172,7 @@ def _result(
     trials: tuple[TrialRow, ...],
 ) -> RehearsalResult:
     settings, group = setup.settings, setup.group
-    plan = find_strategy(settings.strategy).plan(
+    plan = find_exchange(settings.strategy).plan(
         setup.workload, forecast.machine, forecast.config, Window(rehearsed.num_steps())
     )
     slack_s = SLACK_S + 2 * max(group.gather(offset.error_s))

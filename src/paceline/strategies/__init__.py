@@ -5,41 +5,76 @@ from importlib import import_module
 from typing import Any
 
 from paceline.core.errors import InvalidInput
-from paceline.core.strategy import Strategy
+from paceline.core.strategy import Exchange, Strategy
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.hogbatch import plan as hogbatch
+from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import Host
+from paceline.strategies.subbatch import plan as subbatch
+from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
+from paceline.strategies.wheel import plan as wheel
+from paceline.strategies.wheel.config import Wheel
 
-STRATEGIES = {
+EXCHANGES = {
     strategy.name: strategy
     for strategy in (
-        Strategy(
+        Exchange(
             name=name,
             config=config,
             plan=module.plan,
+            memory=memory,
             calibrate=module.calibrate,
             run=f"paceline.strategies.{name}.run",
         )
-        for name, config, module in (
-            ("allreduce", AllReduce, allreduce),
-            ("host", Host, host),
-            ("tree", Tree, tree),
+        for name, config, module, memory in (
+            ("allreduce", AllReduce, allreduce, None),
+            ("host", Host, host, host.memory),
+            ("tree", Tree, tree, tree.memory),
         )
     )
 }
 
 
-def find_strategy(name: str) -> Strategy:
-    """Return the strategy of that name; InvalidInput lists the known ones."""
-    try:
-        return STRATEGIES[name]
-    except KeyError:
-        raise InvalidInput(
-            f"strategy: {name!r} is not known; choose one of {', '.join(STRATEGIES)}"
-        ) from None
+def _policies(workers: int) -> list[Hogbatch]:
+    """Return the policies that suit devices of different speed."""
+    return [Hogbatch(workers=workers, policy=policy) for policy in ("adaptive", "cpu_gpu")]
+
+
+STRATEGIES: dict[str, Strategy] = {
+    **EXCHANGES,
+    **{
+        strategy.name: strategy
+        for strategy in (
+            Strategy(name="wheel", config=Wheel, plan=wheel.plan, memory=wheel.memory),
+            Strategy(
+                name="subbatch",
+                config=SubBatch,
+                plan=subbatch.plan,
+                memory=subbatch.memory,
+                symmetric=True,
+            ),
+            Strategy(
+                name="hogbatch",
+                config=Hogbatch,
+                plan=hogbatch.plan,
+                memory=hogbatch.memory,
+                variants=_policies,
+            ),
+        )
+    },
+}
+
+
+def find_exchange(name: str) -> Exchange:
+    """Return the strategy of that name that can be run; InvalidInput lists the known ones."""
+    if name in EXCHANGES:
+        return EXCHANGES[name]
+    problem = "can be planned, but not run" if name in STRATEGIES else "is not known"
+    raise InvalidInput(f"strategy: {name!r} {problem}; choose one of {', '.join(EXCHANGES)}")
 
 
 def probers(configs: Mapping[str, Any], group: Any) -> dict[str, Callable[[int], Any]]:
@@ -48,7 +83,7 @@ def probers(configs: Mapping[str, Any], group: Any) -> dict[str, Callable[[int],
     This imports the runners, and so torch.
     """
     return {
-        name: _prober(import_module(find_strategy(name).run).exchange, config, group)
+        name: _prober(import_module(find_exchange(name).run).exchange, config, group)
         for name, config in configs.items()
     }
 

@@ -95,7 +95,7 @@ def train(job: Job, replica: Replica) -> Outcome:
     optimizer = job.sgd.optimizer(job.model)
     data = loader(job.data.train, batches)
     traced_epoch = min(1, job.epochs - 1)
-    untraced = len(batches) - _num_traced(len(batches), job.epochs)
+    untraced = num_untraced(len(batches), job.epochs)
     epochs: list[Epoch] = []
     seconds: list[float] = []
     for number in range(job.epochs):
@@ -119,10 +119,13 @@ def train(job: Job, replica: Replica) -> Outcome:
     return Outcome(tuple(epochs), spans, offset, tuple(seconds))
 
 
-def _num_traced(num_steps: int, num_epochs: int) -> int:
-    """Return how many steps are traced; an only epoch keeps half of its steps to be measured."""
+def num_untraced(num_steps: int, num_epochs: int) -> int:
+    """Return how many steps of an epoch come before the traced ones.
+
+    An only epoch keeps half of its steps to be measured.
+    """
     steady = num_steps - _NUM_WARM_UP
-    return min(_MOST_TRACED, steady if num_epochs > 1 else max(2, steady // 2))
+    return num_steps - min(_MOST_TRACED, steady if num_epochs > 1 else max(2, steady // 2))
 
 
 def _check_finite(epoch: Epoch, sgd: SGD) -> None:

@@ -19,7 +19,7 @@ from paceline.core.calibration import Measurement, Measurements
 from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind
-from paceline.core.strategy import Strategy
+from paceline.core.strategy import Exchange
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
 from paceline.exchange.probe import Probe
@@ -45,14 +45,14 @@ class Profile:
     """This machine, the seconds of each part of a step, and of each strategy's exchange.
 
     The machine has no links yet: what a link gives depends on how a strategy uses it, and each
-    strategy derives its own from its small and its large exchange (`Strategy.calibrate`).
+    strategy derives its own from its small and its large exchange (`Exchange.calibrate`).
     """
 
     machine: Machine
     durations: Mapping[tuple[str, Kind, str], float]
     exchanges: Mapping[str, Measurements]
 
-    def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, Measured]:
+    def calibrated(self, strategy: Exchange, config: Any = None) -> tuple[Machine, Measured]:
         """Return the machine as the strategy finds it, and the prices of its plans.
 
         `config` is the one with which its exchange was measured; None: that of the strategy as it

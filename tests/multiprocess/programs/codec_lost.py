@@ -21,7 +21,7 @@ from codec_bounds import loss_of, momentum, network
 from torch import Tensor
 
 from paceline import DataParallel
-from paceline.strategies import STRATEGIES
+from paceline.strategies import EXCHANGES
 
 SIZE, VICTIM, STEP = 3, 1, 5
 DEADLINE_S = 5.0
@@ -100,7 +100,7 @@ class Run:
 
 
 def main() -> None:
-    for strategy in STRATEGIES.values():
+    for strategy in EXCHANGES.values():
         import_module(strategy.run)
     runs = [Run(*one) for one in json.loads(sys.argv[1])]
     running = list(runs)

@@ -22,7 +22,7 @@ from graphs import Net
 from torch import Tensor
 
 from paceline import DataParallel
-from paceline.strategies import STRATEGIES
+from paceline.strategies import EXCHANGES
 from ranks import batch, bits
 
 AT_ONCE = 3
@@ -171,7 +171,7 @@ class Scenario:
 
 
 def main() -> None:
-    for strategy in STRATEGIES.values():
+    for strategy in EXCHANGES.values():
         import_module(strategy.run)
     scenarios = json.loads(sys.argv[1])
     waiting, running = dict(enumerate(scenarios)), {}

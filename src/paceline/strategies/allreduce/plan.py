@@ -72,9 +72,9 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
     fast they are with the codec.
     """
     devices = machine.first_devices(config.workers)
-    exchanges = _exchanges(workload, machine, devices, config) if len(devices) > 1 else ()
+    exchanges = _exchanges(workload, machine, devices, config) if config.workers > 1 else ()
     work = _Step(ComputeStep(workload, devices), exchanges)
-    return Plan(task for step in range(window.num_steps) for task in work.tasks(step))
+    return Plan.of_steps(work.tasks, window.num_steps)
 
 
 def _exchanges(

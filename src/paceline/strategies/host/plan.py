@@ -12,33 +12,20 @@ A codec encodes these sums (`core.collective`); the first worker of each host do
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from paceline.core.calibration import (
-    Line,
-    Measurements,
-    line_through,
-    linked,
-    linked_in_ring,
-)
+from paceline.core.calibration import Line, Measurements, line_through, linked, linked_in_ring
 from paceline.core.chunks import chunks
 from paceline.core.collective import Coding, Collective, check_encodable
-from paceline.core.cost import (
-    compute_lane,
-    copy_lanes,
-    d2h_lane,
-    exchange_lane,
-    h2d_lane,
-    reduce_lane,
-)
-from paceline.core.machine import Device, Machine
-from paceline.core.machine import Host as Computer
-from paceline.core.plan import Cost, Kind, Plan, Resource, Task, task_name
-from paceline.core.step import ComputeStep, after_update
+from paceline.core.host_step import ChunkExchange, HostMemory, HostStep, cores
+from paceline.core.machine import Device, Machine, Station
+from paceline.core.memory import replica_nbytes
+from paceline.core.plan import Kind, Plan, Task
+from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring, Station, Transfer, lanes_of
-from paceline.core.workload import Layer, Workload
+from paceline.core.transfer import Ring
+from paceline.core.workload import Workload
 from paceline.strategies.host.config import Host
 
 _ENCODABLE = (4,)  # bytes: sums are encoded as float32
@@ -51,178 +38,71 @@ def plan(workload: Workload, machine: Machine, config: Host, window: Window) -> 
     not known how fast the hosts are with the codec.
     """
     devices = machine.first_devices(config.workers)
-    layers = workload.in_backward_order
-    exchanges: tuple[_Exchange, ...] = ()
-    if len(devices) > 1:
-        ways = _Ways.on(machine, devices, config.codec)
-        if ways.coding is not None:
-            check_encodable(workload, _ENCODABLE)
-        parts = enumerate(chunks(len(layers), config.chunk))
-        exchanges = tuple(
-            ways.exchange(str(i), [layers[number] for number in part]) for i, part in parts
-        )
-    work = _Step(ComputeStep(workload, devices), exchanges)
-    return Plan(task for step in range(window.num_steps) for task in work.tasks(step))
+    exchanges = tuple(_exchanges(workload, machine, config)) if config.workers > 1 else ()
+    work = HostStep(ComputeStep(workload, devices), exchanges)
+    return Plan.of_steps(work.tasks, window.num_steps)
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """What the exchange of one chunk holds and costs: for all, and for each worker.
+def memory(workload: Workload, machine: Machine, config: Host) -> Mapping[str, int]:
+    """Return the bytes that each device needs, a replica, and each host.
 
-    `last_layer` is the one whose gradients complete it, `synced` the cost of its backward with the
-    synchronisation that a GPU needs (step B-4-1), `places` the number of each worker's host.
+    A host holds a gradient of each of its workers, and twice their sum: a fast worker writes the
+    next one while a slow one still reads.
     """
+    devices = machine.first_devices(config.workers)
+    needed = {device.name: replica_nbytes(workload) for device in devices}
+    if len(devices) > 1:
+        for host, num_ranks in Counter(device.host for device in devices).items():
+            needed[host] = (num_ranks + 2) * workload.gradient_nbytes
+    return needed
 
-    chunk: str
-    last_layer: str
-    synced: Cost
-    d2h: tuple[Transfer, ...]
-    reduce: Transfer
-    send: Collective | None
-    places: tuple[int, ...]
-    h2d: tuple[Transfer | None, ...]
 
-    def tasks(self, step: int) -> Iterator[Task]:
-        """Yield the sum, its way to the other hosts, and to the GPUs."""
-        workers = range(len(self.d2h))
-        after = tuple(task_name(step, Kind.D2H, self.chunk, worker) for worker in workers)
-        name, (on, cost) = task_name(step, Kind.REDUCE, self.chunk), self.reduce
-        yield Task(name, Kind.REDUCE, on, cost, after, self.chunk)
-        if self.send is not None:
-            hosts = range(max(self.places) + 1)
-            for number in hosts:
-                yield from self.send.encodes(step, number, name)
-            yield from self.send.tasks(step, [name for _ in hosts])
-        for worker, h2d in enumerate(self.h2d):
-            if h2d is not None:
-                name, (on, cost) = self.result(step, worker), h2d
-                yield Task(name, Kind.H2D, on, cost, (self._summed(step, worker),), self.chunk)
-
-    def result(self, step: int, worker: int) -> str:
-        """Return the name of the task after which a worker has the result."""
-        if self.h2d[worker] is not None:
-            return task_name(step, Kind.H2D, self.chunk, worker)
-        return self._summed(step, worker)
-
-    def _summed(self, step: int, worker: int) -> str:
-        """Return the name of the task after which a worker's host has the result."""
-        if self.send is None:
-            return task_name(step, Kind.REDUCE, self.chunk)
-        return self.send.result(step, self.places[worker])
+def _exchanges(workload: Workload, machine: Machine, config: Host) -> Iterator[ChunkExchange]:
+    devices, layers = machine.first_devices(config.workers), workload.in_backward_order
+    memory = HostMemory(machine, devices)
+    ring, coding = None, None
+    if machine.peers(memory.hosts).num_ranks > 1:
+        ring = Ring.over(machine, memory.hosts, cores(devices))
+        if config.codec is not None:
+            coding = Coding.by(config.codec, _encoding(machine, devices))
+            check_encodable(workload, _ENCODABLE)
+    for i, part in enumerate(chunks(len(layers), config.chunk)):
+        chunk = [layers[number] for number in part]
+        between = None
+        if ring is not None:
+            nbytes = sum(layer.gradient_nbytes for layer in chunk)
+            count = sum(layer.num_parameters for layer in chunk)
+            send = Collective.over(ring, Kind.SEND, str(i), nbytes, count, coding)
+            between = _Send(send, len(memory.hosts))
+        yield memory.exchange(str(i), chunk, between)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What every step of the window does, priced once."""
+class _Send:
+    """The sums of a chunk go through the ring of hosts."""
 
-    compute: ComputeStep
-    exchanges: tuple[_Exchange, ...]
+    ring: Collective
+    num_hosts: int
 
-    def tasks(self, step: int) -> Iterator[Task]:
-        workers = self.compute.workers
-        for worker in workers:
-            yield from self._until_backward(step, worker)
-        for exchange in self.exchanges:
-            yield from exchange.tasks(step)
-        for worker in workers:
-            results = [exchange.result(step, worker) for exchange in self.exchanges]
-            after = (*results, self.compute.after_backward(step, worker))
-            yield self.compute.step_task(step, worker, after)
+    def tasks(self, step: int, summed: str) -> Iterator[Task]:
+        for number in range(self.num_hosts):
+            yield from self.ring.encodes(step, number, summed)
+        yield from self.ring.tasks(step, [summed])
 
-    def _until_backward(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield the computation with the copies to the host, each where a hook begins it."""
-        completed = {exchange.last_layer: exchange for exchange in self.exchanges}
-        on_gpu = self.compute.devices[worker].kind == "gpu"
-        for task in self.compute.tasks(step, worker, after_update(step, worker)):
-            exchange = completed.get(task.part) if task.kind is Kind.BACKWARD else None
-            if exchange is None:
-                yield task
-                continue
-            yield replace(task, cost=exchange.synced) if on_gpu else task
-            chunk, d2h = exchange.chunk, exchange.d2h[worker]
-            name = task_name(step, Kind.D2H, chunk, worker)
-            yield Task(name, Kind.D2H, d2h.on, d2h.cost, (task.name,), chunk)
+    def result(self, step: int, place: int) -> str:
+        return self.ring.result(step, place)
 
 
-@dataclass(frozen=True)
-class _Ways:
-    """The ways that gradients take on a machine."""
-
-    machine: Machine
-    devices: tuple[Device, ...]
-    hosts: tuple[Computer, ...]
-    num_ranks: Counter[str]
-    ring: Ring | None
-    coding: Coding | None
-
-    @classmethod
-    def on(cls, machine: Machine, devices: tuple[Device, ...], codec: str | None) -> "_Ways":
-        hosts = tuple(dict.fromkeys(machine.host_of(device) for device in devices))
-        num_ranks = Counter(device.host for device in devices)
-        if len(hosts) == 1:
-            return cls(machine, devices, hosts, num_ranks, None, None)
-        ring = Ring.over(machine, hosts, _cores(devices))
-        coding = Coding.by(codec, _encoding(machine, devices)) if codec else None
-        return cls(machine, devices, hosts, num_ranks, ring, coding)
-
-    def exchange(self, chunk: str, layers: Sequence[Layer]) -> _Exchange:
-        nbytes = sum(layer.gradient_nbytes for layer in layers)
-        count = sum(layer.num_parameters for layer in layers)
-        send = None
-        if self.ring is not None:
-            send = Collective.over(self.ring, Kind.SEND, chunk, nbytes, count, self.coding)
-        names = [host.name for host in self.hosts]
-        return _Exchange(
-            chunk=chunk,
-            last_layer=layers[-1].name,
-            synced=layers[-1].backward + Cost(num_syncs=1),
-            d2h=tuple(self._d2h(device, nbytes) for device in self.devices),
-            reduce=self._reduce(nbytes),
-            send=send,
-            places=tuple(names.index(device.host) for device in self.devices),
-            h2d=tuple(self._h2d(device, nbytes) for device in self.devices),
-        )
-
-    def _d2h(self, device: Device, nbytes: int) -> Transfer:
-        """Return a copy to the host; ranks of one host copy at once and share its memory."""
-        if device.kind == "cpu":
-            shared = 2 * nbytes * self.num_ranks[device.host]
-            return Transfer(copy_lanes(device), Cost(nbytes=shared))
-        way = self.machine.route(device, self.machine.host_of(device))
-        return Transfer((d2h_lane(device.name), *lanes_of(way)), Cost(nbytes=nbytes, num_calls=1))
-
-    def _reduce(self, nbytes: int) -> Transfer:
-        """Return the sum on each host: n gradients are read and one is written.
-
-        Hosts sum at the same time, and the one with the most ranks is waited for.
-        """
-        on: list[Resource] = [reduce_lane(host.name) for host in self.hosts]
-        on += [exchange_lane(device.name) for device in self.devices]
-        for host in self.hosts:
-            link = self.machine.link_within(host.name)
-            if link is not None and link.uses_cores:
-                on += _cores([device for device in self.devices if device.host == host.name])
-        most = max(self.num_ranks.values())
-        return Transfer(tuple(on), Cost(nbytes=(most + 1) * nbytes, num_calls=1))
-
-    def _h2d(self, device: Device, nbytes: int) -> Transfer | None:
-        if device.kind == "cpu":
-            return None
-        way = self.machine.route(self.machine.host_of(device), device)
-        return Transfer((h2d_lane(device.name), *lanes_of(way)), Cost(nbytes=nbytes, num_calls=1))
-
-
-def _cores(devices: Sequence[Device]) -> list[Resource]:
-    return [compute_lane(device.name) for device in devices if device.kind == "cpu"]
-
-
-def _encoding(machine: Machine, devices: Sequence[Device]) -> dict[int, Station]:
+def _encoding(machine: Machine, devices: tuple[Device, ...]) -> dict[int, Station]:
     """Return the first worker of each host, and whose cores it encodes with."""
-    hosts = [device.host for device in devices]
+    first: dict[str, int] = {}
+    for worker, device in enumerate(devices):
+        first.setdefault(device.host, worker)
     return {
-        worker: device if device.kind == "cpu" else machine.host_of(device)
-        for worker, device in enumerate(devices)
-        if hosts.index(device.host) == worker
+        worker: devices[worker]
+        if devices[worker].kind == "cpu"
+        else machine.host_of(devices[worker])
+        for worker in first.values()
     }
 
 

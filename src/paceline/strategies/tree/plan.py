@@ -9,12 +9,13 @@ parent, which adds what it gets to what it has. Worker 0 alone updates the weigh
 the same tree, the largest distance first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.calibration import Line, Measurements, line_through, linked
 from paceline.core.cost import compute_lane, copy_lanes, exchange_lane
 from paceline.core.machine import Device, Machine
+from paceline.core.memory import replica_nbytes
 from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, task_name
 from paceline.core.simulate import simulate
 from paceline.core.step import ComputeStep
@@ -51,7 +52,17 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
         for child, above in _upwards(len(devices))
     )
     work = _Step(ComputeStep(workload, devices), edges)
-    return Plan(task for step in range(window.num_steps) for task in work.tasks(step))
+    return Plan.of_steps(work.tasks, window.num_steps)
+
+
+def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
+    """Return the bytes that each device needs: a replica, and for each child what it sends."""
+    devices = machine.first_devices(config.workers)
+    replica = replica_nbytes(workload)
+    return {
+        device.name: replica + len(children(rank, len(devices))) * workload.gradient_nbytes
+        for rank, device in enumerate(devices)
+    }
 
 
 def _upwards(num_workers: int) -> list[tuple[int, int]]:

@@ -1,0 +1,1 @@
+"""Host sums, or parameter servers, group by group."""

@@ -1,0 +1,299 @@
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import boxes
+from boxes import FACT, FLOPS_PER_S, ExchangeOnly, chain, link
+from paceline.core.cluster import Cluster, Symmetric
+from paceline.core.cost import Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.plan import COMMUNICATION, Plan
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.transfer import Ring
+from paceline.machine_file import read_machine
+from paceline.strategies.allreduce import plan as allreduce
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.hierarchy import plan as hierarchy
+from paceline.strategies.hierarchy.config import Hierarchy
+from paceline.strategies.host import plan as host
+from paceline.strategies.host.config import Host
+
+CODECS = {"eightbit": {"encode_values_per_s": 1e7, "decode_values_per_s": 2e7, "latency_s": 1e-4}}
+
+
+def level(name: str, count: int, nbytes_per_s: float, latency_s: float = 0.0, **more) -> dict:
+    fact = {"bandwidth_bytes_per_s": nbytes_per_s, "latency_s": latency_s, "source": "made up"}
+    return fact | {"name": name, "count": count} | more
+
+
+RACKS = (
+    level("rack", 2, 1e6, 1e-4),
+    level("row", 3, 1.5e6, 2e-4),
+    level("hall", 4, 5e6, 3e-4, oversubscription=2),
+)
+
+
+def cluster(kind: str = "gpu", per_node: int = 4, levels=RACKS) -> Cluster:
+    """Nodes of GPUs, each behind its own link, or of cores that message through memory."""
+    facts = {"kind": kind, "host": "n", "flops_per_s": FLOPS_PER_S, "codecs": CODECS}
+    devices = [FACT | facts | {"name": f"{kind}{i}"} for i in range(per_node)]
+    links = [link(device["name"], "n", 2e6 + 1e5 * i, 1e-5) for i, device in enumerate(devices)]
+    computer = {"name": "n", "cores": 8, "reduce_latency_s": 1e-4, "codecs": CODECS}
+    return Cluster.model_validate(
+        {
+            "name": "made",
+            "hosts": [FACT | computer | {"memory_bandwidth_bytes_per_s": 1e7}],
+            "devices": devices,
+            "links": links if kind == "gpu" else [link("n", "n", 3e6, 1e-5)],
+            "levels": list(levels),
+        }
+    )
+
+
+STRATEGIES = {
+    "allreduce": (allreduce, lambda n: AllReduce(workers=n, bucket_mb=1)),
+    "allreduce dynamic8": (allreduce, lambda n: AllReduce(workers=n, codec="dynamic8")),
+    "host": (host, lambda n: Host(workers=n)),
+    "host dynamic8": (host, lambda n: Host(workers=n, chunk=2, codec="dynamic8")),
+    "rings": (hierarchy, lambda n: Hierarchy(workers=n)),
+    "servers": (hierarchy, lambda n: Hierarchy(workers=n, between="servers")),
+}
+WORK = chain((0.01, 400_000), (0.02, 1_200_000), (0.005, 40_000), (0.01, 4_000))
+
+
+def planned(machine: Machine, name: str, workers: int):
+    module, config = STRATEGIES[name]
+    return lambda n: module.plan(WORK, machine, config(workers), Window(n))
+
+
+def busiest(plan: Plan) -> float:
+    load: dict[str, float] = {}
+    for task in plan.tasks:
+        for resource in task.on:
+            if resource.lane == "wire" and task.kind in COMMUNICATION:
+                load[resource.owner] = load.get(resource.owner, 0) + task.cost.nbytes
+    return max(load.values(), default=0.0)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16, 20, 24, 48])
+def test_one_node_stands_for_all_equal_ones(name, workers, kind):
+    # 20 workers fill racks unequally, 24 a row, and 48 two rows.
+    whole = cluster(kind)
+    alike, every = whole.for_workers(workers, symmetric=True), whole.for_workers(workers)
+    assert isinstance(alike, Symmetric) == (workers > 4)
+    one, all_ = planned(alike, name, workers), planned(every, name, workers)
+    expected = period(all_, Roofline.of(every), 3)
+    assert period(one, Roofline.of(alike), 3) == pytest.approx(expected, rel=1e-9)
+    assert busiest(one(2)) == pytest.approx(busiest(all_(2)), rel=1e-9)
+    if workers > 4:
+        assert len(one(2)) < len(all_(2))
+
+
+@pytest.mark.parametrize("workers", [8, 24, 48])
+def test_what_the_representatives_need_is_what_each_needs(workers):
+    whole = cluster()
+    every = whole.for_workers(workers)
+    for between in ("rings", "servers"):
+        config = Hierarchy(workers=workers, between=between)
+        found = hierarchy.memory(WORK, whole.for_workers(workers, True), config)
+        expected = hierarchy.memory(WORK, every, config)
+        assert found.items() <= expected.items()
+        assert set(expected.values()) == set(found.values())
+
+
+def test_the_size_of_a_plan_does_not_depend_on_the_number_of_nodes():
+    whole = cluster(levels=[level("rack", 32, 1e6), level("row", 64, 32e6), level("hall", 64, 1e9)])
+    for name in STRATEGIES:
+        small, large = (
+            len(planned(whole.for_workers(n, symmetric=True), name, n)(1))
+            for n in (4 * 2048, 2**19)
+        )
+        assert large <= small * 1.5
+
+
+def test_a_ring_over_nodes_is_as_slow_as_its_slowest_way():
+    # 48 cores: 94 messages in turn, each over six links of the three levels.
+    alike = cluster("cpu").for_workers(48, symmetric=True)
+    ring = Ring.over(alike, alike.first_devices(48), ())
+    assert ring.num_ranks == 48
+    latency_s = 2 * (1e-4 + 2e-4 + 3e-4)
+    assert ring.seconds(48e6) == pytest.approx(94 * (latency_s + 1e6 / 1e6))
+
+
+def test_hosts_below_a_switch_share_its_link():
+    # Groups of 2, 3 and 4: of S bytes a host takes S/6 to the third level, whose links 6 hosts
+    # share at 2.5 MB/s, and S/2 to the second, where 2 share 1.5 MB/s.
+    workers, nbytes = 24, 24e6
+    machine = cluster("cpu", per_node=1).for_workers(workers, symmetric=True)
+    assert machine.groups == (2, 3, 4)
+    config = Hierarchy(workers=workers)
+    plan = hierarchy.plan(chain((0, int(nbytes))), machine, config, Window(1))
+    spans = {s.name: s.duration_s for s in simulate(plan, ExchangeOnly(machine)).spans}
+    first = nbytes / 2 / 1e6 + 2 * 1e-4
+    second = 2 / 3 * nbytes / 2 / (1.5e6 / 2) + 2 * 2 * (1e-4 + 2e-4)
+    third = 3 / 4 * nbytes / 6 / (2.5e6 / 6) + 3 * 2 * (1e-4 + 2e-4 + 3e-4)
+    for i, expected in enumerate((first, second, third)):
+        for direction in ("out", "in"):
+            found = spans[f"s0/send[0.{direction}{i}]"]
+            assert found == pytest.approx(expected, rel=1e-9), (direction, i)
+
+
+def test_nodes_are_filled_in_order_and_switches_are_there_as_far_as_they_are_used():
+    whole = cluster()
+    assert (whole.num_nodes, whole.num_devices) == (24, 96)
+    part = whole.for_workers(21)
+    assert [host.name for host in part.hosts] == [f"n{i}" for i in range(6)]
+    assert [switch.name for switch in part.switches] == ["rack0", "rack1", "rack2", "row0"]
+    assert [device.name for device in part.first_devices(6)[3:]] == [
+        "n0.gpu3",
+        "n1.gpu0",
+        "n1.gpu1",
+    ]
+    way = part.route(part.hosts[0], part.hosts[5])
+    assert [hop.target for hop in way] == ["rack0", "row0", "rack2", "n5"]
+    assert not whole.for_workers(4).switches
+    assert whole.for_workers(96, symmetric=True).groups == (2, 3, 4)
+
+
+def test_what_stands_inside_a_node_is_in_every_node():
+    node = cluster().model_dump()
+    node["switches"] = [{"name": "crossbar", "source": "made up"}]
+    node["links"] += tuple(link(f"gpu{i}", "crossbar", 1e9) for i in range(4))
+    part = Cluster.model_validate(node).for_workers(8)
+    way = part.route(part.devices[4], part.devices[6])
+    assert [hop.target for hop in way] == ["n1.crossbar", "n1.gpu2"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "symmetric", "message"),
+    [
+        (0, True, "workers: 0 do not fit on cluster 'made', which has 960 nodes of 4 devices"),
+        (5000, True, "1 to 3840"),
+        (130, True, "do not fill nodes of 4 devices; more than 128 have to, as 128 or 132 do"),
+        (256, False, "too many for a strategy without symmetry"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(workers, symmetric, message):
+    whole = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
+    with pytest.raises(InvalidInput, match=message):
+        whole.for_workers(workers, symmetric)
+
+
+def test_a_machine_that_is_no_cluster_is_planned_as_it_is():
+    machine = cluster().for_workers(8)
+    assert machine.for_workers(3, symmetric=True) is machine
+    assert machine.num_devices == 8
+
+
+FILE = """
+    name = "rows"
+    [[hosts]]
+    name = "node"
+    cores = 2
+    memory_bytes = "8 GiB"
+    memory_bandwidth_bytes_per_s = "10 GB/s"
+    source = "data sheet"
+    [[devices]]
+    name = "cpu0"
+    host = "node"
+    kind = "cpu"
+    flops_per_s = "1 Tflop/s"
+    memory_bytes = "8 GiB"
+    memory_bandwidth_bytes_per_s = "100 GB/s"
+    source = "data sheet"
+    [[levels]]
+    name = "rack"
+    count = 8
+    bandwidth_bytes_per_s = "10 Gbit/s"
+    latency_s = "2 us"
+    source = "data sheet"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("count = 8", "", "levels.0.count: Field required; for example count = 32"),
+        ("count = 8", "count = 0", "levels.0.count: Input should be greater than or equal to 1"),
+        ("10 Gbit/s", "-10 Gbit/s", "levels.0.bandwidth_bytes_per_s: Input should be greater than"),
+        (
+            "count = 8",
+            "count = 8\noversubscription = 0.5",
+            "levels.0.oversubscription: Input should",
+        ),
+        ('"rack"', '"node"', "levels: the names of node and levels must differ"),
+        ("[[levels]]", "groups = [1]\n[[levels]]", "devices.0.groups: Extra inputs are not"),
+        ('name = "rows"', 'name = "rows"\ngroups = [1]', "groups: levels give a cluster its own"),
+        (
+            "[[devices]]",
+            '[[hosts]]\nname = "b"\ncores = 2\nmemory_bytes = 1\n'
+            'memory_bandwidth_bytes_per_s = 1\nsource = "-"\n[[devices]]',
+            "hosts: a file with levels describes one node, which is one host, not 2",
+        ),
+    ],
+)
+def test_a_bad_cluster_file_is_named_with_its_field(tmp_path: Path, old, new, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(dedent(FILE).replace(old, dedent(new), 1))
+    with pytest.raises(InvalidInput) as caught:
+        read_machine(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cluster_file_is_read_and_is_one_node_as_a_machine(tmp_path: Path):
+    path = tmp_path / "rows.toml"
+    path.write_text(dedent(FILE))
+    known = read_machine(path)
+    assert isinstance(known, Cluster)
+    assert (len(known.devices), known.num_devices) == (1, 8)
+    assert known.for_workers(8).links[0].bandwidth_bytes_per_s == 1.25e9
+
+
+PLAN_ALL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+sys.path[:0] = sys.argv[1:]
+from pathlib import Path
+from boxes import chain
+from paceline.core.breakdown import breakdown
+from paceline.core.cost import Roofline
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.machine_file import read_machine
+from test_cluster import STRATEGIES
+cluster = read_machine(Path("machines/cluster-16384.toml"))
+work = chain(*[(0.0001, 1_000_000)] * 100)
+machine = cluster.for_workers(16384, symmetric=True)
+for name, (module, config) in STRATEGIES.items():
+    if "dynamic8" not in name:
+        cost, options = Roofline.of(machine), config(16384)
+        plan_of = lambda n: module.plan(work, machine, options, Window(n))
+        seconds = period(plan_of, cost, 8)
+        breakdown(simulate(plan_of(8), cost))
+        print(name, seconds)
+"""
+
+
+def test_sixteen_thousand_workers_are_planned_in_two_gibibytes():
+    folders = {str(Path(file).parent) for file in (__file__, boxes.__file__)}
+    command = [sys.executable, "-c", PLAN_ALL, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    found = {name: float(seconds) for name, seconds in map(str.split, done.stdout.splitlines())}
+    assert set(found) == {"allreduce", "host", "rings", "servers"}
+    # 2,047 x 2 latencies of a ring over all nodes, for each of 100 chunks that follow one another.
+    latencies_s = 2 * 2047 * 2 * (1e-6 + 0.5e-6 + 0.5e-6) * 100
+    assert found["host"] > latencies_s
+    assert found["rings"] < found["host"] / 10
+    machine = read_machine(Path("machines/cluster-16384.toml"))
+    assert machine.num_devices == prod((32, 4, 16, 8)) == 16384

@@ -1,0 +1,150 @@
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from boxes import ExchangeOnly, WithoutUpdate, box, chain, link, named
+from paceline.core.breakdown import breakdown
+from paceline.core.cost import Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.transfer import Ring
+from paceline.strategies.hierarchy.config import Hierarchy
+from paceline.strategies.hierarchy.plan import memory, plan, variants
+from paceline.strategies.host.config import Host
+from paceline.strategies.host.plan import plan as host_plan
+
+NBYTES = 4000
+HOSTS = "abcdefghi"
+
+
+def grouped(groups: list[int], links: list[dict], **host) -> Machine:
+    """One device of cores on each host."""
+    names = HOSTS[: prod(groups)]
+    machine = box(*["cpu"] * len(names), hosts=names, links=links, host=host or None)
+    return Machine.model_validate(machine.model_dump() | {"groups": groups})
+
+
+def all_linked(num_hosts: int, nbytes_per_s: float, latency_s: float = 0.0) -> list[dict]:
+    names = HOSTS[:num_hosts]
+    return [
+        link(one, other, nbytes_per_s, latency_s) for one in names for other in names if one < other
+    ]
+
+
+def seconds(machine: Machine, nbytes: int, **config) -> float:
+    options = Hierarchy(workers=len(machine.devices), **config)
+    tasks = plan(chain((0, nbytes)), machine, options, Window(1))
+    return simulate(tasks, ExchangeOnly(machine)).makespan_s
+
+
+def test_these_tasks_and_no_others_lie_between_hosts():
+    machine = grouped([2, 2], all_linked(4, 1e3))
+    config = Hierarchy(workers=4)
+    found = named(plan(chain((0, NBYTES)), machine, config, Window(1)))
+    sends = {f"send[0.{way}]" for way in ("out0", "out1", "in1", "in0")}
+    assert {name for name in found if "@" not in name} == {"reduce[0]"} | sends
+    served = plan(chain((0, NBYTES)), machine, Hierarchy(4, between="servers"), Window(1))
+    assert named(served) - found == {f"reduce[0.{part}]" for part in ("add0", "add1", "update")}
+    assert served["s0/step@worker0"].cost.flops == 0
+    assert set(served["s0/step@worker3"].after) >= {"s0/send[0.in0]"}
+
+
+@given(
+    st.lists(st.integers(2, 3), min_size=1, max_size=2),
+    st.integers(1, 10**6),
+    st.floats(0, 1e-2),
+    st.floats(1e3, 1e9),
+)
+def test_rings_of_groups_move_as_much_as_one_ring_in_fewer_messages(sizes, count, latency_s, pace):
+    # With links of their own between all hosts, n hosts send 2 (n - 1) / n of the bytes each.
+    n = prod(sizes)
+    machine = grouped(sizes, all_linked(n, pace, latency_s))
+    num_messages = 2 * sum(size - 1 for size in sizes)
+    expected = 2 * (n - 1) / n * 4 * count / pace + num_messages * latency_s
+    copies_s = 2 * 4 * count / 1e18 + 2 * 4 * count / 1e18
+    assert seconds(machine, 4 * count) == pytest.approx(expected + copies_s, rel=1e-6)
+
+
+def test_one_group_is_the_ring_of_strategy_host():
+    machine = box(*["cpu"] * 3, hosts="abc", links=all_linked(3, 1e3, 0.25))
+    tasks = host_plan(chain((0, NBYTES)), machine, Host(workers=3), Window(1))
+    expected = simulate(tasks, ExchangeOnly(machine)).makespan_s
+    assert seconds(machine, NBYTES) == pytest.approx(expected, rel=1e-12)
+
+
+def test_servers_add_and_update_their_share_and_send_at_once():
+    # Groups of 2, then 2: halves of all, then of the half; a message each way and level.
+    memory_s, pace, latency_s = 1e-4, 1e3, 0.5
+    fact = {"memory_bandwidth_bytes_per_s": 1 / memory_s}
+    machine = grouped([2, 2], all_linked(4, pace, latency_s), **fact)
+    wire_s = 2 * (NBYTES / 2 + NBYTES / 4) / pace + 4 * latency_s
+    # Copy in, sum of one, then of two halves and of two quarters, and the update of a quarter.
+    traffic = (2 + 2) * NBYTES + 3 * NBYTES / 2 + 3 * NBYTES / 4 + 5 * NBYTES / 4
+    found = seconds(machine, NBYTES, between="servers")
+    assert found == pytest.approx(wire_s + traffic * memory_s, rel=1e-9)
+
+
+def test_on_one_host_servers_only_update():
+    machine = box("cpu", "cpu", host={"memory_bandwidth_bytes_per_s": 1e3})
+    rings, served = (seconds(machine, NBYTES, between=way) for way in ("rings", "servers"))
+    assert served - rings == pytest.approx(5 * NBYTES / 1e3)
+
+
+def test_sums_hide_behind_backward_chunk_by_chunk():
+    machine = grouped([2, 2], all_linked(4, 1e3))
+
+    def window(num_steps):
+        return plan(chain((20, 4), (20, NBYTES)), machine, Hierarchy(workers=4), Window(num_steps))
+
+    # The last layer's 6 s of messages hide; the first has next to nothing to send.
+    assert period(window, WithoutUpdate(machine), 3) == pytest.approx(40, rel=1e-3)
+
+
+def test_what_hosts_exchange_after_backward_shows_on_their_devices():
+    machine = grouped([2, 2], all_linked(4, 1e3))
+    tasks = plan(chain((20, NBYTES)), machine, Hierarchy(workers=4), Window(3))
+    parts = breakdown(simulate(tasks, WithoutUpdate(machine)))
+    assert (parts.exposed_s, parts.idle_s) == pytest.approx((6.0, 0.0), abs=1e-6)
+
+
+def test_a_way_that_is_shared_before_its_narrowest_hop_is_priced_by_the_slower():
+    # Two pairs of neighbours share a wide hop, which then is slower than the narrow one.
+    links = [link("gpu0", "x", 10.0), link("gpu1", "y", 10.0), link("x", "y", 15.0)]
+    links += [link("gpu2", "x", 10.0), link("gpu3", "y", 10.0)]
+    machine = box(*["gpu"] * 4)
+    values = machine.model_dump() | {"links": links}
+    values["switches"] = [{"name": name, "source": "-"} for name in "xy"]
+    machine = Machine.model_validate(values)
+    ring = Ring.over(machine, machine.devices, ())
+    on, cost = ring.reduction(60.0)
+    # Each of four sends 6 messages of 15 bytes, and two of them go from x to y.
+    assert ring.seconds(60.0) == pytest.approx(6 * 15 * 2 / 15)
+    task = plan(chain((0, 4)), box("cpu"), Hierarchy(workers=1), Window(1)).tasks[0]
+    priced = Roofline.of(machine).seconds(type(task)("t", Kind.REDUCE, on, cost))
+    assert priced == pytest.approx(ring.seconds(60.0))
+
+
+def test_memory_is_that_of_replicas_and_of_gradients_on_hosts():
+    machine = grouped([2], all_linked(2, 1e3))
+    work = chain((0, NBYTES))
+    needed = memory(work, machine, Hierarchy())
+    assert needed["a"] == 2 * NBYTES  # one worker's gradients and the sum
+    assert memory(work, machine, Hierarchy(between="servers"))["a"] == 2 * NBYTES + 3 * NBYTES // 2
+    assert set(memory(work, box("cpu"), Hierarchy(workers=1))) == {"cpu0"}
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InvalidInput, match="no link leads from 'a' to 'b'"):
+        plan(chain((1, 4)), box("cpu", "cpu", hosts="ab"), Hierarchy(), Window(1))
+    with pytest.raises(InvalidInput, match="workers: 3 do not fit"):
+        plan(chain((1, 4)), box("cpu", "cpu"), Hierarchy(workers=3), Window(1))
+    for fields in ({"workers": 0}, {"chunk": 0}, {"between": "trees"}):
+        with pytest.raises(ValidationError):
+            Hierarchy(**fields)
+    assert [one.between for one in variants(4)] == ["rings", "servers"]
