@@ -1,0 +1,1 @@
+"""Strategy wheel: convolutions out there, fully-connected layers beside the parameter server."""

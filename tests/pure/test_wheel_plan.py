@@ -1,0 +1,234 @@
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+
+from boxes import FLOPS_PER_S, box, link
+from paceline.core.cost import Roofline, compute_lane, link_lane
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.pace import update_cost
+from paceline.core.plan import COMPUTE, Kind
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Workload
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.placement import head_devices_needed, place
+from paceline.strategies.wheel.plan import memory, plan
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Purpose, messages, split
+from wheels import BODY, CROSSING, HEAD, model
+
+UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
+
+
+def two_hosts(*places: str, kind: str = "cpu", nbytes_per_s: float = 1e12, **device) -> Machine:
+    """Devices on hosts a and b, which are joined; GPUs have a fast link to their host."""
+    kinds = [kind] * len(places)
+    links = [link("a", "b", nbytes_per_s)]
+    if kind == "gpu":
+        links += [link(f"gpu{i}", place, 1e15) for i, place in enumerate(places)]
+    else:
+        links += [link(place, place, 1e15) for place in sorted(set(places))]
+    return box(*kinds, links=links, hosts=places, device=device)
+
+
+def timeline_of(work: Workload, machine: Machine, config: Wheel, steps: int = 6) -> Timeline:
+    return simulate(plan(work, machine, config, Window(steps)), Roofline.of(machine))
+
+
+def period_of(work: Workload, machine: Machine, config: Wheel) -> float:
+    return period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), 8)
+
+
+CODECS = {
+    "activations": "dynamic8",
+    "residuals": "half",
+    "parameters": "bfloat16",
+    "gradients": "onebit",
+}
+SPEED = {"encode_values_per_s": 1e9, "decode_values_per_s": 1e9}
+SPEEDS = dict.fromkeys(("eightbit", "cast", "onebit"), SPEED)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("codecs", [{}, CODECS, {"gradients": "half"}])
+@pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (4, 2), (5, 3)])
+def test_the_link_carries_the_bytes_of_the_formula(kind, codecs, workers, lanes):
+    work, config = model(), Wheel(workers=workers, lanes=lanes, **codecs)
+    machine = two_hosts("a", "b", "b", kind=kind, codecs=SPEEDS)
+    tasks = plan(work, machine, config, Window(3)).tasks
+    sent = messages(split(work, config), config)
+    for ends, purposes in ((("b", "a"), TO_HUB), (("a", "b"), FROM_HUB)):
+        nbytes = sum(task.cost.nbytes for task in tasks if link_lane(*ends) in task.on)
+        assert nbytes == 3 * workers * sum(sent[purpose].nbytes for purpose in purposes)
+
+
+def test_both_ends_of_a_message_encode_and_decode_by_what_they_compute_with():
+    machine = two_hosts("a", "b", codecs=SPEEDS)
+    tasks = plan(model(), machine, Wheel(workers=1, gradients="half"), Window(1))
+    encode, decode = (tasks[f"s0/{kind}[body-gradients]@worker0"] for kind in ("encode", "decode"))
+    assert encode.on[0] == compute_lane("cpu1")
+    assert decode.on[0] == compute_lane("cpu0")
+    assert encode.cost.flops == decode.cost.flops == BODY // 4
+    assert tasks["s0/step@worker0"].after[0] == decode.name
+
+
+def test_codecs_that_links_were_measured_with_take_no_time_beside_them():
+    within = dict.fromkeys(SPEED, float("inf"))
+    machine = two_hosts("a", "b", codecs={"cast": within})
+    tasks = plan(model(), machine, Wheel(workers=1, gradients="half"), Window(1)).tasks
+    assert not [task for task in tasks if task.kind in {Kind.ENCODE, Kind.DECODE}]
+
+
+@pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (2, 2), (3, 3), (5, 2)])
+@pytest.mark.parametrize("nbytes_per_s", [1e4, 1e12])
+def test_turns_on_a_device_neither_overlap_nor_interleave(workers, lanes, nbytes_per_s):
+    machine = two_hosts("a", "b", "b", "a", nbytes_per_s=nbytes_per_s)
+    config = Wheel(workers=workers, lanes=lanes)
+    timeline = timeline_of(model(), machine, config)
+    for device in set(place(machine, config).bodies):
+        spans = [s for s in timeline.tracks[compute_lane(device.name)] if s.kind in COMPUTE]
+        assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(spans))
+        turns = []
+        for span in spans:
+            worker = span.name.split("@")[1]
+            if not turns or turns[-1] != worker:
+                turns.append(worker)
+        own = sorted(set(turns), key=turns.index)
+        expected = own * 7 if len(own) > 1 else own  # each a forward, then six backwards
+        assert turns == expected
+
+
+def test_what_two_lanes_wait_for_hides_behind_the_other():
+    # A lane waits 0.05 + 0.3 + 0.05 s for its residuals; the other's turn takes 3 s.
+    machine = two_hosts("a", "b", nbytes_per_s=20 * CROSSING)
+    assert period_of(model(), machine, Wheel()) == pytest.approx(2 * 3.0, rel=1e-9)
+
+
+def test_one_lane_waits_for_everything():
+    nbytes_per_s = 20 * CROSSING
+    machine = two_hosts("a", "b", nbytes_per_s=nbytes_per_s)
+    config = Wheel(workers=1, lanes=1)
+    step_s = 3.0 + 0.3 + UPDATE_S + 2 * (CROSSING + BODY) / nbytes_per_s
+    assert period_of(model(), machine, config) == pytest.approx(step_s, rel=1e-9)
+
+
+def test_devices_beyond_the_first_add_their_speed():
+    machine = two_hosts("a", "b", "b", "b", nbytes_per_s=1e9)
+    assert period_of(model(), machine, Wheel(workers=6)) == pytest.approx(6.0, rel=1e-6)
+
+
+def test_a_hub_that_the_rule_finds_too_small_sets_the_pace():
+    # p = 2.4 s, k = 3, t = 3 s: two and a half devices would be needed, and there is one.
+    work = model(head_s=0.8)
+    machine = two_hosts("a", "b", "b", "b", nbytes_per_s=1e9)
+    assert head_devices_needed(2.4, 3, 3.0) == 3
+    step_s = period_of(work, machine, Wheel(workers=6))
+    assert step_s == pytest.approx(6 * (2.4 + UPDATE_S), rel=1e-6)
+
+
+def test_a_slow_link_sets_the_pace_by_its_busier_direction():
+    nbytes_per_s = (CROSSING + BODY) / 100.0
+    machine = two_hosts("a", "b", nbytes_per_s=nbytes_per_s)
+    sent = messages(split(model(), Wheel()), Wheel())
+    up = sum(sent[purpose].nbytes for purpose in TO_HUB)
+    step_s = period_of(model(), machine, Wheel(workers=4, lanes=4))
+    assert step_s == pytest.approx(4 * up / nbytes_per_s, rel=0.05)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_fetched_parameters_hold_the_updates_that_they_must(lanes):
+    # With one lane the worker's own last update; with several all but that one.
+    machine = two_hosts("a", "b", "b", nbytes_per_s=1e4)
+    timeline = timeline_of(model(), machine, Wheel(lanes=lanes))
+    spans = {span.name: span for span in timeline.spans}
+    for step in range(lanes, 6):
+        for worker in (0, 1):
+            fetched = spans[f"s{step}/send[body-parameters]@worker{worker}"].start_s
+            updated = spans[f"s{step - lanes}/step@worker{worker}"].end_s
+            assert fetched >= updated
+
+
+def test_an_update_needs_both_halves_gradients():
+    tasks = plan(model(), two_hosts("a", "b"), Wheel(workers=1), Window(1))
+    assert tasks["s0/step@worker0"].after == (
+        "s0/send[body-gradients]@worker0",
+        "s0/backward[f0]@worker0",
+    )
+    assert tasks["s0/step@worker0"].on == (compute_lane("cpu0"),)
+
+
+def test_a_worker_in_the_hubs_host_sends_nothing_over_the_network():
+    machine = two_hosts("a", "a", "b", kind="gpu")
+    tasks = plan(model(), machine, Wheel(workers=2, lanes=1), Window(2)).tasks
+    owners = defaultdict(set)
+    for task in tasks:
+        owners[task.name.split("@")[1]] |= {resource.owner for resource in task.on}
+    assert not owners["worker0"] & {"a->b", "b->a"}
+    assert {"a->b", "b->a"} <= owners["worker1"]
+
+
+def test_gpus_copy_what_they_send_and_their_hosts_know_the_labels():
+    tasks = plan(model(), two_hosts("a", "b", kind="gpu"), Wheel(workers=1), Window(1))
+    ways = defaultdict(list)
+    for task in tasks.tasks:
+        if task.part in set(Purpose):
+            ways[task.part].append(task.kind.value)
+    whole = ["d2h", "send", "h2d"]
+    assert ways == dict.fromkeys((*TO_HUB, *FROM_HUB), whole) | {"labels": ["send", "h2d"]}
+
+
+def test_a_gpu_hands_over_at_the_end_of_each_half():
+    tasks = plan(model(), two_hosts("a", "b", kind="gpu"), Wheel(workers=1), Window(1)).tasks
+    synced = {task.name.removesuffix("@worker0") for task in tasks if task.cost.num_syncs}
+    assert synced == {"s0/forward[c1]", "s0/backward[f0]", "s0/backward[c0]"}
+
+
+def test_updates_until_a_horizon():
+    machine = two_hosts("a", "b", "b")
+    tasks = plan(model(), machine, Wheel(workers=4), Window(30))
+    timeline = simulate(tasks, Roofline.of(machine), until=90.0)
+    updates = sum(span.kind is Kind.STEP for span in timeline.spans)
+    assert updates == pytest.approx(2 * 90.0 / 3.0, abs=4)
+
+
+def test_the_hub_is_the_first_devices_host_or_the_named_one():
+    machine = two_hosts("a", "b", "b")
+    assert place(machine, Wheel()).hub.name == "cpu0"
+    there = place(machine, Wheel(workers=3, hub="b"))
+    assert (there.host.name, there.hub.name) == ("b", "cpu1")
+    assert [device.name for device in there.bodies] == ["cpu0", "cpu0", "cpu2"]
+
+
+def test_the_devices_memory():
+    work, config = model(), Wheel(workers=3)
+    features = 8 * CROSSING + CROSSING + 9 * CROSSING  # kept, and the two gradients of c1
+    lane = 3 * BODY + features + 3000
+    head_features = 16000 + 400 + 16400
+    hub = 2 * (BODY + HEAD) + 3 * (BODY + HEAD + CROSSING) + head_features
+    machine = two_hosts("a", "b", "b")
+    assert memory(work, machine, config) == {"cpu0": hub, "cpu1": 2 * lane, "cpu2": lane}
+
+
+@pytest.mark.parametrize(
+    ("work", "config", "message"),
+    [
+        (model(names=("c0", "c1")), {}, r"no fully-connected layer follows c1 \(10x8x5x5\)"),
+        (model(names=("c0",)), {}, "has a single layer, c0"),
+        (model(), {"head": "fc"}, "'fc' is no layer of model small; choose one of c1, f0, f1"),
+        (model(), {"head": "c0"}, "'c0' leaves nothing for the body"),
+        (model(), {"workers": 5}, "5 in lanes of 2 need 3 devices beside the hub's cpu0"),
+        (model(), {"hub": "z"}, "'z' is no host of machine 'box' that has a device"),
+        (model(), {"gradients": "threshold:0.1"}, "nobody knows beforehand how many bytes"),
+        (model(), {"gradients": "half"}, "nothing says how fast device 'cpu1' is"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(work, config, message):
+    with pytest.raises(InvalidInput, match=message):
+        plan(work, two_hosts("a", "b", "b"), Wheel(**config), Window(1))
+
+
+def test_hosts_without_a_link_are_refused():
+    with pytest.raises(InvalidInput, match="no link leads from 'b' to 'a'"):
+        plan(model(), box("cpu", "cpu", hosts="ab"), Wheel(), Window(1))
