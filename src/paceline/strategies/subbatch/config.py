@@ -1,0 +1,36 @@
+"""The configuration of strategy subbatch."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import WIRE_FORMATS, check_codec
+
+
+def _check_fixed(name: str) -> str:
+    if name not in WIRE_FORMATS:
+        raise InvalidInput(
+            f"codec: {name!r} is not one for activations and errors; "
+            f"choose one of {', '.join(WIRE_FORMATS)}"
+        )
+    return name
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class SubBatch:
+    """The workers train the body each on its batch, and the head together in sub-batches.
+
+    `head` names the first layer that is split by its outputs; None is the longest run of linear
+    layers at the end. `activations`, `errors` and `gradients` are the codecs of what is gathered
+    for a layer of the head, of the errors that it returns, and of the body's gradients. The head's
+    weights are updated once a `step`, or with the gradients of each `sub-batch`.
+    """
+
+    workers: Annotated[int, Field(ge=1)] = 2
+    head: str | None = None
+    activations: Annotated[str, AfterValidator(_check_fixed)] | None = None
+    errors: Annotated[str, AfterValidator(_check_fixed)] | None = None
+    gradients: Annotated[str, AfterValidator(check_codec)] | None = None
+    updates: Literal["step", "sub-batch"] = "step"

@@ -1,0 +1,239 @@
+import pytest
+
+from boxes import ExchangeOnly, box, link, named
+from paceline.core.cluster import Cluster
+from paceline.core.cost import Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.pace import update_cost
+from paceline.core.plan import COMPUTE, Kind, Plan
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.workload import Workload
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.plan import memory, plan
+from subbatches import (
+    BATCH,
+    CLASSES,
+    CONV,
+    FC1,
+    FC2,
+    FEATURES,
+    NET,
+    WIDTH,
+    WIRE,
+    layer,
+    model,
+    ring_of,
+)
+
+
+def made(workload: Workload = NET, workers: int = 2, **more) -> Plan:
+    return plan(workload, ring_of(workers), SubBatch(workers, **more), Window(1))
+
+
+def test_two_workers_have_these_tasks_and_no_others():
+    own = {"load", "forward[conv]", "backward[conv]", "step"}
+    shared = {"reduce[conv]"}
+    for number in (0, 1):
+        for fc in ("fc1", "fc2"):
+            own |= {f"forward[{fc}/{number}]", f"backward[{fc}/{number}]"}
+            own |= {f"backward[{fc}:weights/{number}]"}
+            shared |= {f"send[{fc}/{number}]", f"reduce[{fc}:errors/{number}]"}
+        shared |= {f"send[loss/{number}]"}
+    assert named(made()) == shared | {f"{name}@worker{w}" for name in own for w in (0, 1)}
+
+
+def test_one_worker_exchanges_nothing_and_computes_as_if_alone():
+    tasks = made(workers=1)
+    assert {task.kind for task in tasks.tasks} <= COMPUTE
+    machine = ring_of(1)
+    seconds = simulate(tasks, Roofline.of(machine)).makespan_s
+    assert seconds == pytest.approx(9.0 + update_cost(NET).flops / 1e9)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("updates", ["step", "sub-batch"])
+def test_splitting_the_head_changes_no_arithmetic(workers, updates):
+    # Only where K does not divide the outputs does the largest part count for all.
+    tasks = made(workers=workers, updates=updates).tasks
+    own = [task for task in tasks if task.name.endswith("@worker0") and task.kind in COMPUTE]
+    flops = sum(task.cost.flops for task in own)
+    extra = {one: -(-one // workers) * workers / one for one in (WIDTH, CLASSES)}
+    head = 3e9 * (extra[WIDTH] + extra[CLASSES])
+    updated = [4 * update.num_parameters for update in (FC1, FC2)]
+    repeats = 1 if updates == "step" else min(workers, BATCH)
+    step = 4 * CONV.num_parameters + repeats * (
+        updated[0] * extra[WIDTH] / workers + updated[1] * extra[CLASSES] / workers
+    )
+    assert flops == pytest.approx(3e9 + head + step)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_the_wire_carries_what_the_formula_says(workers):
+    # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the convolution's
+    # gradients twice that. The loss costs 12 bytes a sample.
+    tasks = made(workers=workers).tasks
+    features = BATCH * 4 * (FEATURES + WIDTH)
+    expected = (workers - 1) * (2 * features + 12 * BATCH * workers)
+    expected += 2 * (workers - 1) / workers * CONV.gradient_nbytes
+    assert sum(task.cost.nbytes for task in tasks if task.kind not in COMPUTE) == pytest.approx(
+        expected
+    )
+
+
+def test_the_head_never_exchanges_its_gradients():
+    wide = model(CONV, layer("fc1", (10**6, FEATURES), out=WIDTH))
+    narrow = model(CONV, layer("fc1", (10, FEATURES), out=WIDTH))
+    sent = [
+        sum(task.cost.nbytes for task in made(one).tasks if task.kind not in COMPUTE)
+        for one in (wide, narrow)
+    ]
+    assert sent[0] == sent[1]
+
+
+def test_uneven_sub_batches_send_what_they_have():
+    tasks = made(workers=5)  # 12 samples: 3, 3, 2, 2, 2 of each worker
+    sent = [tasks[f"s0/send[fc1/{i}]"].cost.nbytes for i in range(5)]
+    assert sent == [pytest.approx(4 * n * FEATURES * 4) for n in (3, 3, 2, 2, 2)]
+
+
+def test_more_workers_than_samples_make_no_empty_pass():
+    few = Workload("few", 3, NET.layers, NET.backward_order, 0)
+    assert "send[fc1/2]" in named(made(few, workers=5))
+    assert "send[fc1/3]" not in named(made(few, workers=5))
+
+
+def test_the_next_sub_batch_is_on_its_way_while_one_is_computed():
+    machine = ring_of(2)
+    spans = {s.name: s for s in simulate(made(), Roofline.of(machine)).spans}
+    first, sent = spans["s0/forward[fc1/0]@worker0"], spans["s0/send[fc1/1]"]
+    assert sent.start_s < first.end_s
+    assert first.start_s < sent.end_s
+
+
+def test_updates_per_sub_batch_are_waited_for():
+    tasks = made(updates="sub-batch")
+    assert "s0/backward[fc1:weights/0]@worker1" in tasks["s0/forward[fc1/1]@worker1"].after
+    assert "s0/backward[fc1:weights/0]@worker1" not in made()["s0/forward[fc1/1]@worker1"].after
+
+
+@pytest.mark.parametrize("nbytes_per_s", [100.0, 1000.0, 1e5])
+def test_updates_per_step_overlap_at_least_as_much(nbytes_per_s):
+    machine = ring_of(4, nbytes_per_s)
+    step, each = (
+        period(
+            lambda n, updates=updates: plan(NET, machine, SubBatch(4, updates=updates), Window(n)),
+            Roofline.of(machine),
+            2,
+        )
+        for updates in ("step", "sub-batch")
+    )
+    assert step <= each * (1 + 1e-6)
+
+
+def test_an_infinitely_fast_network_makes_workers_as_fast_as_one():
+    times = {}
+    for workers in (1, 4):
+        machine = ring_of(workers, 1e18)
+        steps = made(workers=workers)
+        times[workers] = simulate(steps, Roofline.of(machine)).makespan_s
+    assert times[4] == pytest.approx(times[1], rel=1e-5)
+
+
+def test_the_gradients_of_the_body_hide_behind_its_backward():
+    deep = model(layer("a", (10, 10), out=4), layer("b", (4, 4, 1, 1), out=FEATURES), FC1)
+    machine = ring_of(2)
+    spans = {s.name: s for s in simulate(made(deep), Roofline.of(machine)).spans}
+    assert spans["s0/reduce[b]"].start_s == spans["s0/backward[b]@worker0"].end_s
+    assert spans["s0/reduce[b]"].start_s < spans["s0/backward[a]@worker0"].end_s
+
+
+def test_nothing_of_the_body_goes_back_before_all_errors_are_there():
+    for worker in (0, 1):
+        after = made()[f"s0/backward[conv]@worker{worker}"].after
+        assert set(after) == {"s0/reduce[fc1:errors/0]", "s0/reduce[fc1:errors/1]"}
+
+
+SPEED = {"encode_values_per_s": 1e6, "decode_values_per_s": 1e6}
+
+
+def test_each_direction_has_a_codec_of_its_own():
+    device = {"codecs": {"eightbit": SPEED, "cast": SPEED}}
+    config = SubBatch(2, activations="dynamic8", errors="half")
+    tasks = plan(NET, ring_of(2, **device), config, Window(1))
+    values = BATCH // 2 * FEATURES
+    # Each worker sends half of what travels: its own values of 8 bits and a scale, or of 16 bits.
+    assert tasks["s0/send[fc1/0]"].cost.nbytes == values + 4
+    assert tasks["s0/reduce[fc1:errors/0]"].cost.nbytes == 2 * values
+    assert tasks["s0/encode[fc1/0]@worker0"].cost.flops == values
+    assert tasks["s0/decode[fc1/0]@worker1"].cost.flops == 2 * values
+    assert tasks["s0/encode[fc1:errors/0]@worker1"].cost.flops == 2 * values
+    assert tasks["s0/forward[fc1/0]@worker1"].after == ("s0/decode[fc1/0]@worker1",)
+    assert "encode[conv]@worker0" not in named(tasks)
+
+
+def test_gradients_of_the_body_can_be_encoded_alone():
+    device = {"codecs": {"eightbit": SPEED}}
+    tasks = plan(NET, ring_of(2, **device), SubBatch(2, gradients="dynamic8"), Window(1))
+    encoded = {task.part for task in tasks.tasks if task.kind is Kind.ENCODE}
+    assert encoded == {"conv.0"}
+    assert "s0/decode[conv.0]@worker1" in tasks["s0/step@worker1"].after
+
+
+def test_gathering_takes_as_long_as_a_ring_does():
+    # Three workers gather 4 samples each: two messages of 4 x 20 values of 4 bytes.
+    machine = ring_of(3)
+    spans = {s.name: s for s in simulate(made(workers=3), ExchangeOnly(machine)).spans}
+    assert spans["s0/send[fc1/0]"].duration_s == pytest.approx(2 * 4 * FEATURES * 4 / WIRE)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_each_device_holds_its_part_of_the_head(workers):
+    needed = memory(NET, ring_of(workers), SubBatch(workers))
+    wide = model(CONV, layer("fc1", (WIDTH, FEATURES), out=WIDTH), FC2)
+    without = memory(wide, ring_of(workers), SubBatch(workers))
+    # Biases of fc1: 24 values, each with its gradient and momentum, shared out among the workers.
+    assert sum(needed.values()) - sum(without.values()) == pytest.approx(3 * 4 * WIDTH, abs=workers)
+    assert max(needed.values()) - min(needed.values()) <= 3 * 4 * (FEATURES + WIDTH + 2)
+
+
+def test_a_head_too_large_for_one_device_is_a_kth_on_each():
+    huge = model(CONV, layer("fc1", (10**6, FEATURES), out=WIDTH))
+    alone = memory(huge, ring_of(1), SubBatch(1))["gpu0"]
+    split = memory(huge, ring_of(4), SubBatch(4))["gpu0"]
+    assert split == pytest.approx(alone / 4, rel=1e-2)
+
+
+def test_updates_per_sub_batch_keep_less():
+    keeps = [
+        memory(NET, ring_of(4), SubBatch(4, updates=updates))["gpu0"]
+        for updates in ("step", "sub-batch")
+    ]
+    assert keeps[0] - keeps[1] == 2 * (FC1.activation_nbytes + CONV.activation_nbytes) + (
+        2 * FC2.activation_nbytes
+    )
+
+
+@pytest.mark.parametrize("codec", [None, "dynamic8"])
+def test_one_node_stands_for_all_of_a_cluster(codec):
+    speed = {"codecs": {"eightbit": SPEED}}
+    node = box("gpu", "gpu", links=[link("gpu0", "h", 2e3), link("gpu1", "h", 2e3)], device=speed)
+    fabric = {
+        "name": "fabric", "count": 6, "bandwidth_bytes_per_s": WIRE, "latency_s": 0.1,
+        "source": "made up",
+    }  # fmt: skip
+    cluster = Cluster.model_validate({**node.model_dump(), "levels": [fabric]})
+    config = SubBatch(12, activations=codec, errors=codec)
+    spans = []
+    for symmetric in (False, True):
+        machine = cluster.for_workers(12, symmetric=symmetric)
+        tasks = plan(NET, machine, config, Window(2))
+        spans.append(simulate(tasks, Roofline.of(machine)).makespan_s)
+    assert spans[0] == pytest.approx(spans[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("field", ["activations", "errors"])
+@pytest.mark.parametrize("codec", ["auto", "threshold:0.1", "zip"])
+def test_activations_have_a_codec_of_fixed_size(field, codec):
+    with pytest.raises(InvalidInput, match=r"choose one of dynamic8"):
+        SubBatch(2, **{field: codec})

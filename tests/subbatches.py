@@ -1,0 +1,34 @@
+"""Models whose head can be split, and rings of devices, for tests of strategy subbatch."""
+
+from boxes import box, link
+from paceline.core.machine import Machine
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+
+BATCH, FEATURES, WIDTH, CLASSES = 12, 20, 24, 12
+WIRE = 1000.0  # bytes a second, so that seconds are easily counted
+
+
+def layer(name: str, *shapes: tuple[int, ...], out: int, seconds: float = 1.0) -> Layer:
+    parameters = tuple(Parameter(f"p{i}", shape) for i, shape in enumerate(shapes))
+    return Layer(name, parameters, 4 * BATCH * out, Cost(seconds * 1e9), Cost(2 * seconds * 1e9))
+
+
+CONV = layer("conv", (8, 3, 5, 5), (8,), out=FEATURES)
+FC1 = layer("fc1", (WIDTH, FEATURES), (WIDTH,), out=WIDTH)
+NORM = layer("norm", (WIDTH,), (WIDTH,), out=WIDTH, seconds=0.5)
+FC2 = layer("fc2", (CLASSES, WIDTH), (CLASSES,), out=CLASSES)
+
+
+def model(*layers: Layer) -> Workload:
+    return Workload("net", BATCH, layers, tuple(reversed(range(len(layers)))), 0)
+
+
+OTHER = layer("other", (7, FEATURES), out=7)
+NET = model(CONV, FC1, FC2)
+
+
+def ring_of(count: int, nbytes_per_s: float = WIRE, **device) -> Machine:
+    gpus = [f"gpu{i}" for i in range(count)]
+    pairs = zip(gpus, gpus[1:] + gpus[:1], strict=True)
+    links = [link(one, other, nbytes_per_s) for one, other in pairs] if count > 1 else []
+    return box(*["gpu"] * count, links=links, device=device)
