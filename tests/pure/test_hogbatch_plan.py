@@ -1,0 +1,321 @@
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boxes import FLOPS_PER_S, box, link
+from paceline.core.cost import Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import COMPUTE, Cost, Kind
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.workload import Layer, Parameter, Workload
+from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.config import Hogbatch
+from paceline.strategies.hogbatch.plan import memory, plan, plan_until, updates_per_batch
+from paceline.strategies.hogbatch.policy import Counts, Worker, policy_of, updates_of
+
+POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
+WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
+SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
+
+
+def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:
+    """Two layers of which backward takes so long for a sample, on 1 Gflop/s."""
+    backward = Cost(batch_size * seconds / 2 * FLOPS_PER_S)
+    layers = tuple(
+        Layer(name, (Parameter("w", (numel,)),), 8 * batch_size, Cost(), backward)
+        for name in ("a", "b")
+    )
+    return Workload("two", batch_size, layers, (1, 0), 40 * batch_size)
+
+
+def at_speeds(*speeds: float, kinds=None, links=()):
+    """Devices that are so many times as fast as one of 1 Gflop/s; cores unless told."""
+    machine = box(*(kinds or ["cpu"] * len(speeds)), links=links)
+    devices = tuple(
+        device.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
+        for device, speed in zip(machine.devices, speeds, strict=True)
+    )
+    return machine.model_copy(update={"devices": devices})
+
+
+def run(work, machine, config, horizon_s):
+    tasks = plan_until(work, machine, config, horizon_s)
+    return simulate(tasks, Roofline.of(machine), until=horizon_s)
+
+
+@pytest.mark.parametrize("ratio", [1.5, 4.25, 16.5, 236.3])
+def test_with_equal_batches_updates_are_as_the_speeds(ratio):
+    # Algorithm 1: within a time each worker makes as many updates as it has time for.
+    machine, horizon_s = at_speeds(1.0, ratio), 105.0
+    timeline = run(per_sample(10), machine, Hogbatch(policy="hogbatch", threads=1), horizon_s)
+    expected = {"cpu0": int(horizon_s / 10), "cpu1": int(horizon_s / 10 * ratio)}
+    assert statistics.num_updates(timeline) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [1.5, 4.25, 15.5])
+def test_missed_updates_are_the_ratio_of_speeds(ratio):
+    timeline = run(
+        per_sample(10), at_speeds(1.0, ratio), Hogbatch(policy="hogbatch", threads=1), 1e3
+    )
+    missed = statistics.staleness(timeline)
+    assert set(missed["cpu0"]) == {int(ratio), int(ratio) + 1}
+    assert set(missed["cpu1"]) == {0, 1}
+    mean = sum(number * count for number, count in missed["cpu0"].items()) / missed["cpu0"].total()
+    assert mean == pytest.approx(ratio, rel=0.02)
+
+
+def test_proportional_batches_take_equally_long():
+    # 4:1 and 100 samples a worker: 160 and 40, each in 40 s of the slow one.
+    machine, config = at_speeds(4.0, 1.0), Hogbatch(policy="proportional", threads=1)
+    step_s = period(lambda n: plan(per_sample(100), machine, config, Window(n)), roof(machine), 2)
+    assert step_s == pytest.approx(40, rel=1e-6)
+    timeline = simulate(plan(per_sample(100), machine, config, Window(3)), roof(machine))
+    assert {size for _, size in statistics.batch_sizes(timeline)["cpu0"]} == {160}
+    assert statistics.utilisation(timeline) == pytest.approx({"cpu0": 1, "cpu1": 1}, rel=1e-6)
+
+
+def roof(machine):
+    return Roofline.of(machine)
+
+
+@settings(max_examples=20, deadline=None)
+@given(ratio=st.floats(1.0, 60.0), alpha=st.sampled_from([1.5, 2.0, 4.0]))
+def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
+    config = Hogbatch(threads=1, cpu_batch=(1, 64), alpha=alpha)
+    timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 600.0)
+    shares = statistics.update_shares(timeline)
+    assert shares["cpu0"] == pytest.approx(0.5, abs=0.05)
+    assert min(statistics.utilisation(timeline).values()) > 0.9
+
+
+@pytest.mark.parametrize("ratio", [128.5, 512.5])
+def test_beyond_its_thresholds_adaptive_is_as_uneven_as_they_leave_it(ratio):
+    # The slow worker stays at 1 sample, the fast one at 64.
+    config = Hogbatch(threads=1, cpu_batch=(1, 64))
+    made = statistics.num_updates(run(per_sample(8), at_speeds(1.0, ratio), config, 600.0))
+    assert made["cpu1"] / made["cpu0"] == pytest.approx(ratio / 64, rel=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    speeds=st.lists(st.floats(0.5, 300), min_size=2, max_size=4),
+    alpha=st.floats(1.1, 5),
+    least=st.integers(1, 8),
+    factor=st.integers(1, 64),
+    threads=st.integers(1, 5),
+)
+def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor, threads):
+    config = Hogbatch(
+        workers=len(speeds),
+        threads=threads,
+        cpu_batch=(least, least * factor),
+        alpha=alpha,
+    )
+    timeline = simulate(
+        plan(per_sample(64), at_speeds(*speeds), config, Window(12)),
+        roof(at_speeds(*speeds)),
+    )
+    low, high = threads * least, threads * least * factor
+    total = 12 * 64 * len(speeds)
+    assert total <= sum(statistics.num_samples(timeline).values()) < total + len(speeds) * high
+    sizes = [[size for _, size in done] for done in statistics.batch_sizes(timeline).values()]
+    assert all(low <= size <= high for own in sizes for size in own)
+    for own in sizes:
+        for one, other in pairwise(own):
+            assert one / alpha - 1 <= other <= one * alpha + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    speeds=st.tuples(*[st.floats(0.7, 90)] * 3),
+    policy=st.sampled_from(POLICIES),
+    links=st.sampled_from([WAYS, SHARED]),
+    numel=st.integers(1, 2000),
+)
+def test_the_simulator_reproduces_what_the_coordinator_decided(speeds, policy, links, numel):
+    # An oracle that knows the simulated times alone: the policy is asked again, with the updates
+    # that stand in the timeline by the time at which each worker asked.
+    machine = at_speeds(*speeds, kinds=["cpu", "gpu", "gpu"], links=links)
+    config = Hogbatch(workers=3, policy=policy, threads=3, beta=0.5)
+    work = per_sample(16, numel, 1e-2)
+    timeline = simulate(plan(work, machine, config, Window(8)), roof(machine))
+    assert sum(statistics.num_samples(timeline).values()) >= 8 * 16 * 3
+    if policy == "proportional":  # its sizes come from prices, which are not in the timeline
+        return
+    workers = [Worker("cpu", 3, 1), Worker("gpu", 1, 1), Worker("gpu", 1, 1)]
+    asked = policy_of(config, workers, 16)
+    done = [statistics.updates(timeline).get(name, []) for name in ("cpu0", "gpu1", "gpu2")]
+    handed = [
+        (done[worker][i - 1].end_s if i else 0.0, worker, update.num_samples)
+        for worker in range(3)
+        for i, update in enumerate(done[worker])
+    ]
+    said = [0, 0, 0]
+    for time_s, worker, size in sorted(handed):
+        made = [
+            sum(
+                updates_of(workers[other], update.num_samples, 0.5)
+                for update in done[other]
+                if update.end_s <= time_s
+            )
+            for other in range(3)
+        ]
+        said[worker] = asked.next_batch(worker, Counts(made, said))
+        assert size == said[worker], (time_s, worker)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_workers_never_wait_for_each_other(policy):
+    machine = at_speeds(1.0, 7.3)
+    timeline = run(per_sample(32), machine, Hogbatch(policy=policy, threads=2), 500.0)
+    for device in ("cpu0", "cpu1"):
+        spans = [span for span in timeline.spans if span.on[0].owner == device]
+        ends = [0.0, *(span.end_s for span in spans)]
+        assert [span.start_s for span in spans] == ends[:-1]
+
+
+def test_a_gpu_copies_the_model_in_and_its_gradient_out():
+    machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0, 0.25)])
+    config = Hogbatch(policy="hogbatch", threads=1)
+    work = per_sample(2, numel=500)  # 4000 bytes
+    tasks = plan(work, machine, config, Window(10))
+    own = [task.name for task in tasks.tasks if task.name.endswith("@worker1")]
+    names = [name for name in own if name.startswith("s0/")]
+    assert names == [
+        "s0/h2d[batch]@worker1",
+        "s0/h2d[model]@worker1",
+        "s0/forward[a]@worker1",
+        "s0/forward[b]@worker1",
+        "s0/backward[b]@worker1",
+        "s0/backward[a]@worker1",
+        "s0/step@worker1",
+        "s0/d2h[update]@worker1",
+        "s0/reduce[update]@worker1",
+    ]
+    seconds = {
+        span.name[3:-8]: span.duration_s
+        for span in simulate(tasks, roof(machine)).spans
+        if span.name in names
+    }
+    assert seconds["h2d[batch]"] == pytest.approx(0.25 + 0.08)
+    assert seconds["h2d[model]"] == seconds["d2h[update]"] == pytest.approx(4.25)
+    # Cores read no copy: their three stages are all that they do.
+    own = {task.kind for task in tasks.tasks if task.name.endswith("@worker0")}
+    assert own == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
+
+
+def test_a_gpu_alone_keeps_the_model():
+    machine = box("gpu", links=[link("gpu0", "h", 1000.0)])
+    tasks = plan(per_sample(2), machine, Hogbatch(workers=1, policy="hogbatch"), Window(2)).tasks
+    kinds = Counter(task.kind for task in tasks)
+    assert (kinds[Kind.H2D], kinds[Kind.D2H], kinds[Kind.STEP]) == (2, 0, 2)
+    assert all(task.on[0].owner == "gpu0" for task in tasks)
+
+
+def test_the_workloads_own_batch_costs_what_it_says():
+    layer = Layer("a", (Parameter("w", (10,)),), 8, Cost(7, 300, 3), Cost(9, 500, 4, 1))
+    work = Workload("one", 12, (layer,), (0,), 0)
+    tasks = plan(work, box("cpu"), Hogbatch(workers=1, policy="hogbatch", threads=1), Window(1))
+    assert tasks["s0/forward[a]@worker0"].cost == layer.forward
+    assert tasks["s0/backward[a]@worker0"].cost == layer.backward
+
+
+@pytest.mark.parametrize(
+    ("threads", "nbytes"), [(1, (40 + 65, 80 + 105)), (3, (120 + 65, 240 + 105))]
+)
+def test_parameters_and_calls_are_paid_for_in_small_batches_too(threads, nbytes):
+    # A quarter of the batch: a quarter of the flops and of the 260 and 420 bytes of activations,
+    # but all 40 bytes of parameters once or twice, for every thread, and all calls. The layer with
+    # which backward ends writes its gradients, and reads nothing for one of the samples.
+    layer = Layer("a", (Parameter("w", (10,)),), 8, Cost(8, 300, 3), Cost(16, 500, 4))
+    first = Layer("z", (Parameter("w", (10,)),), 8, Cost(), Cost(16, 460, 4))
+    work = Workload("one", 12, (first, layer), (1, 0), 0)
+    config = Hogbatch(workers=1, policy="cpu_gpu", cpu_batch=(3 // threads, 64), threads=threads)
+    tasks = plan(work, box("cpu"), config, Window(1))
+    assert tasks["s0/forward[a]@worker0"].cost == Cost(2, nbytes[0], 3)
+    assert tasks["s0/backward[a]@worker0"].cost == Cost(4, nbytes[1], 4)
+    assert tasks["s0/backward[z]@worker0"].cost == Cost(4, threads * 40 + 105, 4)
+    assert tasks["s0/step@worker0"].cost == Cost(40 * threads, 3 * 80 * threads, 2)
+
+
+def test_threads_are_the_hosts_unless_told():
+    machine = box("cpu", "cpu")  # 8 cores
+    assert updates_per_batch(machine, Hogbatch()) == {"cpu0": 4, "cpu1": 4}
+    assert updates_per_batch(machine, Hogbatch(threads=3, beta=0.5)) == {"cpu0": 1.5, "cpu1": 1.5}
+
+
+def test_memory_holds_the_largest_batch_and_one_shared_model():
+    machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
+    work = per_sample(10, numel=100)  # 800 bytes of parameters, 80 of features a layer, 400 in
+    config = Hogbatch(threads=2, cpu_batch=(1, 15), gpu_batch=(1, 5))
+    # Features: both layers', and the gradients of the second's input and output: 320 bytes for 10.
+    assert memory(work, machine, config) == {
+        "h": 800,
+        "cpu0": 2 * 800 + 3 * 320,
+        "gpu1": 2 * 800 + 160 + 200,
+    }
+
+
+def test_a_horizon_is_reached_by_all_workers():
+    machine = at_speeds(1.0, 30.5)
+    tasks = plan_until(per_sample(10), machine, Hogbatch(policy="hogbatch"), 55.0)
+    ends = Counter(span.on[0].owner for span in simulate(tasks, roof(machine)).spans)
+    assert set(ends) == {"cpu0", "cpu1"}
+    last = defaultdict(float)
+    for span in simulate(tasks, roof(machine)).spans:
+        last[span.on[0].owner] = max(last[span.on[0].owner], span.end_s)
+    assert min(last.values()) >= 55.0
+    assert all(task.kind in COMPUTE for task in tasks.tasks)
+
+
+@pytest.mark.parametrize("horizon_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_horizon_that_never_comes_is_refused(horizon_s):
+    with pytest.raises(ValueError, match="a horizon is a positive number of seconds"):
+        plan_until(per_sample(1), box("cpu"), Hogbatch(workers=1), horizon_s)
+
+
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        (box("cpu"), "workers: 2 do not fit on machine 'box', which has 1 devices"),
+        (box("cpu", "gpu"), "no link leads from 'h' to 'gpu1'"),
+        (box("cpu", "cpu", hosts="ab"), "'cpu0' is on 'a' and others are on 'b'; take the devices"),
+    ],
+)
+def test_machines_that_cannot_share_a_model_are_refused(machine, says):
+    with pytest.raises(InvalidInput, match=says):
+        plan(per_sample(4), machine, Hogbatch(), Window(1))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_takes_what_all_workers_together_need_for_it(policy):
+    # 1:16 and 2 x 64 samples a step: 128 / 17 s, also where the slow one never ends a batch that
+    # the fast one does not end many times over.
+    machine, config = at_speeds(1.0, 16.0), Hogbatch(policy=policy, threads=1, cpu_batch=(1, 32))
+    step_s = period(lambda n: plan(per_sample(64), machine, config, Window(n)), roof(machine), 60)
+    assert step_s == pytest.approx(128 / 17, rel=0.03)
+
+
+def test_updates_on_their_way_do_not_count():
+    machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
+    work = per_sample(2, numel=500)  # 4 s each way beside 2 s of backward
+    config = Hogbatch(policy="hogbatch", threads=1)
+    tasks = plan_until(work, machine, config, 20.0)
+    before = simulate(tasks, roof(machine), until=10.0)
+    assert statistics.num_updates(before) == {"cpu0": 4, "gpu1": 0}
+    assert any(span.kind is Kind.STEP and span.on[0].owner == "gpu1" for span in before.spans)
+    after = simulate(tasks, roof(machine), until=10.2)
+    assert statistics.num_updates(after)["gpu1"] == 1
+
+
+def test_a_window_ends_with_its_last_samples():
+    machine = at_speeds(1.0, 300.5)
+    tasks = plan(per_sample(10), machine, Hogbatch(policy="hogbatch", threads=1), Window(4))
+    timeline = simulate(tasks, roof(machine))
+    # The slow worker is not done with its first batch: it is cut off, and nobody waits for it.
+    assert statistics.num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
+    assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
