@@ -38,6 +38,7 @@ class _Step:
     entered: list[int] = field(default_factory=list)
     segment_ends: list[Counts] = field(default_factory=list)
     handed_on: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
     ready: dict[tuple[int, int], Counts] = field(default_factory=dict)
     backward_end: Counts = (0, 0, 0)
 
@@ -49,7 +50,8 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
     called with the tensors as positional arguments, in the mode (training or evaluation) in which
     it is. The backward pass starts from all floating-point outputs, each with a gradient of ones.
     Costs are those of the whole batch. `activation_nbytes` counts what is made in a layer's
-    forward segment and read after it: between two layers of a chain, the tensor handed on.
+    forward segment and read after it: between two layers of a chain, the tensor handed on;
+    `kept_nbytes`, what is made there and read in the backward pass.
     Layers whose gradients never come stand last in `backward_order`; a layer whose module is never
     entered (its parent uses its parameters) has no forward cost of its own.
 
@@ -144,13 +146,15 @@ def _run(model: nn.Module, batch: _Batch) -> _Step:
     step.segment_ends.append(counter.counts)
     hand_over.read(outputs, outside=True)
     step.handed_on = [hand_over.nbytes(i) for i in range(len(step.segment_ends))]
-    _run_backward(layers, outputs, step)
+    hand_over.in_backward = True
+    _run_backward(layers, outputs, step, CostCounter(hand_over))
+    step.kept = [hand_over.kept_nbytes(i) for i in range(len(step.segment_ends))]
     return step
 
 
-def _run_backward(layers: Sequence[LayerModule], outputs: list[Tensor], step: _Step) -> None:
-    counter = CostCounter()
-
+def _run_backward(
+    layers: Sequence[LayerModule], outputs: list[Tensor], step: _Step, counter: CostCounter
+) -> None:
     def accumulated(key: tuple[int, int]) -> None:
         step.ready.pop(key, None)  # moves it to the end: of several gradients the last one counts
         step.ready[key] = counter.counts
@@ -199,6 +203,7 @@ def _describe_layers(
     entered = step.entered or order[:1]
     forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
     handed_on = dict(zip(entered, step.handed_on, strict=True))
+    kept = dict(zip(entered, step.kept, strict=True))
     ends = _ends_of_layers(step)
     until = [*list(ends.values())[:-1], step.backward_end]
     backward = dict(zip(ends, _differences(until), strict=True))
@@ -212,6 +217,7 @@ def _describe_layers(
                 activation_nbytes=handed_on.get(index, before),
                 forward=forward.get(index, Cost()),
                 backward=backward.get(index, Cost()),
+                kept_nbytes=kept.get(index, 0),
             )
         )
     return tuple(described)

@@ -22,26 +22,35 @@ class HandOver:
     In a chain of layers that is the one tensor between two neighbours. Around a branch a tensor
     counts where it was made, once, however many segments read it. A tensor changed in place counts
     as made by the last segment that changed it.
+
+    Once `in_backward` is set, it finds what of each segment is kept until then: the storages that
+    backward reads.
     """
 
     def __init__(self) -> None:
         self.segment = 0
+        self.in_backward = False
         self._maker: dict[StorageWeakRef, int] = {}
         self._read: dict[int, dict[_Slice, tuple[int, int]]] = defaultdict(dict)
+        self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
         """Note that the current segment, or what comes after the model, reads `tensors`."""
         for tensor in tensors:
             storage = _storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
-            if storage is not None and maker is not None and (outside or maker < self.segment):
+            if storage is None or maker is None:
+                continue
+            if self.in_backward:
+                self._kept[maker][storage] = tensor.untyped_storage().nbytes()
+            elif outside or maker < self.segment:
                 part = (storage, int(tensor.storage_offset()), tuple(tensor.shape))
                 limit = tensor.untyped_storage().nbytes()
                 self._read[maker][part] = (stored_nbytes(tensor), limit)
 
     def made(self, tensors: Sequence[Tensor]) -> None:
-        """Note that the current segment made `tensors`."""
-        for tensor in tensors:
+        """Note that the current segment made `tensors`; what backward makes is not kept for it."""
+        for tensor in () if self.in_backward else tensors:
             storage = _storage_of(tensor)
             if storage is not None:
                 self._maker[storage] = self.segment
@@ -52,6 +61,10 @@ class HandOver:
         for (storage, _, _), (nbytes, limit) in self._read[segment].items():
             sizes[storage] = min(limit, sizes[storage] + nbytes)
         return sum(sizes.values())
+
+    def kept_nbytes(self, segment: int) -> int:
+        """Bytes that `segment` made and backward read."""
+        return sum(self._kept[segment].values())
 
 
 class CostCounter(TorchDispatchMode):
