@@ -10,8 +10,9 @@ from paceline.core.compare import compare
 from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import write_trace
-from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from paceline.result import ComparisonTable, EpochRow, Result
 from paceline.settings import TrainSettings
+from plan_rows import plan_row
 
 MACHINE = Path(__file__).parents[1] / "machines" / "two-core-epyc.toml"
 COMPUTE = (Resource("cpu0", "compute"),)
@@ -47,7 +48,7 @@ def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
     folder.mkdir()
     timelines = steps(predicted_s, "predicted"), steps(measured_s, "measured")
     write_trace(folder / "trace.json", timelines)
-    row = PlanRow(
+    row = plan_row(
         strategy="allreduce",
         workers=1,
         step_s=predicted_s,
@@ -58,6 +59,8 @@ def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
     result = Result(
         id=folder.name,
         settings=TrainSettings(model="lenet5", workers=1),
+        strategy="allreduce",
+        decisions=(),
         machine={"processor": "some"},
         plans=(row,),
         epochs=(EpochRow(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),

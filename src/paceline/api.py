@@ -1,6 +1,7 @@
 """What a program calls: plan, rehearse and train."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,18 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.timeline import Timeline
+from paceline.core.workload import Workload
 from paceline.launching import carry_out, order, under_torchrun
-from paceline.machine_file import read_machine
+from paceline.machine_file import find_machine
 from paceline.models.workload import workload_of
-from paceline.planner import Forecast, forecasts_of, rank
+from paceline.planner import Ranking, search
+from paceline.planner.sweep import Sweep, parse_range
+from paceline.planner.sweep import sweep as sweep_links
 from paceline.record.trace import read_timeline
 from paceline.report import write_report
 from paceline.result import RehearsalResult, Result, read_result
 from paceline.strategies import STRATEGIES
 from paceline.worker import Verb
-
-_FEW_DEVICES = 8
 
 
 @dataclass(frozen=True)
@@ -114,45 +116,56 @@ def plan(
     batch_size: int = 64,
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
-) -> list[Forecast]:
+) -> Ranking:
     """Return what each strategy would take on a machine with 1, 2, ... workers, best first.
 
-    With each codec too, where there is something to encode and the machine says how fast that is;
-    `paceline.planner.advise` says whether one pays.
+    A ranking is a sequence of forecasts: of each strategy with each codec that has something to
+    encode and whose speed the machine says, each choice of devices, and the best chunk. It says too
+    what was `refused` and why, how many workers are `worth` using, and by its `advice` whether a
+    codec pays.
 
-    `machine` is a file such as machines/*.toml, `batch_size` the samples of a step over all
-    workers, `input_shape` that of one sample; built-in models know theirs. With `workers` only that
-    number is looked at. InvalidInput if the model, the machine or the numbers do not fit.
+    `machine` is a file or the name of one of machines/*.toml, `batch_size` the samples of a step
+    over all workers, `input_shape` that of one sample; built-in models know theirs. With `workers`
+    only that number is looked at. InvalidInput if the model, the machine or the numbers do not fit.
     """
-    known = machine if isinstance(machine, Machine) else read_machine(Path(machine))
+    question = _question(model, machine, batch_size, input_shape)
+    return search(*question, batch_size, workers)
+
+
+def sweep(
+    model: str | nn.Module,
+    machine: str | Path | Machine,
+    over: str,
+    batch_size: int = 64,
+    input_shape: tuple[int, ...] | None = None,
+    workers: int | None = None,
+) -> Sweep:
+    """Return the rankings of `plan` along a range of what the links between hosts can do.
+
+    `over` is "bandwidth=100M:10G", in bits a second, or "latency=10u:1m", in seconds; on a machine
+    of one host all links have it. Without `workers` all devices are used. InvalidInput as by
+    `plan`.
+    """
+    question = _question(model, machine, batch_size, input_shape)
+    return sweep_links(*question, batch_size, parse_range(over), workers)
+
+
+_Question = tuple[Callable[[int], Workload], Machine, tuple[Strategy, ...]]
+
+
+def _question(
+    model: str | nn.Module,
+    machine: str | Path | Machine,
+    batch_size: int,
+    input_shape: tuple[int, ...] | None,
+) -> _Question:
+    known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
         raise InvalidInput(f"batch_size: must be at least 1, not {batch_size}")
     if input_shape is not None and (not input_shape or min(input_shape) < 1):
         raise InvalidInput(f"input_shape: sizes must be at least 1, not {input_shape}")
-    forecasts: list[Forecast] = []
-    for count in _worker_counts(known, batch_size, workers):
-        workload = workload_of(model, -(-batch_size // count), input_shape)
-        for strategy in _strategies(count):
-            forecasts += forecasts_of(workload, known, strategy, count, batch_size)
-    return rank(forecasts)
 
+    def workload(samples: int) -> Workload:
+        return workload_of(model, samples, input_shape)
 
-def _strategies(workers: int) -> list[Strategy]:
-    """Return all strategies; one worker has nobody to exchange with, and all are the same."""
-    return list(STRATEGIES.values())[: None if workers > 1 else 1]
-
-
-def _worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> list[int]:
-    """Return the wanted count, or all up to a few, then only doublings and the whole machine."""
-    num_devices = len(machine.devices)
-    most = min(num_devices, batch_size)
-    if wanted is not None:
-        if not 1 <= wanted <= most:
-            raise InvalidInput(
-                f"workers: {wanted} do not fit; machine {machine.name} with batch_size "
-                f"{batch_size} allows 1 to {most}"
-            )
-        return [wanted]
-    counts = set(range(1, min(most, _FEW_DEVICES) + 1)) | {most}
-    counts |= {_FEW_DEVICES << i for i in range(num_devices.bit_length())}
-    return sorted(count for count in counts if count <= most)
+    return workload, known, tuple(STRATEGIES.values())

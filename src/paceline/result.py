@@ -1,5 +1,7 @@
 """The result of a run, as result.json holds it."""
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -7,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput
-from paceline.planner import Advice, Forecast
+from paceline.planner import ERROR_BAR, Advice, Forecast, Ranking
 from paceline.settings import RehearseSettings, TrainSettings, first_fault
 
 
@@ -22,14 +24,26 @@ class _Origin(BaseModel):
 
 
 class PlanRow(_Record):
-    """One line of the plan table."""
+    """One line of the plan table.
+
+    `config` is the strategy's configuration; `efficiency` is samples a second over what the devices
+    would reach on their own; `link_nbytes_per_step` is by direction of a link, of a ring on its
+    slowest way, and `memory_nbytes` by device, and by host where one holds anything.
+    """
 
     strategy: str
     codec: str | None = None
+    config: dict[str, Any]
     workers: int
+    placement: str
+    devices: tuple[str, ...]
     step_s: float
     samples_per_s: float
+    efficiency: float | None
+    exposed_s: float
     wire_nbytes_per_step: float
+    link_nbytes_per_step: dict[str, float]
+    memory_nbytes: dict[str, int]
     why: str
 
     @classmethod
@@ -38,10 +52,17 @@ class PlanRow(_Record):
         return cls(
             strategy=forecast.strategy,
             codec=forecast.codec,
+            config=asdict(forecast.config),
             workers=forecast.workers,
+            placement=forecast.placement,
+            devices=forecast.devices,
             step_s=forecast.step_s,
             samples_per_s=forecast.samples_per_s,
+            efficiency=forecast.efficiency,
+            exposed_s=forecast.breakdown.exposed_s,
             wire_nbytes_per_step=forecast.wire_nbytes,
+            link_nbytes_per_step=dict(forecast.link_nbytes),
+            memory_nbytes=dict(forecast.memory_nbytes),
             why=forecast.why,
         )
 
@@ -79,6 +100,56 @@ class AdviceRow(_Record):
             link_busy=advice.beside.link_busy,
             sentence=advice.sentence,
         )
+
+
+class RefusalRow(_Record):
+    """A strategy that cannot be used on so many workers, and why."""
+
+    strategy: str
+    workers: int
+    placement: str
+    why: str
+
+
+class RankingRows(_Record):
+    """All plans of a machine, best first, and what is to be said of them.
+
+    `workers_worth` are those beyond which more hardly gain, `error_bar` the mean absolute error of
+    such predictions, as a share of what was measured. Both sentences are about the plans.
+    """
+
+    plans: tuple[PlanRow, ...]
+    refused: tuple[RefusalRow, ...]
+    workers_worth: int | None
+    workers_sentence: str | None
+    error_bar: float
+    advice: AdviceRow | None
+
+    @classmethod
+    def of(cls, ranking: Ranking) -> Self:
+        """Return the rows of a ranking."""
+        advice = ranking.advice
+        return cls(
+            plans=tuple(PlanRow.of(forecast) for forecast in ranking),
+            refused=tuple(RefusalRow(**asdict(refusal)) for refusal in ranking.refused),
+            workers_worth=ranking.worth if ranking else None,
+            workers_sentence=ranking.workers_sentence if ranking else None,
+            error_bar=ERROR_BAR,
+            advice=AdviceRow.of(advice) if advice else None,
+        )
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """What a terminal says below the table: of each strategy only its first refusal."""
+        if self.workers_sentence:
+            yield self.workers_sentence
+        if self.advice:
+            yield self.advice.sentence
+        first = {row.strategy: row for row in reversed(self.refused)}
+        for name, row in first.items():
+            yield f"{name} is refused on {row.workers} workers: {row.why}"
+        error = f"{100 * self.error_bar:.0f} %"
+        yield f"predictions are off by {error} on average: plans closer than that may change places"
 
 
 class EpochRow(_Record):
@@ -162,12 +233,15 @@ class RehearsalResult(_Record):
 class Result(_Record):
     """What a run did: result.json.
 
+    `strategy` is the one that was used in the end, and `decisions` say why where it was chosen.
     `measured_step_s` is the median over all steps but the traced ones; `comparison` is about the
     traced ones. `faults` lists where the trace departs from the plan.
     """
 
     id: str
     settings: TrainSettings
+    strategy: str
+    decisions: tuple[str, ...]
     machine: dict[str, Any]
     plans: tuple[PlanRow, ...]
     epochs: tuple[EpochRow, ...]

@@ -3,10 +3,11 @@
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_model
@@ -18,22 +19,24 @@ from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.data import Dataset, ShardedBatches, load, loader
+from paceline.exchange.checked import Candidate, Checked
 from paceline.links.group import Group
 from paceline.models import describe, find
-from paceline.planner import Forecast, chunk_seconds, forecast, rank
+from paceline.planner import ERROR_BAR, Forecast, chunk_seconds, forecast, rank
 from paceline.record.clock import clock_for
 from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.record.trace import write_trace
 from paceline.report import write_report
 from paceline.result import ComparisonTable, EpochRow, PlanRow, RehearsalResult, Result
-from paceline.settings import RunSettings, TrainSettings
-from paceline.strategies import STRATEGIES, find_strategy, probers
-from paceline.training.loop import Epoch, Job, Outcome, share_batches
+from paceline.settings import AUTO, RunSettings, TrainSettings
+from paceline.strategies import EXCHANGES, find_exchange, probers
+from paceline.training.loop import Epoch, Job, Outcome, num_untraced, share_batches, train
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
 from paceline.training.this_machine import facts
 
+_TOLERANCE = 2 * ERROR_BAR
 SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
 
 
@@ -120,7 +123,7 @@ def _configs(setup: Setup) -> dict[str, Any]:
         name: setup.settings.config()
         if name == setup.settings.strategy
         else strategy.config(workers=setup.group.world_size)
-        for name, strategy in STRATEGIES.items()
+        for name, strategy in EXCHANGES.items()
     }
 
 
@@ -128,7 +131,7 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
     """Return what each strategy would take with these workers, best first."""
     forecasts = []
     for name, config in _configs(setup).items():
-        strategy = STRATEGIES[name]
+        strategy = EXCHANGES[name]
         machine, cost = measured.calibrated(strategy, config)
         if name == "host" and "chunk" not in setup.settings.options:
             sizes = chunk_seconds(
@@ -141,15 +144,31 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
     return rank(forecasts)
 
 
+class Trained(NamedTuple):
+    """A rank's outcome, the timeline of all ranks, and the plan that was carried out.
+
+    `decisions` are what was said of it on the way, where the strategy was to be chosen.
+    """
+
+    outcome: Outcome
+    timeline: Timeline
+    chosen: Forecast
+    decisions: tuple[str, ...]
+
+
 def train_here(
     setup: Setup,
-    chosen: Forecast,
+    forecasts: Sequence[Forecast],
     report: Callable[[Epoch], None],
     advance: Callable[[], None],
-) -> tuple[Outcome, Timeline]:
-    """Train on all ranks; return this rank's outcome and the timeline of all ranks."""
+    say: Callable[[str], None],
+) -> Trained:
+    """Train on all ranks as the settings say or, with strategy "auto", as the forecasts do.
+
+    `say` is told of every change of mind.
+    """
     settings, group = setup.settings, setup.group
-    device = chosen.devices[group.rank]
+    device = forecasts[0].devices[group.rank]
     job = Job(
         model=setup.model,
         data=setup.data,
@@ -163,22 +182,60 @@ def train_here(
     )
     # The profile has drawn random numbers; and ranks must not drop out the same units.
     torch.manual_seed(settings.seed + group.rank)
-    runner = import_module(find_strategy(settings.strategy).run)
-    outcome: Outcome = runner.train(job, chosen.config)
-    return outcome, gather_timeline(outcome.spans, outcome.offset, group)
+    if settings.strategy == AUTO:
+        name, outcome, decisions = _choose(job, forecasts, say)
+    else:
+        name, decisions = settings.strategy, []
+        config = _forecast_of(name, forecasts).config
+        outcome = import_module(find_exchange(name).run).train(job, config)
+    timeline = gather_timeline(outcome.spans, outcome.offset, group)
+    return Trained(outcome, timeline, _forecast_of(name, forecasts), tuple(decisions))
 
 
-def result_of(
-    setup: Setup,
-    run_id: str,
-    forecasts: Sequence[Forecast],
-    outcome: Outcome,
-    measured: Timeline,
-) -> Result:
+def _forecast_of(name: str, forecasts: Sequence[Forecast]) -> Forecast:
+    return next(forecast for forecast in forecasts if forecast.strategy == name)
+
+
+def _choose(
+    job: Job, forecasts: Sequence[Forecast], say: Callable[[str], None]
+) -> tuple[str, Outcome, list[str]]:
+    """Train as predicted to be fastest, or else as measured; return the name of that, and why."""
+    decisions: list[str] = []
+
+    def decide(why: str) -> None:
+        decisions.append(why)
+        say(why)
+
+    # Profiles differ between ranks, and all have to go the same way: rank 0's.
+    predicted = job.group.gather([(one.strategy, one.step_s) for one in forecasts])[0]
+    candidates = [
+        _candidate(job, _forecast_of(strategy, forecasts), step_s) for strategy, step_s in predicted
+    ]
+    shown = [f"{one.name} {one.predicted_s * 1e3:.3g} ms" for one in candidates]
+    decide(f"auto: {candidates[0].name} first; predicted {', '.join(shown)} a step")
+    checked = Checked(
+        candidates,
+        job.group,
+        _TOLERANCE,
+        num_untraced(len(job.batches), job.epochs) + (job.epochs > 1) * len(job.batches),
+        decide,
+    )
+    outcome = train(job, checked)
+    steady = outcome.step_seconds[checked.num_searched :] or outcome.step_seconds[-1:]
+    return checked.name, replace(outcome, step_seconds=steady), decisions
+
+
+def _candidate(job: Job, forecast: Forecast, predicted_s: float) -> Candidate:
+    run = import_module(find_exchange(forecast.strategy).run)
+    make = partial(run.replica, job.model, forecast.config, job.group)
+    return Candidate(forecast.strategy, predicted_s, make)
+
+
+def result_of(setup: Setup, run_id: str, forecasts: Sequence[Forecast], trained: Trained) -> Result:
     """Bring together what all ranks have to say of a run. All ranks must call it together."""
     settings, group = setup.settings, setup.group
-    chosen = next(f for f in forecasts if f.strategy == settings.strategy)
-    plan = find_strategy(settings.strategy).plan(
+    outcome, measured, chosen, decisions = trained
+    plan = find_exchange(chosen.strategy).plan(
         setup.workload, chosen.machine, chosen.config, Window(measured.num_steps())
     )
     measured_step_s = median(outcome.step_seconds)
@@ -187,6 +244,8 @@ def result_of(
     return Result(
         id=run_id,
         settings=settings,
+        strategy=chosen.strategy,
+        decisions=decisions,
         machine=facts(group.device),
         plans=tuple(PlanRow.of(forecast) for forecast in forecasts),
         epochs=tuple(EpochRow(**asdict(epoch)) for epoch in outcome.epochs),

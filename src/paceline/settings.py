@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies import find_strategy
+from paceline.strategies import find_exchange
 
+AUTO = "auto"  # the strategy that is predicted to be the fastest
 _LARGEST_FLOAT32 = 3.4e38
 _LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
 
@@ -39,7 +40,7 @@ class RunSettings(BaseModel):
 
     def config(self) -> Any:
         """Return the strategy's configuration; InvalidInput names a field that is wrong."""
-        strategy = find_strategy(self.strategy)
+        strategy = find_exchange(self.strategy)
         if "workers" in self.options:
             raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
         values = self.options | {"workers": self.workers}
@@ -55,6 +56,15 @@ class TrainSettings(RunSettings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
+
+    def config(self) -> Any:
+        """Return the strategy's configuration; None if the strategy is "auto", and to be chosen."""
+        if self.strategy != AUTO:
+            return super().config()
+        if self.options:
+            names = ", ".join(self.options)
+            raise InvalidInput(f"options: with strategy auto nobody knows {names}; name a strategy")
+        return None
 
 
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * _LONGEST_S)] | None

@@ -10,32 +10,54 @@ from paceline.report.format import duration, nbytes, share
 from paceline.result import ComparisonTable, PlanRow, RehearsalResult, Result
 from paceline.tune.chunk import Trial
 
+_MOST_PLANS = 12
+
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
     """Return a console that takes names of models and files for no markup, and no emoji."""
     return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def plan_table(rows: Sequence[PlanRow], title: str) -> Table:
-    """Return the ranked plans, best first; of codecs only the fastest of each strategy."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("strategy")
-    for column in ("workers", "predicted step", "samples/s", "wire/step"):
-        table.add_column(column, justify="right")
-    table.add_column("why", overflow="fold")
-    for row in _fastest_of_codecs(rows):
+def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
+    """Print the best ranked plans, and why each takes as long; of codecs the fastest alone."""
+    fastest = _fastest(rows)
+    shown = fastest[:_MOST_PLANS]
+    out.print(_plan_table(shown, title))
+    for number, row in enumerate(shown, 1):
+        out.print(f"{number:>2}: {row.why}", soft_wrap=True)
+    if len(fastest) > len(shown):
+        out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
+
+
+def _plan_table(rows: Sequence[PlanRow], title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("", justify="right", min_width=2)
+    table.add_column("strategy", no_wrap=True)
+    for column in ("workers", "step", "samples/s", "eff.", "exposed", "wire/step", "memory"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for number, row in enumerate(rows, 1):
         table.add_row(
-            f"{row.strategy}\n+ {row.codec}" if row.codec else row.strategy,
+            str(number),
+            _named(row),
             str(row.workers),
             duration(row.step_s),
             f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
+            "" if row.efficiency is None else share(row.efficiency, 0),
+            duration(row.exposed_s),
             nbytes(row.wire_nbytes_per_step),
-            row.why,
+            nbytes(max(row.memory_nbytes.values(), default=0)),
         )
     return table
 
 
-def _fastest_of_codecs(rows: Sequence[PlanRow]) -> list[PlanRow]:
+def _named(row: PlanRow) -> str:
+    lines = [row.strategy]
+    lines += [f"+ {row.codec}"] if row.codec else []
+    lines += [f"({row.placement})"] if row.placement != "as listed" else []
+    return "\n".join(lines)
+
+
+def _fastest(rows: Sequence[PlanRow]) -> list[PlanRow]:
     first: dict[tuple[str, int, bool], PlanRow] = {}
     for row in rows:
         first.setdefault((row.strategy, row.workers, row.codec is None), row)

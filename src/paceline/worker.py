@@ -38,9 +38,9 @@ from paceline.settings import RehearseSettings, TrainSettings
 from paceline.tables import (
     comparison_table,
     console,
-    plan_table,
     rehearsal_summary,
     rehearsal_tables,
+    show_plans,
     summary,
 )
 from paceline.training.loop import Epoch
@@ -120,17 +120,16 @@ def _train_or_plan(order: Order, settings: TrainSettings, group: Group) -> None:
     if order.verb == "plan":
         _print_plan(rows, title, order, out)
         return
-    (err if order.as_json else out).print(plan_table(rows, title))
-    chosen = next(f for f in forecasts if f.strategy == settings.strategy)
+    show_plans(err if order.as_json else out, rows, title)
 
     def report(epoch: Epoch) -> None:
         err.print(f"epoch {epoch.number + 1}/{settings.epochs}: {_achieved(epoch)}")
 
     with _Progress("training", setup.num_steps, err) as progress:
-        outcome, timeline = train_here(setup, chosen, report, progress.advance)
-    result = result_of(setup, order.run_id, forecasts, outcome, timeline)
+        trained = train_here(setup, forecasts, report, progress.advance, err.print)
+    result = result_of(setup, order.run_id, forecasts, trained)
     if folder is not None:
-        write(folder, setup.model, result, (chosen.timeline, timeline))
+        write(folder, setup.model, result, (trained.chosen.timeline, trained.timeline))
         tables, text = [comparison_table(result.comparison)], summary(result, str(folder))
         _print_result(result, tables, text, order, out)
 
@@ -164,7 +163,7 @@ def _print_plan(rows: tuple[PlanRow, ...], title: str, order: Order, out: Consol
         plans = TypeAdapter(tuple[PlanRow, ...]).dump_python(rows)
         out.print_json(data={"model": order.settings.model, "origin": "predicted", "plans": plans})
     else:
-        out.print(plan_table(rows, title))
+        show_plans(out, rows, title)
 
 
 def _print_result(

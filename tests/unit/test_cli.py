@@ -164,7 +164,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
         (["--help"], "rehearse  Rehearse training on devices you need not have"),
         (["train", "--help"], "--set FIELD=VALUE"),
         (["rehearse", "--help"], "--stretch <float>"),
-        (["plan", "--help"], "--machine <path>"),
+        (["plan", "--help"], "--machine <str>"),
         (["compare", "--help"], "[second]"),
         (["report", "--help"], "{folder}"),
         (["--version"], version("paceline")),

@@ -56,7 +56,7 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         (["train", "lenet5", "--profile-s", "inf"], "profile_s: "),
         (["rehearse", "lenet5"], "device, stretch: neither is given"),
         ([*PACED, "--stretch", "2"], "device, stretch: both are given"),
-        (["rehearse", "lenet5", "--device", "k99"], "device: 'k99' is not known; known are power8"),
+        (["rehearse", "lenet5", "--device", "k99"], "device: 'k99' is not known; known are 8xh100"),
         (["rehearse", "lenet5", "--device", "none.toml:a"], "none.toml: cannot be read: No such"),
         (["rehearse", "lenet5", "--device", f"{MACHINE}:gpu"], "known are two-core-epyc/cpu0, two"),
         (["rehearse", "lenet5", "--stretch", "0.5"], "stretch: Input should be greater than or eq"),

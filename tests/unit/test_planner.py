@@ -9,17 +9,21 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.planner import Forecast, advise, forecast, forecasts_of, rank
-from paceline.strategies import find_strategy
+from paceline.planner import Forecast, advise, forecast, rank, search
+from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 
-ALLREDUCE = find_strategy("allreduce")
+ALLREDUCE = find_exchange("allreduce")
 FLOPS_PER_S, WIRE_PER_S, LATENCY_S = 1e9, 1e6, 0.5
 
 
 def machine(num_devices: int = 2, uses_cores: bool = False, memory_per_s: float = 1e15) -> Machine:
     """Devices of 1 Gflop/s on one host, whose link takes 1 MB/s."""
-    fact = {"memory_bytes": 1, "memory_bandwidth_bytes_per_s": memory_per_s, "source": "made up"}
+    fact = {
+        "memory_bytes": 10**9,
+        "memory_bandwidth_bytes_per_s": memory_per_s,
+        "source": "made up",
+    }
     device = fact | {"host": "h", "kind": "cpu", "flops_per_s": FLOPS_PER_S}
     link = {
         "between": ["h", "h"],
@@ -117,8 +121,11 @@ def hosts(kernels: tuple[str, ...], nbytes_per_s: float = 1e6, codec: dict = SPE
     return box("cpu", "cpu", hosts="ab", links=[link("a", "b", nbytes_per_s, 1e-3)], **facts)
 
 
-def forecasts(machine: Machine, name: str = "allreduce") -> list[Forecast]:
-    return forecasts_of(workload(), machine, find_strategy(name), 2, 8)
+def forecasts(machine: Machine, name: str = "allreduce", workers: int = 2) -> list[Forecast]:
+    """Those of one strategy, the plain one first."""
+    found = search(lambda _: workload(), machine, [find_exchange(name)], 8, workers)
+    codecs = (None, "half", "bfloat16", "dynamic8", "onebit")
+    return sorted(found, key=lambda one: codecs.index(one.codec))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +151,7 @@ def test_nothing_is_forecast_for_codecs_that_encode_nothing():
     on_one = Machine.model_validate(one_host)
     assert [one.codec for one in forecasts(on_one, "host")] == [None]
     assert [one.codec for one in forecasts(on_one)] == [None, "dynamic8"]
-    alone = forecasts_of(workload(), on_one, ALLREDUCE, 1, 8)
-    assert [one.codec for one in alone] == [None]
+    assert [one.codec for one in forecasts(on_one, workers=1)] == [None]
 
 
 def test_a_codec_pays_where_the_link_is_slow():

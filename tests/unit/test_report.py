@@ -18,10 +18,11 @@ from paceline.report import write_report
 from paceline.report.format import duration, share
 from paceline.report.markup import Html, element, table
 from paceline.report.palette import PARTS
-from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from paceline.result import ComparisonTable, EpochRow, Result
 from paceline.settings import TrainSettings
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
+from plan_rows import plan_row
 
 HOSTILE = '<script>alert("model")</script>&<b>'
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -84,9 +85,11 @@ def result(model: str = "test", layer: str = "first") -> Result:
     return Result(
         id="20260102-030405-test-0a1b",
         settings=TrainSettings(model=model, epochs=2, options={"bucket_mb": 1}),
+        strategy="allreduce",
+        decisions=(),
         machine={"processor": "Some & Processor", "memory_bytes": 2**30, "sets": ["avx2", "fma"]},
         plans=(
-            PlanRow(
+            plan_row(
                 strategy="allreduce",
                 workers=2,
                 step_s=0.0123,
@@ -94,7 +97,7 @@ def result(model: str = "test", layer: str = "first") -> Result:
                 wire_nbytes_per_step=3 * 2**19,
                 why="computes 73 % of the step",
             ),
-            PlanRow(
+            plan_row(
                 strategy="tree",
                 workers=2,
                 step_s=0.0246,

@@ -1,15 +1,18 @@
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from paceline.core.compare import compare
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Span, Timeline
-from paceline.result import ComparisonTable, EpochRow, PlanRow, Result, read_result
+from paceline.result import ComparisonTable, EpochRow, Result, read_result
 from paceline.settings import TrainSettings
-from paceline.tables import comparison_table, plan_table, summary
+from paceline.tables import comparison_table, show_plans, summary
+from plan_rows import plan_row
 
 COMPUTE = (Resource("cpu0", "compute"),)
 
@@ -29,9 +32,11 @@ def steps(seconds: float, origin) -> Timeline:
 RESULT = Result(
     id="20261121-000000-lenet5-abcd",
     settings=TrainSettings(model="lenet5", options={"bucket_mb": 5}),
+    strategy="allreduce",
+    decisions=(),
     machine={"processor": "some", "cores": 2, "instruction_sets": ["avx2"]},
     plans=(
-        PlanRow(
+        plan_row(
             strategy="allreduce",
             workers=2,
             step_s=0.011,
@@ -123,15 +128,42 @@ def test_of_codecs_the_table_shows_the_fastest():
     codecs = ["dynamic8", "half", None, "bfloat16"]
     rows = [plain.model_copy(update={"codec": codec}) for codec in codecs]
     rows += [row.model_copy(update={"workers": 4}) for row in rows[1:2]]
-    strategy, workers, *_ = cells(plan_table(rows, "title"))
-    assert strategy == ["allreduce\n+ dynamic8", "allreduce", "allreduce\n+ half"]
-    assert workers == ["2", "2", "4"]
+    words = [line.split() for line in printed(rows).splitlines() if "ms" in line or "+" in line]
+    shown = [line[:3] if line[0] in "123" else line for line in words][:5]
+    assert shown == [
+        ["1", "allreduce", "2"],
+        ["+", "dynamic8"],
+        ["2", "allreduce", "2"],
+        ["3", "allreduce", "4"],
+        ["+", "half"],
+    ]
 
 
-def test_tables_show_the_figures_with_units():
-    strategy, workers, step, rate, wire, why = cells(plan_table(RESULT.plans, "title"))
-    assert (strategy, workers, step, rate) == (["allreduce"], ["2"], ["11.0 ms"], ["5,818"])
-    assert (wire, why) == (["482 KiB"], ["computes 90 % of the step"])
+def printed(rows) -> str:
+    """What 80 columns show of plans."""
+    out = Console(file=StringIO(), width=80)
+    show_plans(out, rows, "title")
+    return out.file.getvalue()
+
+
+def test_a_plan_fits_into_a_terminal_and_says_why():
+    row = RESULT.plans[0].model_copy(
+        update={"placement": "spread", "memory_nbytes": {"cpu0": 2**30, "cpu1": 7}}
+    )
+    text = printed([row])
+    assert max(map(len, text.splitlines())) <= 80
+    cells = ("allreduce", "2", "11.0 ms", "5,818", "90 %", "1.00 ms", "482 KiB", "1.00 GiB")
+    assert all(cell in text for cell in cells)
+    assert "(spread)" in text
+    assert " 1: computes 90 % of the step" in text
+
+
+def test_of_many_plans_the_best_are_shown():
+    rows = [RESULT.plans[0].model_copy(update={"workers": n}) for n in range(1, 16)]
+    assert "and 3 slower plans; --json has them all" in printed(rows)
+
+
+def test_two_timelines_are_compared_with_units():
     quantity, left, right, error = cells(comparison_table(RESULT.comparison))
     assert (quantity[0], left[0], right[0], error[0]) == ("step", "1.50 s", "2.00 s", "-25.0%")
     assert error[quantity.index("exposed")] == ""

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from paceline.core.errors import InvalidInput
 from paceline.machine_file import read_machine
 from paceline.settings import TrainSettings, validated_settings
-from paceline.strategies import STRATEGIES, find_strategy
+from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 
 
@@ -77,8 +77,8 @@ def test_settings_cannot_be_changed_and_survive_the_way_to_a_worker(field: str):
 
 
 def test_every_strategy_is_known_by_its_name():
-    for name, strategy in STRATEGIES.items():
-        assert find_strategy(name) is strategy
+    for name, strategy in EXCHANGES.items():
+        assert find_exchange(name) is strategy
         assert strategy.name == name
 
 

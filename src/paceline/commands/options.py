@@ -20,7 +20,9 @@ Workers = Annotated[
     int | None, typer.Option(help="Worker processes; 2, or as many as torchrun started.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Samples of a step, over all workers.")]
-StrategyName = Annotated[str, typer.Option("--strategy", help="How the workers share the work.")]
+StrategyName = Annotated[
+    str, typer.Option("--strategy", help="How the workers share the work; train knows auto, too.")
+]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the strategy's configuration."),

@@ -8,6 +8,7 @@ from string import Template
 
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_trace
+from paceline.report.beside import beside, rehearsed_timeline
 from paceline.report.format import duration, number, share
 from paceline.report.markup import Html, element
 from paceline.report.sections import conformity, facts, learning, parts, plans, steps, trials
@@ -17,14 +18,18 @@ _ORIGINS: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
 _Tile = tuple[str, str, str]  # what, how much, and a note
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     """Write report.html into the folder of a run and return its path.
 
-    It is drawn from result.json and trace.json alone, and opens without a network. Raises
-    InvalidInput that names the file if one of them is missing or damaged.
+    It is drawn from result.json and trace.json alone, and opens without a network; with the folder
+    of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
+    if one of them is missing or damaged, or if they do not belong together.
     """
     result = read_result(folder)
-    page = render(result, read_trace(folder / "trace.json"))
+    timelines = read_trace(folder / "trace.json")
+    if rehearsal is not None:
+        timelines["rehearsed"] = rehearsed_timeline(result, rehearsal)
+    page = render(result, timelines)
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
@@ -37,7 +42,8 @@ def render(result: Result | RehearsalResult, timelines: Mapping[Origin, Timeline
         what, first = "rehearsal", _rehearsal(result)
     else:
         what, first = "run", _run(result)
-    body = (*first, steps(shown), facts(result), conformity(result.faults))
+    together = [beside(timelines)] if len(shown) == len(_ORIGINS) else []
+    body = (*first, *together, steps(shown), facts(result), conformity(result.faults))
     frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
     title = element("title", f"{result.settings.model}, {what} {result.id} - Paceline")
     return frame.substitute(title=title, body="\n".join(body))
@@ -60,7 +66,9 @@ def _rehearsal(result: RehearsalResult) -> Iterator[Html]:
 def _header(result: Result | RehearsalResult, what: str, tiles: Iterable[_Tile]) -> Html:
     settings = result.settings
     workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
-    line = f"{what}, strategy {settings.strategy}, {workers}, {settings.batch_size} samples a step"
+    used = result.strategy if isinstance(result, Result) else settings.strategy
+    chosen = " (auto)" if used != settings.strategy else ""
+    line = f"{what}, strategy {used}{chosen}, {workers}, {settings.batch_size} samples a step"
     run = ", ".join(filter(None, (f"Run {result.id}", _date(result.id))))
     return element(
         "header",

@@ -20,7 +20,7 @@ _NO_SCRIPTS = "This figure needs JavaScript."
 
 def plans(result: Result) -> Html:
     """Return what the strategies were predicted to take."""
-    chosen = (result.settings.strategy, result.settings.workers)
+    chosen = (result.strategy, result.settings.workers)
     head = ("strategy", "workers", "predicted step", "predicted samples/s", "wire per step", "why")
     rows = [
         (
@@ -40,9 +40,9 @@ def plans(result: Result) -> Html:
         "Predicted before the training, best first. Wire: bytes that a step sends over the "
         "busiest link, in one direction."
     )
-    return _section(
-        "Plan", note, element("div", table(head, rows, text_columns=(0, 5)), class_="wide plan")
-    )
+    decisions = [element("p", decision) for decision in result.decisions]
+    drawn = element("div", table(head, rows, text_columns=(0, 5)), class_="wide plan")
+    return _section("Plan", note, drawn, *decisions)
 
 
 def _strategy(name: str, chosen: bool) -> str:

@@ -1,0 +1,25 @@
+"""Rows of a plan, for tests that are about something else."""
+
+from typing import Any
+
+from paceline.result import PlanRow
+
+
+def plan_row(**facts: Any) -> PlanRow:
+    """Return the row of strategy allreduce on two devices, but for `facts`."""
+    usual: dict[str, Any] = {
+        "strategy": "allreduce",
+        "config": {},
+        "workers": 2,
+        "placement": "as listed",
+        "devices": ("cpu0", "cpu1"),
+        "step_s": 0.011,
+        "samples_per_s": 5818,
+        "efficiency": 0.9,
+        "exposed_s": 0.001,
+        "wire_nbytes_per_step": 493_648,
+        "link_nbytes_per_step": {"host->host": 493_648},
+        "memory_nbytes": {"cpu0": 2**20, "cpu1": 2**20},
+        "why": "computes 90 % of the step",
+    }
+    return PlanRow(**(usual | facts))
