@@ -1,0 +1,83 @@
+import pytest
+
+from paceline.core.errors import InvalidInput
+from paceline.models.workload import workload_of
+from paceline.papers.cells import Basis, mean_error
+from paceline.papers.wheel import paper, ungrouped_alexnet
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.split import Purpose, messages, split
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    return paper()
+
+
+@pytest.fixture(scope="module")
+def ours(wheel):
+    return {
+        (table.title.split(":")[0], cell.name): cell
+        for table in wheel.tables
+        for cell in table.cells
+    }
+
+
+def test_table_1_is_exact(wheel):
+    exact = [cell for cell in wheel.cells if cell.basis is Basis.EXACT]
+    assert len(exact) == 12
+    assert all(cell.ours == cell.printed for cell in exact)
+
+
+def test_predictions_are_within_five_per_cent_on_average(wheel):
+    assert mean_error(wheel.cells) <= 0.05
+    assert all(abs(cell.error) < 0.08 for cell in wheel.cells if cell.error is not None)
+
+
+def test_what_was_calibrated_fits(ours):
+    assert ours["Figure 8", "Caffe"].ours == pytest.approx(16.84, rel=1e-3)
+    assert ours["Figure 8", "Wheel, two GPUs"].ours == pytest.approx(16.99, rel=1e-6)
+
+
+def test_the_bars_of_figure_8_keep_their_order(ours):
+    # Cutting the model costs time, alternating wins it back, and more GPUs share it evenly.
+    bars = [cell.ours for (title, _), cell in ours.items() if title == "Figure 8"]
+    caffe, partitioned, two, four = bars
+    assert four < caffe < two < partitioned
+    assert four == pytest.approx(two / 3, rel=1e-3)
+
+
+def test_ten_times_fewer_values_travel_than_in_data_parallelism(ours):
+    key = "Table 1"
+    ratio = ours[key, "data: Total"].ours / ours[key, "hybrid: Total"].ours
+    assert 10 < ratio < 10.5
+
+
+def test_the_parameters_of_both_alexnets():
+    # Table 1 counts 3.7 M in convolutions, Caffe's model has 2.3 M of them, in groups.
+    ungrouped, caffes = (
+        messages(split(work, Wheel()), Wheel())
+        for work in (ungrouped_alexnet(), workload_of("alexnet", 256, None))
+    )
+    assert ungrouped[Purpose.BODY_PARAMETERS].num_values == 3_747_200
+    assert caffes[Purpose.BODY_PARAMETERS].num_values == 2_334_080
+    for purpose in (Purpose.ACTIVATIONS, Purpose.RESIDUALS, Purpose.HEAD_PARAMETERS):
+        assert ungrouped[purpose] == caffes[purpose]
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "first"),
+    [
+        ("alexnet", 1, "classifier.1"),
+        ("alexnet", 256, "classifier.1"),
+        ("vgg16", 64, "classifier.1"),
+        ("lenet5", 512, None),
+        ("resnet110", 128, None),
+    ],
+)
+def test_networks_are_cut_before_their_fully_connected_layers(name, samples, first):
+    work = workload_of(name, samples, None)
+    if first is None:
+        with pytest.raises(InvalidInput, match="no head worth splitting off"):
+            split(work, Wheel())
+    else:
+        assert split(work, Wheel()).head.layers[0].name == first
