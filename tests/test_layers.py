@@ -32,6 +32,7 @@ PURE = {
     ],
     "paceline.record": ["trace"],
     "paceline.data": ["sampler"],
+    "paceline.probe": ["text"],
 }
 
 

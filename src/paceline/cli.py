@@ -1,4 +1,4 @@
-"""The command line: paceline train | rehearse | plan | compare | report."""
+"""The command line: paceline train | rehearse | plan | compare | report | papers | probe."""
 
 import sys
 import traceback
@@ -8,7 +8,10 @@ import typer
 from typer.exceptions import TyperException
 
 from paceline import __version__
-from paceline.commands.looking import compare, plan, report
+from paceline.commands.examining import papers
+from paceline.commands.looking import compare, report
+from paceline.commands.planning import plan
+from paceline.commands.probing import probe
 from paceline.commands.running import rehearse, train
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
@@ -40,7 +43,7 @@ def start(
         typer.echo(context.get_help())
 
 
-for command in (train, rehearse, plan, compare, report):
+for command in (train, rehearse, plan, compare, report, papers, probe):
     app.command()(command)
 
 
