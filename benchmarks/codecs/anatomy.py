@@ -5,8 +5,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import svg
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import svg
 from paceline.codecs.table import TABLES, table
 
 _WIDTH, _ROW, _TOP, _BOX = 1180, 96, 48, 30

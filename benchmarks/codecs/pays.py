@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import svg
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import svg
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.machine_file import read_machine
 from paceline.models.workload import workload_of
 from paceline.planner import forecast
-from paceline.strategies import find_strategy
+from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 
 _HERE = Path(__file__).parent
@@ -30,7 +31,8 @@ _CODECS = {
     "dynamic8": ("#3f7fbf", "dynamic8", "dynamic8"),
 }
 _WIDTH, _HEIGHT = 900, 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 870, 60, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 790, 60, 420
+_LOOPBACK = 845  # where the points of loopback stand, whose rate is that of the processors
 _SECONDS = (0.5, 32.0)
 
 
@@ -42,13 +44,13 @@ def planned(workload: Workload, machine: Machine, codec: str, nbytes_per_s: floa
     )
     config = AllReduce(workers=_WORKERS, codec=None if codec == "none" else codec)
     samples = _BATCH_SIZE * _WORKERS
-    return forecast(workload, linked, find_strategy("allreduce"), config, samples).step_s
+    return forecast(workload, linked, find_exchange("allreduce"), config, samples).step_s
 
 
 def as_fast(machine: Machine, workload: Workload, seconds: float) -> Machine:
     """Return the machine whose devices take so long for a step that exchanges nothing."""
     alone = AllReduce(workers=1)
-    step_s = forecast(workload, machine, find_strategy("allreduce"), alone, _BATCH_SIZE).step_s
+    step_s = forecast(workload, machine, find_exchange("allreduce"), alone, _BATCH_SIZE).step_s
     pace = step_s / seconds
     devices = tuple(
         device.model_copy(
@@ -82,9 +84,9 @@ def drawn(figures: Mapping[str, Any]) -> Iterator[str]:
         yield svg.path(points, f'stroke="{colour}" stroke-width="2"')
         yield svg.box(_RIGHT - 190, _TOP + 22 * row, 14, 14, colour)
         yield svg.text(_RIGHT - 170, _TOP + 12 + 22 * row, name)
-        for rate, nbytes_per_s in _MEASURED_AT.items():
-            figure = figures[rate]["variants"][variant]["seconds"]
-            yield from _dot(_place(nbytes_per_s), figure, colour)
+        places = {rate: _place(nbytes_per_s) for rate, nbytes_per_s in _MEASURED_AT.items()}
+        for rate, left in (places | {"loopback": _LOOPBACK}).items():
+            yield from _dot(left, figures[rate]["variants"][variant]["seconds"], colour)
     yield "</svg>"
 
 
@@ -106,6 +108,7 @@ def _grid() -> Iterator[str]:
         yield svg.path([(_LEFT, height), (_RIGHT, height)], 'stroke="#ddd"')
         label = f"{2.0**power:g} s"
         yield svg.text(_LEFT - 8, height + 4, label, 'text-anchor="end" font-size="12"')
+    yield svg.text(_LOOPBACK, _BOTTOM + 20, "loopback", 'text-anchor="middle" font-size="12"')
     said = "lines: planned; dots: measured, with quartiles"
     yield svg.text(_LEFT, _BOTTOM + 44, said, 'font-size="12" fill="#555"')
 

@@ -1,0 +1,91 @@
+"""What is planned and then carried out: each configuration, and which of them rival each other."""
+
+from dataclasses import dataclass
+from itertools import product
+
+_STRATEGIES = ("allreduce", "tree", "host")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One run: rehearsed as `device`, or trained in earnest if there is none.
+
+    `place` is the wire between the workers: "loopback", or a rate between two hosts. Those of one
+    `case` rival each other.
+    """
+
+    case: str
+    place: str
+    model: str
+    device: str | None
+    strategy: str
+    codec: str | None
+    workers: int
+    batch_size: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """What tells it from its rivals."""
+        return f"{self.strategy} + {self.codec}" if self.codec else self.strategy
+
+    @property
+    def command(self) -> list[str]:
+        """The words after `paceline`."""
+        options = ["--set", f"codec={self.codec}"] if self.codec else []
+        words = [
+            *(self.model, "--strategy", self.strategy, *options),
+            *("--workers", str(self.workers), "--batch-size", str(self.batch_size), "--json"),
+        ]
+        if self.device is None:
+            return ["train", *words, "--epochs", str(self.steps), "--learning-rate", "0.01"]
+        return ["rehearse", *words, "--device", self.device, "--steps", str(self.steps)]
+
+
+def _rivals(
+    place: str,
+    model: str,
+    device: str | None,
+    batch_size: int,
+    steps: int,
+    workers: int = 2,
+    codecs: tuple[str | None, ...] = (None,),
+    strategies: tuple[str, ...] = _STRATEGIES,
+) -> list[Configuration]:
+    what = device or "trained"
+    case = f"{model}, {what}, {workers} workers, {batch_size} samples, {place}"
+    return [
+        Configuration(case, place, model, device, strategy, codec, workers, batch_size, steps)
+        for strategy, codec in product(strategies, codecs)
+        if not (strategy == "tree" and codec)
+    ]
+
+
+P100, K40 = "power8-p100/gpu0", "k40-gigabit/gpu0"
+_ENCODED = (None, "dynamic8")
+
+PARTS = {
+    "loopback": [
+        *_rivals("loopback", "lenet5", P100, 64, 60),
+        *_rivals("loopback", "googlenet", P100, 64, 20),
+        *_rivals("loopback", "resnet18", P100, 64, 20),
+        *_rivals("loopback", "resnet50", P100, 32, 12),
+        *_rivals("loopback", "alexnet", P100, 256, 12),
+        *_rivals("loopback", "googlenet", K40, 64, 12, workers=4),
+        *_rivals("loopback", "resnet18", K40, 64, 12, workers=4),
+    ],
+    "1gbit": [
+        *_rivals("1gbit", "googlenet", K40, 32, 12, codecs=_ENCODED),
+        *_rivals("1gbit", "resnet18", K40, 32, 12, codecs=_ENCODED),
+        *_rivals("1gbit", "resnet50", K40, 16, 10, codecs=_ENCODED),
+        *_rivals("1gbit", "alexnet", K40, 128, 8, codecs=_ENCODED, strategies=("allreduce", "host")),
+    ],
+    "100mbit": [
+        *_rivals("100mbit", "googlenet", K40, 32, 8, codecs=_ENCODED, strategies=("allreduce", "host")),
+        *_rivals("100mbit", "lenet5", K40, 64, 30, codecs=_ENCODED),
+    ],
+    "trained": [
+        *_rivals("loopback", "lenet5", None, 64, 12),
+        *_rivals("loopback", "mlp", None, 64, 12),
+    ],
+}  # fmt: skip

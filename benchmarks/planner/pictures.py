@@ -1,0 +1,159 @@
+"""Draw a predicted step of each strategy: pictures.py FOLDER, for docs/planning.md."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import svg  # noqa: E402
+from paceline.core.plan import Kind, Resource  # noqa: E402
+from paceline.core.timeline import Span  # noqa: E402
+from paceline.machine_file import find_machine  # noqa: E402
+from paceline.models.workload import workload_of  # noqa: E402
+from paceline.planner import Forecast, forecast  # noqa: E402
+from paceline.planner.explain import some_step  # noqa: E402
+from paceline.strategies import STRATEGIES  # noqa: E402
+
+_LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
+_COLOURS = {
+    Kind.LOAD: "#b8c0c8",
+    Kind.FORWARD: "#7fb3e6",
+    Kind.BACKWARD: "#3f7fbf",
+    Kind.ENCODE: "#c58fd6",
+    Kind.DECODE: "#9a5fb0",
+    Kind.D2H: "#f2b35e",
+    Kind.H2D: "#e08a2e",
+    Kind.SEND: "#d9534f",
+    Kind.REDUCE: "#5aa469",
+    Kind.STEP: "#2d3640",
+}
+_NAMES = {Kind.D2H: "to the host", Kind.H2D: "from the host", Kind.STEP: "update"}
+
+
+class Scene(NamedTuple):
+    """What is drawn: a strategy as a machine file has it, and the lanes in which it shows."""
+
+    strategy: str
+    machine: str
+    workers: int
+    batch_size: int  # of each worker
+    lanes: tuple[str, ...]
+    devices: tuple[str, ...] = ()  # that the workers take, if they are not the first
+
+
+_SCENES = (
+    Scene(
+        "allreduce",
+        "two-hosts-gigabit",
+        2,
+        16,
+        ("cpu0/compute", "host0->host1/wire", "cpu1/compute"),
+    ),
+    Scene(
+        "tree",
+        "power8-p100",
+        4,
+        256,
+        ("gpu0/compute", "gpu1->gpu0/wire", "gpu0->gpu1/wire", "gpu1/compute"),
+    ),
+    Scene(
+        "host",
+        "power8-p100",
+        4,
+        256,
+        ("gpu0/compute", "gpu0/d2h", "power8/reduce", "gpu0/h2d"),
+    ),
+    Scene(
+        "wheel",
+        "k40-gigabit",
+        4,
+        256,
+        (
+            "gpu1/compute",
+            "gpu2/compute",
+            "station1->station0/wire",
+            "station0->station1/wire",
+            "gpu0/compute",
+        ),
+    ),
+    Scene(
+        "subbatch",
+        "pcie-4gpu",
+        4,
+        128,
+        ("gpu0/compute", "gpu0/exchange", "gpu1/compute"),
+    ),
+    Scene(
+        "hogbatch",
+        "p3-16xlarge",
+        2,
+        1024,
+        ("cpu0/compute", "gpu0/compute", "gpu0/h2d", "gpu0/d2h"),
+        ("gpu0", "cpu0"),
+    ),
+)
+
+
+def predicted(scene: Scene) -> Forecast:
+    """Return the forecast of a scene's AlexNet."""
+    strategy = STRATEGIES[scene.strategy]
+    config = strategy.config(workers=scene.workers)
+    workload = workload_of("alexnet", scene.batch_size, None)
+    samples = scene.batch_size * scene.workers
+    machine = find_machine(scene.machine)
+    chosen = sorted(machine.devices, key=lambda device: device.name not in scene.devices)
+    machine = machine.model_copy(update={"devices": tuple(chosen)})
+    return forecast(workload, machine, strategy, config, samples)
+
+
+def drawn(scene: Scene) -> Iterator[str]:
+    """Yield the picture of a scene, line by line."""
+    found = predicted(scene)
+    start, end = some_step(found.timeline, found.step_s)
+    rows = _rows(scene, found)
+    height = _ROW * (len(rows) + 2) + 20
+    yield svg.opening(_WIDTH, height)
+    title = f"{scene.strategy}: AlexNet on {scene.machine}, {scene.workers} workers, "
+    yield svg.text(8, 18, f"{title}{1e3 * found.step_s:.4g} ms a step, predicted")
+    used: set[Kind] = set()
+    scale = (_WIDTH - _LEFT - _RIGHT) / (end - start)
+    for row, (lane, spans) in enumerate(rows):
+        top = 30 + _ROW * row
+        yield svg.text(8, top + 15, str(lane), 'font-size="12" fill="#222"')
+        yield svg.box(_LEFT, top, _WIDTH - _LEFT - _RIGHT, _ROW - 6, "#f3f5f7")
+        for span in spans:
+            left, right = max(span.start_s, start), min(span.end_s, end)
+            if right > left:
+                used.add(span.kind)
+                place = _LEFT + (left - start) * scale
+                width = max((right - left) * scale, 0.6)
+                yield svg.box(place, top, width, _ROW - 6, _COLOURS[span.kind])
+    yield from _legend(used, 30 + _ROW * len(rows))
+    yield "</svg>"
+
+
+def _rows(scene: Scene, found: Forecast) -> list[tuple[Resource, tuple[Span, ...]]]:
+    tracks = {str(lane): (lane, track) for lane, track in found.timeline.tracks.items()}
+    missing = [lane for lane in scene.lanes if lane not in tracks]
+    if missing:
+        sys.exit(f"{scene.strategy}: no lane {missing[0]!r}; known: {', '.join(tracks)}")
+    return [tracks[lane] for lane in scene.lanes]
+
+
+def _legend(used: set[Kind], top: float) -> Iterator[str]:
+    left = float(_LEFT)
+    for kind in Kind:
+        if kind in used:
+            name = _NAMES.get(kind, kind.value)
+            yield svg.box(left, top + 4, 12, 12, _COLOURS[kind])
+            yield svg.text(left + 16, top + 15, name, 'font-size="12" fill="#222"')
+            left += 34 + 7.2 * len(name)
+
+
+if __name__ == "__main__":
+    for scene in _SCENES:
+        path = Path(sys.argv[1]) / f"plan-{scene.strategy}.svg"
+        path.write_text("\n".join(drawn(scene)) + "\n")

@@ -1,0 +1,72 @@
+"""The tables of result.json, as the README shows them: tables.py puts them there."""
+
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from readme import fill, table  # noqa: E402
+
+_WITHIN = 1.03  # of the best: as good a choice
+_TITLES = {
+    "loopback": "Rehearsed, two and four workers of one machine",
+    "1gbit": "Rehearsed, two hosts at 1 Gbit/s",
+    "100mbit": "Rehearsed, two hosts at 100 Mbit/s",
+    "trained": "Measured, two workers of one machine",
+    "all": "All together",
+}
+
+
+def of(part: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of a part, and how good its predictions and choices were."""
+    lines = [
+        (
+            row["case"],
+            row["way"],
+            f"{1e3 * row['predicted_s']:.2f}",
+            _with_quartiles(row),
+            f"{_error(row):+.1%}",
+        )
+        for row in rows
+    ]
+    head = ("case", "way", "predicted ms", f"{rows[0]['kind']} ms [quartiles]", "error")
+    return f"{table(_TITLES[part], head, lines)}\n\n{summary(rows)}"
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the mean error, and in how many cases the choice was as good as the best."""
+    errors = [abs(_error(row)) for row in rows]
+    cases = [list(rivals) for _, rivals in groupby(rows, key=lambda row: row["case"])]
+    good = [_loss(rivals) <= _WITHIN for rivals in cases]
+    return (
+        f"{len(rows)} configurations, mean absolute error {mean(errors):.1%}, worst "
+        f"{max(errors):.1%}; the choice is within 3 % of the best in {sum(good)} of {len(good)} "
+        "cases"
+    )
+
+
+def _error(row: dict[str, Any]) -> float:
+    error: float = row["predicted_s"] / row["step_s"] - 1
+    return error
+
+
+def _loss(rivals: Sequence[dict[str, Any]]) -> float:
+    """Return how many times as long a step takes as it would with the best of the rivals."""
+    chosen = min(rivals, key=lambda row: row["predicted_s"])
+    loss: float = chosen["step_s"] / min(row["step_s"] for row in rivals)
+    return loss
+
+
+def _with_quartiles(row: dict[str, Any]) -> str:
+    low, high = row["quartiles_s"]
+    middle = f"{1e3 * row['step_s']:.2f}"
+    return middle if low is None else f"{middle} [{1e3 * low:.2f}, {1e3 * high:.2f}]"
+
+
+if __name__ == "__main__":
+    fill(HERE, ["result.json"], of)
