@@ -1,0 +1,25 @@
+"""A small model with a head, for tests of strategy wheel."""
+
+from boxes import FLOPS_PER_S
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+
+SAMPLES = 10
+CROSSING = 4 * 5000
+WEIGHTS = {"c0": (8, 3, 5, 5), "c1": (10, 8, 5, 5), "f0": (400, 250), "f1": (10, 400)}
+BODY = 4 * (8 * 3 * 25 + 10 * 8 * 25)
+HEAD = 4 * (400 * 250 + 10 * 400)
+
+
+def layer(name: str, shape: tuple[int, ...], handed_on: int, seconds: float) -> Layer:
+    """Return a layer of one tensor; backward takes twice the seconds of forward."""
+    flops = seconds * FLOPS_PER_S
+    return Layer(name, (Parameter("w", shape),), handed_on, Cost(flops), Cost(2 * flops))
+
+
+def model(body_s: float = 1.0, head_s: float = 0.1, names=tuple(WEIGHTS)) -> Workload:
+    """Two convolutions and two matrices; each half's forward takes so long, and backward twice."""
+    handed_on = {"c0": 8 * CROSSING, "c1": CROSSING, "f0": 16000, "f1": 400}
+    seconds = {"c0": body_s / 2, "c1": body_s / 2, "f0": head_s / 2, "f1": head_s / 2}
+    layers = tuple(layer(name, WEIGHTS[name], handed_on[name], seconds[name]) for name in names)
+    order = tuple(reversed(range(len(layers))))
+    return Workload("small", SAMPLES, layers, order, 3000)
