@@ -34,18 +34,15 @@ class Piece:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
         size = -(-len(values) // len(codecs))
         self._shards = [values[size * i : size * (i + 1)] for i in range(len(codecs))]
+        self._peers = [other for other in range(len(codecs)) if other != rank]
         self._received = torch.empty(0, dtype=torch.uint8)
         self._row_nbytes = 0
 
     def scatter(self, group: dist.ProcessGroup) -> int:
         """Send each shard to the rank that sums it; return the bytes sent."""
-        payloads = [
-            None if rank == self._rank else codec.encode(shard)
-            for rank, (codec, shard) in enumerate(zip(self._codecs, self._shards, strict=True))
-        ]
-        sent = self._rows(payloads, group)
-        self._received = _all_to_all(sent, group)
-        return (len(self._codecs) - 1) * self._row_nbytes
+        payloads = [self._codecs[peer].encode(self._shards[peer]) for peer in self._peers]
+        self._received = _exchanged(self._rows(payloads, group), self._peers, group)
+        return len(self._peers) * self._row_nbytes
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
         """Make the values their means: return the bytes sent, and how many were not finite.
@@ -54,10 +51,9 @@ class Piece:
         """
         own, codec = self._shards[self._rank], self._codecs[self._rank]
         num_nonfinite = 0
-        for rank, payload in enumerate(self._payloads(self._received, codec, len(own))):
-            if rank != self._rank:
-                codec.add_to(own, payload)
-                num_nonfinite += payload.num_nonfinite
+        for payload in self._payloads(self._received, codec, len(own)):
+            codec.add_to(own, payload)
+            num_nonfinite += payload.num_nonfinite
         if self._divisor != 1.0:
             own /= self._divisor
         payload = codec.encode(own)
@@ -65,27 +61,23 @@ class Piece:
             payload.codec, payload.count, payload.buffers, payload.num_nonfinite + num_nonfinite
         )
         row = self._rows([sums], group)
-        rows = _all_to_all(row.expand(len(self._codecs), -1), group)
-        return (len(self._codecs) - 1) * self._row_nbytes, self._take(rows)
-
-    def _take(self, rows: Tensor) -> int:
-        """Decode the sums of all ranks, and return how many values were not finite."""
-        num_nonfinite = 0
-        for row, codec, shard in zip(rows, self._codecs, self._shards, strict=True):
+        received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
+        codec.decode(sums, out=own)
+        num_nonfinite = sums.num_nonfinite
+        for row, peer in zip(received, self._peers, strict=True):
+            shard, codec = self._shards[peer], self._codecs[peer]
             [payload] = self._payloads(row.unsqueeze(0), codec, len(shard))
             codec.decode(payload, out=shard)
             num_nonfinite += payload.num_nonfinite
-        return num_nonfinite
+        return len(self._peers) * self._row_nbytes, num_nonfinite
 
-    def _rows(self, payloads: Sequence[Payload | None], group: dist.ProcessGroup) -> Tensor:
+    def _rows(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> Tensor:
         """Return a row of bytes for each payload, as long as those of the other ranks."""
         self._row_nbytes = self._longest(payloads, group)
         device = self.values.device
         rows = torch.empty(len(payloads), self._row_nbytes, dtype=torch.uint8, device=device)
         headers = torch.zeros(len(payloads), _HEADER, dtype=torch.int64)
         for row, header, payload in zip(rows, headers, payloads, strict=True):
-            if payload is None:
-                continue
             sizes = [buffer.numel() for buffer in payload.buffers]
             facts = [payload.num_nonfinite, len(sizes), *sizes]
             header[: len(facts)] = torch.tensor(facts)
@@ -95,14 +87,14 @@ class Piece:
         rows[:, :_HEADER_NBYTES] = headers.view(torch.uint8).to(device)
         return rows
 
-    def _longest(self, payloads: Sequence[Payload | None], group: dist.ProcessGroup) -> int:
+    def _longest(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> int:
         """Return the bytes of a row: those of the longest shard, or the longest on any rank."""
         codec = self._codecs[self._rank]
         if codec.fixed_size:
             nbytes = codec.nbytes(len(self._shards[0]))
         else:
-            sizes = [payload.nbytes for payload in payloads if payload is not None]
-            longest = max(sizes, default=0)  # a rank alone scatters nothing
+            # A rank alone scatters nothing.
+            longest = max((payload.nbytes for payload in payloads), default=0)
             agreed = torch.tensor([longest], device=self.values.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
             nbytes = int(agreed)
@@ -124,8 +116,8 @@ class Piece:
         return payloads
 
 
-def _all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send each rank its row, and return those of all ranks for this one.
+def _exchanged(sent: Tensor, peers: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Send each peer its row, and return theirs for this rank.
 
     Each receive is posted before anything is sent: gloo asks for a message on the connection on
     which it sends, so that in its own all-to-all a request waits until this rank's message has gone
@@ -133,13 +125,12 @@ def _all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
     """
     received = torch.empty_like(sent, memory_format=torch.contiguous_format)
     if sent.device.type != "cpu":
-        dist.all_to_all_single(received, sent.contiguous(), group=group)
+        rows = [int(rank in peers) for rank in range(dist.get_world_size(group))]
+        dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
         return received
-    own = dist.get_rank(group)
-    peers = [rank for rank in range(len(sent)) if rank != own]
-    posted = [dist.irecv(received[rank], group=group, group_src=rank) for rank in peers]
-    posted += [dist.isend(sent[rank], group=group, group_dst=rank) for rank in peers]
-    received[own] = sent[own]
+    pairs = list(zip(peers, received, sent, strict=True))
+    posted = [dist.irecv(row, group=group, group_src=peer) for peer, row, _ in pairs]
+    posted += [dist.isend(row, group=group, group_dst=peer) for peer, _, row in pairs]
     for work in posted:
         assert work is not None  # this rank is one of the group
         work.wait()
