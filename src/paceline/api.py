@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
@@ -168,4 +169,6 @@ def _question(
     def workload(samples: int) -> Workload:
         return workload_of(model, samples, input_shape)
 
-    return workload, known, tuple(STRATEGIES.values())
+    # Between hosts that no levels join, a hierarchy is what strategy host does.
+    names = [name for name in STRATEGIES if name != "hierarchy" or isinstance(known, Cluster)]
+    return workload, known, tuple(STRATEGIES[name] for name in names)

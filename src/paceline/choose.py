@@ -155,9 +155,8 @@ def _ranked(
     workload: Workload, machines: Mapping[str, Machine], configs: dict[str, Any]
 ) -> tuple[str, dict[str, float], str]:
     """Predict each exchange on the machine as it finds it."""
-    workers, codec = configs["host"].workers, configs["host"].codec
-    host = EXCHANGES["host"]
-    chunks = chunk_seconds(workload, machines["host"], host, workers, codec=codec)
+    workers, host = configs["host"].workers, EXCHANGES["host"]
+    chunks = chunk_seconds(workload, machines["host"], host, configs["host"])
     chunk = min(chunks, key=chunks.__getitem__)
     configs["host"] = replace(configs["host"], chunk=chunk)
     samples = workload.batch_size * workers

@@ -134,9 +134,7 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
         strategy = EXCHANGES[name]
         machine, cost = measured.calibrated(strategy, config)
         if name == "host" and "chunk" not in setup.settings.options:
-            sizes = chunk_seconds(
-                setup.workload, machine, strategy, config.workers, cost, config.codec
-            )
+            sizes = chunk_seconds(setup.workload, machine, strategy, config, cost)
             config = replace(config, chunk=min(sizes, key=sizes.__getitem__))
         forecasts.append(
             forecast(setup.workload, machine, strategy, config, setup.samples_per_step, cost)

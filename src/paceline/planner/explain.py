@@ -33,10 +33,12 @@ _WORDS = {
 
 
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Return a step, the one before the last, of a predicted timeline: a line for each lane.
+    """Return a step of a predicted timeline, the one before the last: a line for each lane.
 
-    And a legend. Where updates are not synchronous it is as long a time up to one of them. Of what happens within a character the longest is shown. Lanes that are only held beside others
-    are left out, and so are those beyond `most_lanes`; a line says how many.
+    The last line explains the marks. Where updates are not synchronous, the drawing is as long as a
+    step and ends with one of them. Of what happens within a character the longest is shown. Lanes
+    that are only held beside others are left out, and so are those beyond `most_lanes`; a line says
+    how many.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -56,7 +58,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
 
 
 def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
-    """Return a step in the steady state, which asynchronous workers leave at the end."""
+    """Return start and end of a step in the steady state, which asynchronous workers may leave."""
     updates = [span.end_s for span in timeline.spans if span.kind is Kind.STEP]
     wanted = timeline.end_s - step_s
     end = min(updates, key=lambda time: abs(time - wanted), default=timeline.end_s)

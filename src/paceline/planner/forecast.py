@@ -1,7 +1,8 @@
 """What a strategy would take on a machine: seconds a step, and where they go."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +11,7 @@ from paceline.core.cost import CostModel, Roofline
 from paceline.core.machine import Machine
 from paceline.core.memory import replica_nbytes
 from paceline.core.plan import COMMUNICATION, Plan
-from paceline.core.simulate import period, simulate
+from paceline.core.simulate import makespan_s, period, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
@@ -111,7 +112,7 @@ def forecast(
     num_steps = _SHORT_WINDOW if len(window(1)) > _MANY_TASKS else _WINDOW
     plan = window(num_steps)
     timeline = simulate(plan, model)
-    step_s = period(window, model, num_steps)
+    step_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
     return Forecast(
         strategy.name,
         config,
@@ -140,9 +141,8 @@ def chunk_seconds(
     workload: Workload,
     machine: Machine,
     strategy: Strategy,
-    workers: int,
+    config: Any,
     cost: CostModel | None = None,
-    codec: str | None = None,
 ) -> dict[int, float]:
     """Return the predicted seconds of a step for each chunk size that a tuner would try.
 
@@ -151,17 +151,19 @@ def chunk_seconds(
     model = cost or Roofline.of(machine)
 
     def seconds(chunk: int) -> float:
-        config = strategy.config(workers=workers, chunk=chunk, codec=codec)
-        return period(lambda n: strategy.plan(workload, machine, config, Window(n)), model, 1)
+        other = replace(config, chunk=chunk)
+        return period(lambda n: strategy.plan(workload, machine, other, Window(n)), model, 1)
 
     return {chunk: seconds(chunk) for chunk in candidates(len(workload.layers))}
 
 
 def _link_nbytes(plan: Plan) -> dict[str, float]:
     load: dict[str, float] = {}
-    for task in plan.tasks:
+    sorts, sort_of = plan.priced_alike
+    for number, times in Counter(sort_of).items():
+        task = sorts[number]
         if task.kind in COMMUNICATION:
             for resource in task.on:
                 if resource.lane == "wire":
-                    load[resource.owner] = load.get(resource.owner, 0.0) + task.cost.nbytes
+                    load[resource.owner] = load.get(resource.owner, 0.0) + times * task.cost.nbytes
     return load

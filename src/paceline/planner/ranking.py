@@ -7,6 +7,7 @@ from typing import overload
 
 from paceline.planner.advice import Advice, advise
 from paceline.planner.forecast import Forecast
+from paceline.strategies import EXCHANGES
 
 # Mean absolute error of a predicted step: benchmarks/planner.
 ERROR_BAR = 0.08
@@ -48,8 +49,8 @@ class Ranking(Sequence[Forecast]):
 
     @cached_property
     def advice(self) -> Advice | None:
-        """Whether a codec pays."""
-        return advise(self.forecasts)
+        """Whether a codec of gradients pays, where whole replicas exchange them."""
+        return advise([one for one in self.forecasts if one.strategy in EXCHANGES])
 
     @cached_property
     def best_of(self) -> dict[int, Forecast]:

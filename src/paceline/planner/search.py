@@ -16,6 +16,7 @@ from paceline.planner.ranking import Ranking, Refusal, rank
 # The four 8-bit types are equally fast: one stands for all.
 _CODECS = ("half", "bfloat16", "dynamic8", "onebit")
 _FEW_DEVICES = 8
+_LISTED = "as listed"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def placements(machine: Machine, workers: int) -> list[Placement]:
     listed = machine.first_devices(workers)
     chosen: dict[frozenset[str], Placement] = {}
     for name, devices in (
-        ("as listed", listed),
+        (_LISTED, listed),
         ("spread", _spread(machine.devices)[:workers]),
         ("fastest", sorted(machine.devices, key=lambda device: -device.flops_per_s)[:workers]),
     ):
@@ -62,8 +63,11 @@ def _first(machine: Machine, devices: Iterable[Device]) -> Machine:
 
 
 def worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> list[int]:
-    """Return the wanted count, or all up to a few, then only doublings and the whole machine."""
-    num_devices = len(machine.devices)
+    """Return the wanted count, or all up to a few, then only doublings and the whole machine.
+
+    Of a cluster one worker, and then whole nodes.
+    """
+    num_devices, of_node = machine.num_devices, len(machine.devices)
     most = min(num_devices, batch_size)
     if wanted is not None:
         if not 1 <= wanted <= most:
@@ -72,8 +76,12 @@ def worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> list
                 f"{batch_size} allows 1 to {most}"
             )
         return [wanted]
-    counts = set(range(1, min(most, _FEW_DEVICES) + 1)) | {most}
-    counts |= {_FEW_DEVICES << i for i in range(num_devices.bit_length())}
+    if num_devices > of_node:
+        nodes = num_devices // of_node
+        counts = {1} | {of_node * min(1 << i, nodes) for i in range(nodes.bit_length() + 1)}
+    else:
+        counts = set(range(1, min(most, _FEW_DEVICES) + 1)) | {most}
+        counts |= {_FEW_DEVICES << i for i in range(num_devices.bit_length())}
     return sorted(count for count in counts if count <= most)
 
 
@@ -97,13 +105,23 @@ def search(
         workload = workload_of(-(-batch_size // count))
         # One worker has nobody to exchange with, and all strategies are the same.
         for strategy in known if count > 1 else known[:1]:
-            for placement in placements(machine, count):
-                study = _Study(workload, placement, strategy, count, batch_size)
-                found, why = study.outcome()
-                together = alone.samples_per_s(workload, placement.machine, count)
+            try:
+                places = _places(machine, strategy, count)
+            except InvalidInput as error:
+                refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
+                continue
+            for place in places:
+                found, why = _Study(workload, place, strategy, count, batch_size).outcome()
+                chosen = machine if machine.num_devices > len(machine.devices) else place.machine
+                together = alone.samples_per_s(workload, chosen, count)
                 forecasts += [replace(one, alone_samples_per_s=together) for one in found]
                 refused += why
     return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size)
+
+
+def _places(machine: Machine, strategy: Strategy, workers: int) -> list[Placement]:
+    part = machine.for_workers(workers, strategy.symmetric)
+    return placements(machine, workers) if part is machine else [Placement(_LISTED, part)]
 
 
 @dataclass(frozen=True)
@@ -137,7 +155,7 @@ class _Study:
         for config in variants(self.workers) if variants else [self._usual]:
             if hasattr(config, "chunk") and self.workers > 1:
                 seconds = chunk_seconds(
-                    self.workload, self.placement.machine, self.strategy, self.workers
+                    self.workload, self.placement.machine, self.strategy, config
                 )
                 config = replace(config, chunk=min(seconds, key=seconds.__getitem__))
             yield config
@@ -203,8 +221,10 @@ class _Alone:
         self._speeds: dict[tuple[float, ...], float] = {}
 
     def samples_per_s(self, workload: Workload, machine: Machine, workers: int) -> float:
-        """Return the sum over the devices of the workers."""
-        return sum(self._speed(workload, machine, one) for one in machine.first_devices(workers))
+        """Return the sum over the devices of the workers; of a cluster every node has the same."""
+        nodes, rest = divmod(workers, len(machine.devices))
+        speeds = [self._speed(workload, machine, device) for device in machine.devices]
+        return nodes * sum(speeds) + sum(speeds[:rest])
 
     def _speed(self, workload: Workload, machine: Machine, device: Device) -> float:
         rates = (device.flops_per_s, device.memory_bandwidth_bytes_per_s, device.call_latency_s)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Link, Machine
+from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.ranking import Ranking
@@ -120,20 +121,32 @@ def sweep(
 
 
 def _with(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    host_of = {device.name: device.host for device in machine.devices}
-
-    def leaves_a_host(link: Link) -> bool:
-        return len({host_of.get(end, end) for end in link.between}) > 1
-
-    every = not any(map(leaves_a_host, machine.links))
     facts = {"bandwidth_bytes_per_s": value / 8}
     if quantity == "latency":
         facts = {"latency_s": value}
+    if isinstance(machine, Cluster):
+        levels = tuple(level.model_copy(update=facts) for level in machine.levels)
+        return machine.model_copy(update={"levels": levels})
+    host_of = _hosts_of(machine)
+    outside = [len({host_of.get(end, end) for end in link.between}) > 1 for link in machine.links]
+    every = not any(outside)
     links = tuple(
-        link.model_copy(update=facts) if every or leaves_a_host(link) else link
-        for link in machine.links
+        link.model_copy(update=facts) if every or leaves else link
+        for link, leaves in zip(machine.links, outside, strict=True)
     )
     return machine.model_copy(update={"links": links})
+
+
+def _hosts_of(machine: Machine) -> dict[str, str]:
+    """Return the host of each device, and of each switch that joins what is in one host."""
+    host_of = {host.name: host.name for host in machine.hosts}
+    host_of |= {device.name: device.host for device in machine.devices}
+    joined: dict[str, set[str]] = {switch.name: set() for switch in machine.switches}
+    for link in machine.links:
+        for one, other in (link.between, reversed(link.between)):
+            if one in joined:
+                joined[one].add(host_of.get(other, other))
+    return host_of | {name: min(hosts) for name, hosts in joined.items() if len(hosts) == 1}
 
 
 def _best_by_way(ranking: Ranking) -> dict[str, float]:

@@ -8,6 +8,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.strategy import Exchange, Strategy
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.hierarchy import plan as hierarchy
+from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.hogbatch import plan as hogbatch
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.host import plan as host
@@ -27,13 +29,14 @@ EXCHANGES = {
             config=config,
             plan=module.plan,
             memory=memory,
+            symmetric=symmetric,
             calibrate=module.calibrate,
             run=f"paceline.strategies.{name}.run",
         )
-        for name, config, module, memory in (
-            ("allreduce", AllReduce, allreduce, None),
-            ("host", Host, host, host.memory),
-            ("tree", Tree, tree, tree.memory),
+        for name, config, module, memory, symmetric in (
+            ("allreduce", AllReduce, allreduce, None, True),
+            ("host", Host, host, host.memory, True),
+            ("tree", Tree, tree, tree.memory, False),
         )
     )
 }
@@ -63,6 +66,14 @@ STRATEGIES: dict[str, Strategy] = {
                 plan=hogbatch.plan,
                 memory=hogbatch.memory,
                 variants=_policies,
+            ),
+            Strategy(
+                name="hierarchy",
+                config=Hierarchy,
+                plan=hierarchy.plan,
+                memory=hierarchy.memory,
+                variants=hierarchy.variants,
+                symmetric=True,
             ),
         )
     },
