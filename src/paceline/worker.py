@@ -8,10 +8,10 @@ error.
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -23,7 +23,8 @@ from paceline.native import die_with_parent
 from paceline.rehearsal.prediction import measure
 from paceline.rehearsal.setup import build as stand_in
 from paceline.rehearsal.steps import num_steps, rehearse
-from paceline.result import PlanRow
+from paceline.planner import Forecast, Ranking
+from paceline.result import PlanRow, RankingRows
 from paceline.runs import (
     build,
     make_folder,
@@ -115,11 +116,11 @@ def _train_or_plan(order: Order, settings: TrainSettings, group: Group) -> None:
     )
     measured = profile_here(setup)
     forecasts = plan_here(setup, measured)
-    rows = tuple(PlanRow.of(forecast) for forecast in forecasts)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
     if order.verb == "plan":
-        _print_plan(rows, title, order, out)
+        _print_plan(forecasts, title, order, out)
         return
+    rows = [PlanRow.of(forecast) for forecast in forecasts]
     show_plans(err if order.as_json else out, rows, title)
 
     def report(epoch: Epoch) -> None:
@@ -158,12 +159,15 @@ def _consoles(order: Order, group: Group) -> tuple[Console, Console]:
     return console(quiet=silent or order.quiet), console(stderr=True, quiet=silent)
 
 
-def _print_plan(rows: tuple[PlanRow, ...], title: str, order: Order, out: Console) -> None:
+def _print_plan(forecasts: Sequence[Forecast], title: str, order: Order, out: Console) -> None:
+    rows = RankingRows.of(Ranking(tuple(forecasts), (), order.settings.batch_size))
     if order.as_json:
-        plans = TypeAdapter(tuple[PlanRow, ...]).dump_python(rows)
-        out.print_json(data={"model": order.settings.model, "origin": "predicted", "plans": plans})
+        asked = {"model": order.settings.model, "batch_size": order.settings.batch_size}
+        out.print_json(data=asked | {"origin": "predicted"} | rows.model_dump())
     else:
-        show_plans(out, rows, title)
+        show_plans(out, rows.plans, title)
+        for sentence in rows.sentences:
+            out.print(sentence, soft_wrap=True)
 
 
 def _print_result(
