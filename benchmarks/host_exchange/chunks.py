@@ -23,7 +23,7 @@ from paceline.planner import forecast
 from paceline.strategies import STRATEGIES, probers
 from paceline.strategies.host.config import Host
 from paceline.strategies.host.run import replica
-from paceline.training.profile import measure_exchanges
+from paceline.training.exchanges import measure_exchanges
 from paceline.training.this_machine import Speed, this_machine
 from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial, candidates
 from trainee import Task, Trainee

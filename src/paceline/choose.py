@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -16,16 +17,19 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.wire_format import WIRE_FORMATS
 from paceline.core.workload import Workload
+from paceline.data.balanced import BalancedSampler
+from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
-from paceline.exchange.replica import Replica
+from paceline.exchange.replica import Alone, Replica
 from paceline.links.group import Group
 from paceline.models import describe
 from paceline.models.layers import layers_of
 from paceline.planner import Forecast, chunk_seconds, forecast, rank
+from paceline.planner.admission import admit, refused
 from paceline.record.clock import clock_for
 from paceline.strategies import EXCHANGES, probers
 from paceline.strategies.host.config import Host
-from paceline.training.profile import measure_exchanges
+from paceline.training.exchanges import measure_exchanges
 from paceline.training.this_machine import Speed, this_machine
 from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial
 
@@ -77,6 +81,23 @@ def choose(
         return _asked_for(module, group, best, chunk, compression, why)
     tuner = PredictedSearch({int(size): seconds for size, seconds in chunks.items()})
     return Choice(_host(module, group, compression, tuner), why, True, tuner)
+
+
+def balanced(module: nn.Module, group: Group, force: bool) -> Balanced:
+    """Return what balances batches, around no exchange yet.
+
+    A rank that would not help gets no samples, unless it is to be there by `force`; rank 0 says why
+    on standard error.
+    """
+
+    def refuse(speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
+        verdicts = refused(admit(speeds, sampler.batch_size, most=sampler.most))
+        end = "gets some all the same, by force" if force else "gets no samples (force overrides)"
+        for verdict in verdicts if group.rank == 0 else ():
+            sys.stderr.write(f"paceline: {verdict.why}; it {end}\n")
+        return [] if force else [verdict.worker for verdict in verdicts]
+
+    return Balanced(Alone(module), module, group, admit=refuse)
 
 
 def _host(

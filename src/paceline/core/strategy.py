@@ -1,8 +1,8 @@
 """What a strategy is: a record of its configuration, its plan and where its runner lies."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.calibration import Measurements
 from paceline.core.machine import Machine
@@ -64,6 +64,17 @@ class Exchange(Strategy):
 
     calibrate: Calibrate
     run: str
+
+
+class Prober(NamedTuple):
+    """A strategy with a configuration, and what makes a probe of its exchange.
+
+    A probe (`exchange.probe`) exchanges gradients of layers of the given bytes, in that order.
+    """
+
+    strategy: Exchange
+    config: Any
+    make: Callable[[Sequence[int]], Any]
 
 
 _CODEC_FIELDS = ("codec", "activations", "residuals", "errors", "parameters", "gradients")

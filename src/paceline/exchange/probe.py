@@ -1,6 +1,6 @@
-"""An exchange of a given size and nothing else, to be measured."""
+"""The exchange of some gradients and nothing else, to be measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,39 +14,57 @@ class _Ready(torch.autograd.Function):
     """A gradient that is ready at once: all that its backward pass takes is the exchange."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, gradient: Tensor) -> Tensor:
+    def forward(ctx: Any, after: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
         ctx.gradient = gradient
-        return parameter.new_zeros(())
+        return after.detach()
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return ctx.gradient.detach(), None  # an alias of its own, which autograd need not copy
+    def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor, Tensor, None]:
+        return of_after[0], ctx.gradient.detach(), None  # an alias, which autograd need not copy
 
 
-class Gradient(nn.Module):
-    """A module of one parameter that computes nothing and has a gradient at once."""
+class _Layer(nn.Module):
+    """A layer of one parameter that computes nothing and has a gradient at once."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         super().__init__()
         self.parameter = nn.Parameter(torch.zeros(nbytes // 4, device=device))
         self.gradient = torch.zeros_like(self.parameter)
 
-    def forward(self) -> Tensor:
-        """Return a scalar whose derivative by the parameter is already known."""
-        result: Tensor = _Ready.apply(self.parameter, self.gradient)  # type: ignore[no-untyped-call]
+    def forward(self, after: Tensor) -> Tensor:
+        result: Tensor = _Ready.apply(after, self.parameter, self.gradient)  # type: ignore[no-untyped-call]
         return result
 
 
+class Gradients(nn.Module):
+    """Layers of these bytes of gradients, which become ready in this order."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(nbytes, device) for nbytes in reversed(sizes))
+        self._device = device
+
+    def forward(self) -> Tensor:
+        """Return a scalar whose derivatives by all parameters are already known."""
+        scalar = torch.zeros((), device=self._device)
+        for layer in self.layers:
+            scalar = layer(scalar)
+        return scalar
+
+
 class Probe:
-    """Exchanges float32 gradients of `nbytes` through a replica, each time that it is called.
+    """Exchanges float32 gradients of layers of these `sizes`, in bytes, each time it is called.
 
     All ranks must make it, call it and close it together.
     """
 
     def __init__(
-        self, nbytes: int, device: torch.device, replicate: Callable[[nn.Module], Replica]
+        self,
+        sizes: Sequence[int],
+        device: torch.device,
+        replicate: Callable[[nn.Module], Replica],
     ) -> None:
-        self._module = Gradient(nbytes, device)
+        self._module = Gradients(sizes, device)
         self._replica = replicate(self._module)
         # A strategy may send parameters after the update: here they are told of one.
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)

@@ -16,7 +16,8 @@ from paceline.links.group import Group
 from paceline.planner import Forecast, forecast
 from paceline.rehearsal.setup import REAL_SGD, Setup
 from paceline.strategies import find_exchange, probers
-from paceline.training.profile import Profile, measure_exchanges, profile
+from paceline.training.exchanges import measure_exchanges
+from paceline.training.profile import Profile, profile
 from paceline.training.this_machine import Speed, this_machine
 
 _PROFILE_S = 2.0

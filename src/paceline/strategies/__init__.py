@@ -1,11 +1,11 @@
 """The ways of training in parallel, each in a folder of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from paceline.core.errors import InvalidInput
-from paceline.core.strategy import Exchange, Strategy
+from paceline.core.strategy import Exchange, Prober, Strategy
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.hierarchy import plan as hierarchy
@@ -88,16 +88,14 @@ def find_exchange(name: str) -> Exchange:
     raise InvalidInput(f"strategy: {name!r} {problem}; choose one of {', '.join(EXCHANGES)}")
 
 
-def probers(configs: Mapping[str, Any], group: Any) -> dict[str, Callable[[int], Any]]:
-    """Return for each strategy of `configs` what makes a probe of its exchange (`exchange.probe`).
+def probers(configs: Mapping[str, Any], group: Any) -> dict[str, Prober]:
+    """Return for each strategy of `configs` what makes probes of its exchange.
 
     This imports the runners, and so torch.
     """
-    return {
-        name: _prober(import_module(find_exchange(name).run).exchange, config, group)
-        for name, config in configs.items()
-    }
+    return {name: _prober(find_exchange(name), config, group) for name, config in configs.items()}
 
 
-def _prober(exchange: Callable[..., Any], config: Any, group: Any) -> Callable[[int], Any]:
-    return lambda nbytes: exchange(nbytes, config, group)
+def _prober(strategy: Exchange, config: Any, group: Any) -> Prober:
+    exchange = import_module(strategy.run).exchange
+    return Prober(strategy, config, lambda sizes: exchange(sizes, config, group))

@@ -9,35 +9,30 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from torch import nn
 
-from paceline.core.calibration import Measurement, Measurements
+from paceline.core.calibration import Measurements
 from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind
-from paceline.core.strategy import Exchange
+from paceline.core.strategy import Exchange, Prober
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
-from paceline.exchange.probe import Probe
 from paceline.links.group import Group
-from paceline.record.clock import Clock, clock_for
+from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
+from paceline.training.exchanges import Probes, differences
 from paceline.training.step import SGD, Share, train_step
 from paceline.training.this_machine import Speed, this_machine
 
 _NUM_WARM_UP = 2
 _FEWEST_ROUNDS = 3
-_SMALL_NBYTES = 1024
 _MOST_ROUNDS = 400
 _MOST_TRACED = 100
-_LARGEST_NBYTES = 32 * 2**20  # beyond it, twice the bytes take twice the time
-_NUM_EXCHANGES = 20
 Key = tuple[Kind, str]
-Prober = Callable[[int], Probe]
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def profile(
             marks = [clock.mark()]
             train_step(copied, optimizer, endless, recorder)
             marks.append(clock.mark())
-            rows.append([*_differences(clock, marks), *probes.once(clock)])
+            rows.append([*differences(clock, marks), *probes.once(clock)])
         return rows
 
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
@@ -108,71 +103,6 @@ def profile(
     whole = _straggling(rows) * median(row[0] for row in untraced)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows])
     return _of_ranks(_scaled(recorder.spans(), whole), workload, exchanges, group)
-
-
-def measure_exchanges(
-    workload: Workload, group: Group, probers: Mapping[str, Prober]
-) -> dict[str, Measurements]:
-    """Measure each strategy's small and large exchange, without computing between them."""
-    probes = Probes.of(workload, group, probers)
-    clock = clock_for(group.device)
-    rows = [probes.once(clock) for _ in range(_NUM_WARM_UP + _NUM_EXCHANGES)]
-    probes.close()
-    return probes.measured([rank[_NUM_WARM_UP:] for rank in group.gather(rows)])
-
-
-@dataclass(frozen=True)
-class Probes:
-    """A large and a small exchange of each strategy."""
-
-    sizes: tuple[int, int]
-    probes: Mapping[str, tuple[Probe, Probe]]
-
-    @classmethod
-    def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
-        """Make them; a single rank has nothing to exchange."""
-        large = max(2 * _SMALL_NBYTES, min(workload.gradient_nbytes, _LARGEST_NBYTES))
-        sizes = large // 4 * 4, _SMALL_NBYTES
-        made = {name: (make(sizes[0]), make(sizes[1])) for name, make in probers.items()}
-        return cls(sizes, made if group.world_size > 1 else {})
-
-    def once(self, clock: Clock) -> list[float]:
-        """Run each once and return its seconds."""
-        marks = [clock.mark()]
-        for pair in self.probes.values():
-            for probe in pair:
-                probe()
-                marks.append(clock.mark())
-        return _differences(clock, marks)
-
-    def measured(self, ranks: Sequence[Sequence[Sequence[float]]]) -> dict[str, Measurements]:
-        """Return the median seconds of each, given all ranks' rounds.
-
-        A rank that comes early waits for the others: the last one to join waits least.
-        """
-        medians = [median(map(min, zip(*column, strict=True))) for column in _columns(ranks)]
-        pairs = zip(medians[::2], medians[1::2], strict=True)
-        large_nbytes, small_nbytes = self.sizes
-        return {
-            name: (Measurement(small_nbytes, small), Measurement(large_nbytes, large))
-            for name, (large, small) in zip(self.probes, pairs, strict=True)
-        }
-
-    def close(self) -> None:
-        """Give back what they hold."""
-        for pair in self.probes.values():
-            for probe in pair:
-                probe.close()
-
-
-def _columns(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[list[float]]]:
-    """Return for each exchange the seconds of each rank in each round."""
-    num_exchanges = len(ranks[0][0])
-    return [[[row[i] for row in rank] for rank in ranks] for i in range(num_exchanges)]
-
-
-def _differences(clock: Clock, marks: Sequence[Any]) -> list[float]:
-    return [end - start for start, end in pairwise(clock.seconds(marks))]
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:

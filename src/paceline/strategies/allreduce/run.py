@@ -3,6 +3,7 @@
 It is the baseline that every claim is measured against, and so it is the real one.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -46,9 +47,9 @@ def replica(
     return _Distributed(module, config, group, compression)
 
 
-def exchange(nbytes: int, config: AllReduce, group: Group) -> Probe:
-    """Return what exchanges float32 gradients of that size as `train` does."""
-    return Probe(nbytes, group.device, lambda module: replica(module, config, group))
+def exchange(sizes: Sequence[int], config: AllReduce, group: Group) -> Probe:
+    """Return what exchanges float32 gradients of layers of these bytes as `train` does."""
+    return Probe(sizes, group.device, lambda module: replica(module, config, group))
 
 
 class _Distributed:

@@ -1,5 +1,7 @@
 """Run strategy host: every rank sends its gradients through shared memory and updates itself."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from paceline.exchange.compressed import Compression
@@ -39,6 +41,6 @@ def replica(
     return Synchronized(module, exchange, group, config.chunk if tuner is None else tuner)
 
 
-def exchange(nbytes: int, config: Host, group: Group) -> Probe:
-    """Return what exchanges float32 gradients of that size as `train` does."""
-    return Probe(nbytes, group.device, lambda module: replica(module, config, group))
+def exchange(sizes: Sequence[int], config: Host, group: Group) -> Probe:
+    """Return what exchanges float32 gradients of layers of these bytes as `train` does."""
+    return Probe(sizes, group.device, lambda module: replica(module, config, group))

@@ -1,5 +1,7 @@
 """Run strategy tree: gradients to rank 0, an update there, parameters to all."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from paceline.exchange.probe import Probe
@@ -24,6 +26,6 @@ def replica(module: nn.Module, config: Tree, group: Group) -> Replica:
     return Synchronized(module, TreeExchange(group), group)
 
 
-def exchange(nbytes: int, config: Tree, group: Group) -> Probe:
-    """Return what exchanges float32 gradients of that size as `train` does."""
-    return Probe(nbytes, group.device, lambda module: replica(module, config, group))
+def exchange(sizes: Sequence[int], config: Tree, group: Group) -> Probe:
+    """Return what exchanges float32 gradients of layers of these bytes as `train` does."""
+    return Probe(sizes, group.device, lambda module: replica(module, config, group))

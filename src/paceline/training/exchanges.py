@@ -1,0 +1,174 @@
+"""Measure what a strategy's exchange takes by itself: a small one, and that of all layers.
+
+Layers overlap in an exchange of many: while one is summed, the next is on its way. How that adds up
+is the plan's business. So what all layers take becomes the seconds of a single large exchange with
+which the plan, computing nothing, takes as long.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from paceline.core.calibration import Measurement, Measurements
+from paceline.core.cost import CostModel, Roofline
+from paceline.core.machine import Machine
+from paceline.core.plan import COMPUTE, Task
+from paceline.core.simulate import makespan_s
+from paceline.core.strategy import Prober, Window
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.exchange.probe import Probe
+from paceline.links.group import Group
+from paceline.record.clock import Clock, clock_for
+from paceline.training.this_machine import Speed, this_machine
+
+_NUM_WARM_UP = 2
+_NUM_EXCHANGES = 20
+_SMALL_NBYTES = 1024
+_LARGEST_NBYTES = 32 * 2**20  # beyond it, twice the bytes take twice the time
+_NUM_HALVINGS = 24
+
+
+def measure_exchanges(
+    workload: Workload, group: Group, probers: Mapping[str, Prober]
+) -> dict[str, Measurements]:
+    """Measure each strategy's exchanges, without computing between them."""
+    probes = Probes.of(workload, group, probers)
+    clock = clock_for(group.device)
+    rows = [probes.once(clock) for _ in range(_NUM_WARM_UP + _NUM_EXCHANGES)]
+    probes.close()
+    return probes.measured([rank[_NUM_WARM_UP:] for rank in group.gather(rows)])
+
+
+@dataclass(frozen=True)
+class Probes:
+    """An exchange of all layers of each strategy, and a small one."""
+
+    workload: Workload
+    group: Group
+    probers: Mapping[str, Prober]
+    probes: Mapping[str, tuple[Probe, Probe]]
+
+    @classmethod
+    def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
+        """Make them; a single rank has nothing to exchange."""
+        layers = exchanging(workload)
+        sizes = [layer.gradient_nbytes for layer in layers.in_backward_order]
+        made = {
+            name: (prober.make(sizes), prober.make([_SMALL_NBYTES]))
+            for name, prober in probers.items()
+        }
+        return cls(layers, group, probers, made if group.world_size > 1 else {})
+
+    def once(self, clock: Clock) -> list[float]:
+        """Run each once and return its seconds."""
+        marks = [clock.mark()]
+        for pair in self.probes.values():
+            for probe in pair:
+                probe()
+                marks.append(clock.mark())
+        return differences(clock, marks)
+
+    def measured(self, ranks: Sequence[Sequence[Sequence[float]]]) -> dict[str, Measurements]:
+        """Return what a single small and a single large exchange take, given all ranks' rounds.
+
+        A rank that comes early waits for the others: the last one to join waits least.
+        """
+        medians = [median(map(min, zip(*column, strict=True))) for column in _columns(ranks)]
+        pairs = zip(medians[::2], medians[1::2], strict=True)
+        machine = this_machine(self.group, [Speed(1.0, 1.0)] * self.group.world_size)
+        return {
+            name: single(self.probers[name], machine, self.workload, small_s, all_s)
+            for name, (all_s, small_s) in zip(self.probes, pairs, strict=True)
+        }
+
+    def close(self) -> None:
+        """Give back what they hold."""
+        for pair in self.probes.values():
+            for probe in pair:
+                probe.close()
+
+
+def exchanging(workload: Workload) -> Workload:
+    """Return the layers with gradients, which compute nothing; smaller in proportion if too large.
+
+    A model with next to none has one layer that can be told from the small exchange.
+    """
+    nbytes = workload.gradient_nbytes
+    if nbytes < 2 * _SMALL_NBYTES:
+        layers = [_layer("all", 2 * _SMALL_NBYTES)]
+        return Workload(workload.name, 1, tuple(layers), (0,), 0)
+    share = min(1.0, _LARGEST_NBYTES / nbytes)
+    layers = [
+        _layer(layer.name, share * layer.gradient_nbytes)
+        for layer in workload.in_backward_order
+        if layer.parameters
+    ]
+    return Workload(workload.name, 1, tuple(layers), tuple(range(len(layers))), 0)
+
+
+def _layer(name: str, nbytes: float) -> Layer:
+    return Layer(name, (Parameter(name, (max(1, int(nbytes / 4)),)),), 0, Cost(), Cost())
+
+
+def single(
+    prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
+) -> Measurements:
+    """Return a small and a large exchange with which a plan of these layers takes `all_s`.
+
+    The small one is as measured, unless the layers together take less than their latencies do.
+    """
+    nbytes = layers.gradient_nbytes
+
+    def pair(small: float, large: float) -> Measurements:
+        return Measurement(_SMALL_NBYTES, small), Measurement(nbytes, large)
+
+    def takes(measured: Measurements) -> float:
+        found = prober.strategy.calibrate(machine, measured, prober.config)
+        plan = prober.strategy.plan(layers, found, prober.config, Window(1))
+        return makespan_s(plan, _Exchanging(Roofline.of(found)))
+
+    def alike(scale: float) -> Measurements:
+        return pair(scale * small_s, scale * small_s)
+
+    def slower(scale: float) -> Measurements:
+        return pair(small_s, scale * small_s)
+
+    if takes(slower(1.0)) > all_s:
+        return alike(_where(lambda scale: takes(alike(scale)), all_s, 1e-3, 1.0))
+    most = max(2.0, 4 * all_s / small_s)
+    return slower(_where(lambda scale: takes(slower(scale)), all_s, 1.0, most))
+
+
+def _where(of: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Return where a rising function has a value, between two positive places."""
+    for _ in range(_NUM_HALVINGS):
+        middle = (low * high) ** 0.5
+        if of(middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@dataclass(frozen=True)
+class _Exchanging:
+    """Prices what exchanges, and computation at nothing."""
+
+    prices: CostModel
+
+    def seconds(self, task: Task) -> float:
+        """Return how long the task holds its resources."""
+        return 0.0 if task.kind in COMPUTE else self.prices.seconds(task)
+
+
+def _columns(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[list[float]]]:
+    """Return for each exchange the seconds of each rank in each round."""
+    num_exchanges = len(ranks[0][0])
+    return [[[row[i] for row in rank] for rank in ranks] for i in range(num_exchanges)]
+
+
+def differences(clock: Clock, marks: Iterable[Any]) -> list[float]:
+    """Return the seconds between each mark and the next one."""
+    return [end - start for start, end in pairwise(clock.seconds(list(marks)))]

@@ -1,0 +1,60 @@
+"""From what all layers' exchange takes to the single exchange that a plan is calibrated with."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boxes import ExchangeOnly, box, chain
+from paceline.core.calibration import Measurement
+from paceline.core.simulate import makespan_s
+from paceline.core.strategy import Prober, Window
+from paceline.strategies import EXCHANGES
+from paceline.training.exchanges import exchanging, single
+
+SIZES = (40_000, 4_000_000, 400_000, 2_000_000)
+MODEL = exchanging(chain(*((1.0, nbytes) for nbytes in SIZES)))
+MACHINES = {"one host": box("cpu", "cpu"), "two hosts": box("cpu", "cpu", hosts="ab")}
+
+
+def takes(name: str, machine, measured) -> float:
+    """What the layers' exchange takes on the machine that these measurements make."""
+    strategy = EXCHANGES[name]
+    config = strategy.config(workers=2)
+    found = strategy.calibrate(machine, measured, config)
+    plan = strategy.plan(MODEL, found, config, Window(1))
+    return makespan_s(plan, ExchangeOnly(found))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(EXCHANGES)),
+    st.sampled_from(sorted(MACHINES)),
+    st.floats(1e-5, 1e-2),
+    st.floats(1.1, 1e3),
+)
+def test_the_plan_takes_as_long_as_all_layers_did(name, place, small_s, factor):
+    machine = MACHINES[place]
+    true = (Measurement(1024, small_s), Measurement(MODEL.gradient_nbytes, small_s * factor))
+    all_s = takes(name, machine, true)
+    prober = Prober(EXCHANGES[name], EXCHANGES[name].config(workers=2), None)
+    found = single(prober, machine, MODEL, small_s, all_s)
+    assert takes(name, machine, found) == pytest.approx(all_s, rel=1e-3)
+
+
+def test_layers_that_take_less_than_their_latencies_have_smaller_ones():
+    prober = Prober(EXCHANGES["host"], EXCHANGES["host"].config(workers=2), None)
+    small, large = single(prober, MACHINES["one host"], MODEL, 1e-3, 1e-3)
+    assert small.seconds < 1e-3
+    assert takes("host", MACHINES["one host"], (small, large)) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_large_models_are_measured_smaller_in_proportion():
+    large = exchanging(chain((1.0, 300 * 2**20), (1.0, 100 * 2**20)))
+    sizes = {layer.name: layer.gradient_nbytes for layer in large.layers}
+    assert sizes == {"l0": 24 * 2**20, "l1": 8 * 2**20}
+    assert [layer.name for layer in large.in_backward_order] == ["l1", "l0"]
+
+
+def test_a_model_with_next_to_no_parameters_is_told_from_the_small_exchange():
+    [layer] = exchanging(chain((1.0, 8))).layers
+    assert layer.gradient_nbytes == 2048
