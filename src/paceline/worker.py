@@ -20,10 +20,10 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.group import Group, process_group
 from paceline.native import die_with_parent
+from paceline.planner import Forecast, Ranking
 from paceline.rehearsal.prediction import measure
 from paceline.rehearsal.setup import build as stand_in
 from paceline.rehearsal.steps import num_steps, rehearse
-from paceline.planner import Forecast, Ranking
 from paceline.result import PlanRow, RankingRows
 from paceline.runs import (
     build,
