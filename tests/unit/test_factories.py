@@ -75,6 +75,7 @@ def test_names_are_the_documented_ones() -> None:
     assert set(names()) == {
         *("lenet5", "alexnet", "vgg16", "googlenet", "inception-v3", "mlp"),
         *("resnet18", "resnet50", "resnet101", "resnet110", "resnet152"),
+        *("covtype-mlp", "w8a-mlp", "delicious-mlp", "real-sim-mlp"),
     }
 
 

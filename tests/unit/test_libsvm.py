@@ -1,3 +1,4 @@
+import bz2
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +210,17 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         load(f"libsvm:{tmp_path}")
 
 
-def test_compressed_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"x\.bz2 is compressed: unpack it first"):
+def test_bzip2_files_are_read_as_they_are(tmp_path: Path) -> None:
+    written(tmp_path / "x.t.bz2", bz2.compress(b"+1 4:1\n"))
+    data = loaded(tmp_path / "x.bz2", bz2.compress(GOOD.encode()))
+    assert (data.name, len(data.train), data.sample_shape) == ("x", 4, (4,))
+    assert rows(data.test) == [([0, 0, 0, 1], 1)]
+    with pytest.raises(InvalidInput, match=r"y\.bz2, line 2: .*index:value"):
+        loaded(tmp_path / "y.bz2", bz2.compress(b"+1 1:1\n-1 x\n"))
+
+
+def test_compressed_otherwise_or_damaged(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"x\.gz is compressed: unpack it first"):
+        loaded(tmp_path / "x.gz", b"")
+    with pytest.raises(InvalidInput, match=r"x\.bz2 is damaged, or no bzip2 file"):
         loaded(tmp_path / "x.bz2", b"BZh9")

@@ -7,7 +7,7 @@ from paceline.models.googlenet import GoogLeNet
 from paceline.models.inception import InceptionV3
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.lenet import LeNet5
-from paceline.models.mlp import MLP
+from paceline.models.mlp import MLP, SigmoidMLP
 from paceline.models.resnet import (
     CifarResNet,
     ResNet,
@@ -30,6 +30,7 @@ __all__ = [
     "LayerModule",
     "LeNet5",
     "ResNet",
+    "SigmoidMLP",
     "describe",
     "find",
     "layers_of",

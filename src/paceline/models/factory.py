@@ -17,13 +17,20 @@ from paceline.models.alexnet import AlexNet
 from paceline.models.googlenet import GoogLeNet
 from paceline.models.inception import InceptionV3
 from paceline.models.lenet import LeNet5
-from paceline.models.mlp import MLP
+from paceline.models.mlp import MLP, SigmoidMLP
 from paceline.models.vgg import VGG16
 
 _FORM = "package.module:factory"
-# The network for covtype in Ma, Rusu et al. 2020, Table II.
+# The network for covtype that Ma, Rusu et al. 2020 print in Table II.
 _MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)
-_WIDTHS = re.compile(r"mlp((?:-\d+)+)")
+_WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
+# Their four networks, with as many hidden layers as section VII-A says.
+_SIGMOID_MLPS = {
+    "covtype-mlp": (54, *(512,) * 6, 2),
+    "w8a-mlp": (300, *(512,) * 8, 2),
+    "delicious-mlp": (500, *(512,) * 8, 983),
+    "real-sim-mlp": (20_958, *(512,) * 4, 2),
+}
 
 _IMAGENET = (3, 224, 224)
 _BUILT_IN: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...], int]] = {
@@ -59,13 +66,14 @@ class Architecture:
 
 def names() -> tuple[str, ...]:
     """Return the names of the built-in models."""
-    return (*_BUILT_IN, "mlp")
+    return (*_BUILT_IN, "mlp", *_SIGMOID_MLPS)
 
 
 def find(name: str) -> Architecture:
     """Return the architecture of a built-in name or of the user's own `package.module:factory`.
 
-    "mlp-54-512-2" is a multilayer perceptron of these widths. A factory is any function or class
+    "mlp-54-512-2" is a multilayer perceptron of these widths, with rectifiers and biases;
+    "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is any function or class
     that returns an nn.Module when called without arguments; its module is imported as with
     `python -m`, so it may be in the current directory, which goes onto `sys.path`.
     Raises InvalidInput if there is no such name, module or attribute, or the import fails.
@@ -78,12 +86,14 @@ def find(name: str) -> Architecture:
     match = _WIDTHS.fullmatch(name)
     if name == "mlp" or match:
         widths = tuple(map(int, match[1][1:].split("-"))) if match else _MLP_WIDTHS
-        return _perceptron(name, widths)
+        return _perceptron(name, widths, SigmoidMLP if name.startswith("sigmoid-") else MLP)
+    if name in _SIGMOID_MLPS:
+        return _perceptron(name, _SIGMOID_MLPS[name], SigmoidMLP)
     close = get_close_matches(name.lower(), names(), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     raise InvalidInput(
         f"no model is called {name!r}{hint} Known are {', '.join(names())}, mlp-WIDTH-...-WIDTH, "
-        f"and your own as {_FORM}"
+        f"sigmoid-mlp-WIDTH-...-WIDTH, and your own as {_FORM}"
     )
 
 
@@ -96,11 +106,13 @@ def _builder(make: Callable[[int], nn.Module], usual: int) -> Callable[[int | No
     return build
 
 
-def _perceptron(name: str, widths: tuple[int, ...]) -> Architecture:
+def _perceptron(
+    name: str, widths: tuple[int, ...], kind: type[MLP] | type[SigmoidMLP]
+) -> Architecture:
     MLP.check(widths)
 
     def make(num_classes: int) -> nn.Module:
-        return MLP((*widths[:-1], num_classes))
+        return kind((*widths[:-1], num_classes))
 
     return Architecture(name, _builder(make, widths[-1]), (widths[0],), widths[-1])
 

@@ -8,16 +8,18 @@ from math import isfinite
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Span
+from paceline.data.balanced import BalancedSampler
 from paceline.data.dataset import Dataset, Samples, loader
 from paceline.data.sampler import ShardedBatches
+from paceline.exchange.balanced import Balanced
 from paceline.exchange.replica import Replica
 from paceline.links.group import Group
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
+from paceline.training.objective import objective_for
 from paceline.training.step import SGD, Share, shares, train_step
 
 _MOST_TRACED = 20
@@ -28,7 +30,10 @@ _TEST_BATCH = 256
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch achieved: mean training loss, and loss and accuracy on the test samples."""
+    """What an epoch achieved: mean training loss, and loss and accuracy on the test samples.
+
+    With several labels a sample, `accuracy` is the precision@1; see `training.objective`.
+    """
 
     number: int
     train_loss: float
@@ -41,13 +46,13 @@ class Epoch:
 class Job:
     """All that a strategy's runner needs on one rank.
 
-    `batches` are this rank's share of the training samples. `report` is called after each epoch,
-    `advance` after each step.
+    `batches` are this rank's share of the training samples, which may follow its speed. `report` is
+    called after each epoch, `advance` after each step.
     """
 
     model: nn.Module
     data: Dataset
-    batches: ShardedBatches
+    batches: ShardedBatches | BalancedSampler
     epochs: int
     sgd: SGD
     group: Group
@@ -69,13 +74,16 @@ class Outcome:
     step_seconds: tuple[float, ...]
 
 
-def share_batches(data: Dataset, batch_size: int, seed: int, group: Group) -> ShardedBatches:
+def share_batches(
+    data: Dataset, batch_size: int, seed: int, group: Group, balanced: bool = False
+) -> ShardedBatches | BalancedSampler:
     """Return this rank's share of the training samples; `batch_size` is that of all ranks.
 
     InvalidInput if an epoch has too few steps to be measured.
     """
     num_samples = len(data.train)
-    batches = ShardedBatches(num_samples, batch_size, group.rank, group.world_size, seed)
+    kind = BalancedSampler if balanced else ShardedBatches
+    batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < _FEWEST_STEPS:
         raise InvalidInput(
             f"batch_size: {batch_size} makes {len(batches)} steps of {num_samples} samples; "
@@ -92,6 +100,8 @@ def train(job: Job, replica: Replica) -> Outcome:
     each one's first steps; of the untraced steps, if there is one epoch.
     """
     batches = job.batches
+    if isinstance(batches, BalancedSampler):
+        replica = Balanced(replica, job.model, job.group, batches, weighs=False)
     optimizer = job.sgd.optimizer(job.model)
     data = loader(job.data.train, batches)
     traced_epoch = min(1, job.epochs - 1)
@@ -178,7 +188,7 @@ def evaluate(model: nn.Module, samples: Samples, group: Group) -> tuple[float, i
     for first in range(0, len(own), _TEST_BATCH):
         inputs, targets = samples.__getitems__(own[first : first + _TEST_BATCH])
         targets = targets.to(group.device)
-        outputs = model(inputs.to(group.device))
-        loss += float(cross_entropy(outputs, targets, reduction="sum"))
-        correct += int((outputs.argmax(1) == targets).sum())
+        outputs, objective = model(inputs.to(group.device)), objective_for(targets)
+        loss += float(objective.loss(outputs, targets, reduction="sum"))
+        correct += objective.num_right(outputs, targets)
     return loss, correct

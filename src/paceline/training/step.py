@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from paceline.core.plan import Kind
+from paceline.data.balanced import BalancedSampler
 from paceline.data.dataset import Batch
 from paceline.data.sampler import ShardedBatches
 from paceline.record.recorder import Recorder
+from paceline.training.objective import objective_for
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Share(NamedTuple):
     weight: float
 
 
-def shares(batches: ShardedBatches, data: Iterable[Batch], device: torch.device) -> Iterator[Share]:
+def shares(
+    batches: ShardedBatches | BalancedSampler, data: Iterable[Batch], device: torch.device
+) -> Iterator[Share]:
     """Yield this rank's part of each step of an epoch, on `device`."""
     for (inputs, targets), whole in zip(data, batches.global_sizes, strict=True):
         weight = len(targets) * batches.world_size / whole
@@ -57,7 +60,10 @@ def train_step(
     with recorder.phase(Kind.LOAD):
         share = next(source)
     with recorder.phase(Kind.FORWARD):
-        loss = cross_entropy(model(share.inputs), share.targets) * share.weight
+        objective = objective_for(share.targets)
+        reduction = "mean" if len(share.targets) else "sum"  # no samples have no mean
+        outputs = model(share.inputs)
+        loss = objective.loss(outputs, share.targets, reduction=reduction) * share.weight
     with recorder.phase(Kind.BACKWARD):
         loss.backward()
     with recorder.phase(Kind.STEP):

@@ -1,0 +1,76 @@
+"""What training minimises and what a test counts, for class numbers and for several labels.
+
+Targets are int64 class numbers (N,), or bool rows (N, num_labels) where a sample may have several
+labels at once. The data type says which.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from paceline.data.dataset import Dataset
+
+
+class Loss(Protocol):
+    """The loss of scores (N, C) and targets: a 0-d tensor, the mean or the sum over samples."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+        """`reduction` is "mean" or "sum"."""
+        ...
+
+
+class NumRight(Protocol):
+    """How many samples of scores (N, C) are right."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> int:
+        """Return a number from 0 to N."""
+        ...
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss, what counts as right, and what the share of right samples is called."""
+
+    loss: Loss
+    num_right: NumRight
+    name: str
+
+
+def objective_of(data: Dataset) -> Objective:
+    """Return the objective of a data set's targets."""
+    return objective_for(data.train.__getitems__([0])[1])
+
+
+def objective_for(targets: Tensor) -> Objective:
+    """Return the objective of a batch's targets."""
+    return SEVERAL_LABELS if targets.dtype == torch.bool else ONE_CLASS
+
+
+def _class_loss(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    return cross_entropy(outputs, targets, reduction=reduction)
+
+
+def _num_class_right(outputs: Tensor, targets: Tensor) -> int:
+    return int((outputs.argmax(1) == targets).sum())
+
+
+def _label_loss(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Cross entropy of the softmax, as in Ma, Rusu et al. 2020, with a sample's labels all alike.
+
+    A sample without labels asks for nothing: its loss and its gradient are zero.
+    """
+    shares = targets.to(outputs.dtype)
+    shares /= shares.sum(1, keepdim=True).clamp(min=1)
+    return cross_entropy(outputs, shares, reduction=reduction)
+
+
+def _num_first_right(outputs: Tensor, targets: Tensor) -> int:
+    return int(targets.gather(1, outputs.argmax(1, keepdim=True)).sum())
+
+
+ONE_CLASS = Objective(_class_loss, _num_class_right, "accuracy")
+# The share of samples of which the highest score is one of their labels.
+SEVERAL_LABELS = Objective(_label_loss, _num_first_right, "precision@1")

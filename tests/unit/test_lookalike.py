@@ -1,0 +1,206 @@
+"""The synthetic sets that resemble those of the Hogbatch paper: shapes, density, difficulty."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from paceline.core.errors import InvalidInput
+from paceline.data import Dataset, load
+from paceline.data import dataset as dataset_module
+from paceline.data.dataset import TensorSamples
+from paceline.data.lookalike import NAMES, task
+from paceline.models import MLP
+from paceline.papers.hogbatch.networks import DATA_SETS
+from paceline.training.objective import objective_of
+
+# Values of a sample that are not zero, as the originals' publishers say, and labels of a sample:
+# of two classes, the share of the second.
+KNOWN = {
+    "covtype-like": (12.0, 283_301 / 581_012),
+    "w8a-like": (11.65, 0.0297),
+    "delicious-like": (18.17, 19.03),
+    "real-sim-like": (51.3, 22_238 / 72_309),
+}
+SHAPES = {f"{row.name}-like": row for row in DATA_SETS}
+
+
+def tensors(samples: object) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(samples, TensorSamples)
+    return samples.inputs, samples.targets
+
+
+@pytest.fixture(scope="module")
+def few() -> dict[str, Dataset]:
+    return {name: load(f"{name}:samples={2000 if 'real' in name else 8000}") for name in NAMES}
+
+
+def test_they_are_the_four_of_the_paper() -> None:
+    assert set(NAMES) == set(SHAPES) == set(KNOWN)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_and_labels_are_those_of_table_ii(few, name: str) -> None:
+    data, widths = few[name], SHAPES[name].widths
+    inputs, targets = tensors(data.train)
+    assert (data.name, data.sample_shape, data.num_classes) == (name, (widths[0],), widths[-1])
+    assert len(data.test) == len(data.train) / 4
+    assert (inputs.shape[1], inputs.dtype) == (widths[0], torch.float32)
+    if name == "delicious-like":
+        assert (targets.shape, targets.dtype) == ((8000, 983), torch.bool)
+    else:
+        assert (targets.unique().tolist(), targets.dtype) == ([0, 1], torch.int64)
+
+
+@pytest.mark.parametrize("name", ["covtype-like", "w8a-like", "delicious-like"])
+def test_there_are_as_many_samples_as_in_table_ii(name: str) -> None:
+    data = load(name)
+    num_samples = SHAPES[name].num_examples
+    assert (len(data.train) + len(data.test), len(data.test)) == (num_samples, num_samples // 5)
+
+
+def test_real_sim_needs_almost_six_gib(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 1048576 kB\n")
+    monkeypatch.setattr(dataset_module, "_MEMINFO", tmp_path / "meminfo")
+    with pytest.raises(InvalidInput, match=r"real-sim-like: 72309 samples .* 5\.6 GiB"):
+        load("real-sim-like")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_density_and_balance_are_those_of_the_originals(few, name: str) -> None:
+    inputs, targets = tensors(few[name].train)
+    num_present, num_labels = KNOWN[name]
+    assert (inputs != 0).sum(1).float().mean().item() == pytest.approx(num_present, rel=0.05)
+    counted = targets.float().sum() / len(targets)
+    assert counted.item() == pytest.approx(num_labels, rel=0.15, abs=0.01)
+
+
+def test_covtype_has_ten_quantities_an_area_and_a_soil(few) -> None:
+    inputs, _ = tensors(few["covtype-like"].train)
+    assert len(inputs[:, 0].unique()) > 5000
+    assert 0 <= inputs.min() < 0.05
+    assert 0.95 < inputs.max() <= 1
+    for bits in (inputs[:, 10:14], inputs[:, 14:]):
+        assert bits.unique().tolist() == [0, 1]
+        assert bits.sum(1).unique().tolist() == [1]
+        assert (bits.sum(0) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["w8a-like", "delicious-like"])
+def test_keywords_are_bits_some_frequent_and_some_rare(few, name: str) -> None:
+    inputs, _ = tensors(few[name].train)
+    assert inputs.unique().tolist() == [0, 1]
+    shares = inputs.mean(0).sort().values
+    assert shares[-1] > 8 * shares[len(shares) // 10]
+
+
+def test_documents_have_length_one(few) -> None:
+    inputs, _ = tensors(few["real-sim-like"].train)
+    torch.testing.assert_close(inputs.norm(dim=1), torch.ones(len(inputs)))
+    lengths = (inputs > 0).sum(1).float()
+    assert lengths.std() > 0.3 * lengths.mean()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides_and_fewer_samples_are_the_first(name: str) -> None:
+    whole, again, other, part = (
+        load(f"{name}:samples={count}", seed=seed)
+        for count, seed in ((500, 1), (500, 1), (500, 2), (90, 1))
+    )
+    for half in ("train", "test"):
+        inputs, targets = tensors(getattr(whole, half))
+        same = tensors(getattr(again, half))
+        assert torch.equal(inputs, same[0])
+        assert torch.equal(targets, same[1])
+        assert not torch.equal(inputs, tensors(getattr(other, half))[0])
+        first = tensors(getattr(part, half))
+        assert torch.equal(first[0], inputs[: len(first[0])])
+        assert torch.equal(first[1], targets[: len(first[1])])
+    train, test = tensors(whole.train)[0], tensors(whole.test)[0]
+    assert not torch.equal(train[: len(test)], test)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("covtype", 0.94, 0.96),
+        ("w8a", 0.985, 0.995),
+        ("delicious", 0.75, 0.81),
+        ("real-sim", 0.97, 0.985),
+    ],
+)
+def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(
+    name: str, least: float, most: float
+) -> None:
+    made = task(name)
+    inputs = made.draw(np.random.default_rng(9), 1000 if name == "real-sim" else 6000)
+    chances = made.probabilities(inputs)
+    if chances.shape[1] == 1:
+        chances = np.concatenate([chances, 1 - chances], axis=1)
+    assert least < chances.max(axis=1).mean() < most
+
+
+def right(data: Dataset, model: torch.nn.Module) -> float:
+    inputs, targets = tensors(data.test)
+    with torch.no_grad():
+        return objective_of(data).num_right(model(inputs), targets) / len(targets)
+
+
+def trained(data: Dataset, model: torch.nn.Module, num_epochs: int) -> float:
+    """Train with Adam in batches of 64, and return the share of test samples that are right."""
+    inputs, targets = tensors(data.train)
+    optimizer, loss = torch.optim.Adam(model.parameters(), 2e-3), objective_of(data).loss
+    for _ in range(num_epochs):
+        for rows in torch.randperm(len(inputs)).split(64):
+            optimizer.zero_grad()
+            loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
+    return right(data, model)
+
+
+def linear(data: Dataset, strength: float = 1.0) -> float:
+    (inputs, targets), test = tensors(data.train), tensors(data.test)
+    model = LogisticRegression(max_iter=500, C=strength).fit(inputs.numpy(), targets.numpy())
+    return float(model.score(test[0].numpy(), test[1].numpy()))
+
+
+def test_covtype_can_be_learned_but_not_by_a_linear_model(few) -> None:
+    torch.manual_seed(0)
+    data = few["covtype-like"]
+    of_linear, of_network = linear(data), trained(data, MLP((54, 128, 64, 2)), 6)
+    assert 0.74 < of_linear < 0.82
+    assert of_network > of_linear + 0.05
+
+
+def test_w8a_s_rare_class_can_be_found(few) -> None:
+    data = few["w8a-like"]
+    _, targets = tensors(data.test)
+    always = 1 - targets.float().mean().item()
+    assert always + 0.005 < linear(data) < 0.992
+
+
+def test_real_sim_is_nearly_linear(few) -> None:
+    assert 0.92 < linear(few["real-sim-like"], 30.0) < 0.985
+
+
+def test_delicious_can_be_learned(few) -> None:
+    torch.manual_seed(0)
+    data = few["delicious-like"]
+    _, targets = tensors(data.test)
+    most_frequent = targets.float().mean(0).max().item()
+    assert 0.35 < most_frequent < 0.55
+    assert trained(data, MLP((500, 128, 983)), 6) > most_frequent + 0.1
+
+
+@pytest.mark.parametrize("options", ["samples=0", "samples=", "classes=3", "samples=5,samples=6"])
+def test_bad_options(options: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"cannot read '{options}' in 'w8a-like:.*samples=5000"):
+        load(f"w8a-like:{options}")
+
+
+def test_a_model_of_another_shape() -> None:
+    with pytest.raises(
+        InvalidInput, match="covtype-like have 54 values, but the model takes 1x8x8"
+    ):
+        load("covtype-like:samples=50", (1, 8, 8))
+    assert load("covtype-like:samples=50", (54,)).sample_shape == (54,)

@@ -1,0 +1,114 @@
+"""The loss and the score of class numbers and of several labels a sample, beside naive ones."""
+
+from math import exp, log
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from groups import group_of
+from paceline.data.dataset import Dataset, TensorSamples, loader
+from paceline.data.sampler import ShardedBatches
+from paceline.record.clock import HostClock
+from paceline.record.recorder import Recorder
+from paceline.training.loop import evaluate
+from paceline.training.objective import ONE_CLASS, SEVERAL_LABELS, objective_for, objective_of
+from paceline.training.step import SGD, shares, train_step
+
+SCORES = st.lists(st.floats(-8, 8, width=32), min_size=4, max_size=4)
+LABELS = st.lists(st.booleans(), min_size=4, max_size=4)
+
+
+def naive_loss(scores: list[float], labels: list[bool]) -> float:
+    """Cross entropy between the softmax and equal shares of the labels, one value at a time."""
+    total = log(sum(map(exp, scores)))
+    wanted = [total - score for score, label in zip(scores, labels, strict=True) if label]
+    return sum(wanted) / len(wanted) if wanted else 0.0
+
+
+@given(st.lists(st.tuples(SCORES, LABELS), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_several_labels_as_a_naive_reader_of_the_formula(rows) -> None:
+    outputs = torch.tensor([scores for scores, _ in rows], dtype=torch.float64)
+    targets = torch.tensor([labels for _, labels in rows])
+    objective = objective_for(targets)
+    losses = [naive_loss(scores, labels) for scores, labels in rows]
+    assert float(objective.loss(outputs, targets)) == pytest.approx(sum(losses) / len(rows))
+    assert float(objective.loss(outputs, targets, reduction="sum")) == pytest.approx(sum(losses))
+    right = [labels[scores.index(max(scores))] for scores, labels in rows]
+    assert objective.num_right(outputs, targets) == sum(right)
+
+
+def test_one_label_is_the_loss_of_its_class() -> None:
+    outputs = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    classes = torch.arange(20) % 5
+    labels = nn.functional.one_hot(classes, 5).bool()
+    torch.testing.assert_close(
+        SEVERAL_LABELS.loss(outputs, labels), ONE_CLASS.loss(outputs, classes)
+    )
+    assert SEVERAL_LABELS.num_right(outputs, labels) == ONE_CLASS.num_right(outputs, classes)
+
+
+def test_a_sample_without_labels_moves_nothing() -> None:
+    outputs = torch.randn(2, 3, requires_grad=True)
+    targets = torch.tensor([[False, False, False], [True, True, False]])
+    SEVERAL_LABELS.loss(outputs, targets).backward()
+    assert outputs.grad is not None
+    assert not outputs.grad[0].any()
+    assert outputs.grad[1].all()
+
+
+def several(num: int) -> TensorSamples:
+    source = torch.Generator().manual_seed(num)
+    inputs = torch.randn(num, 4, generator=source, dtype=torch.float64)
+    return TensorSamples(inputs, torch.rand(num, 6, generator=source) < 0.4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "name"),
+    [
+        (several(3), "precision@1"),
+        (TensorSamples(torch.zeros(2, 4), torch.tensor([0, 1])), "accuracy"),
+    ],
+)
+def test_the_data_set_says_which_and_the_name_is_honest(samples: TensorSamples, name: str) -> None:
+    assert objective_of(Dataset("toy", samples, samples, 6, (4,))).name == name
+
+
+@pytest.mark.parametrize(("num_samples", "batch_size", "world_size"), [(7, 7, 3), (21, 6, 4)])
+def test_unequal_shares_of_labels_give_the_gradient_of_the_batch(
+    num_samples: int, batch_size: int, world_size: int
+) -> None:
+    data, start = several(num_samples), nn.Linear(4, 6, dtype=torch.float64)
+    steps, indices = [], []
+    for rank in range(world_size):
+        batches = ShardedBatches(num_samples, batch_size, rank, world_size, seed=1)
+        source = shares(batches, loader(data, batches), torch.device("cpu"))
+        model = nn.Linear(4, 6, dtype=torch.float64)
+        model.load_state_dict(start.state_dict())
+        optimizer = SGD(learning_rate=1.0, momentum=0.0).optimizer(model)
+        train_step(model, optimizer, source, Recorder(HostClock(), "cpu0", rank))
+        steps.append(start.weight - model.weight)
+        indices += next(iter(batches))
+    inputs, targets = data.__getitems__(indices)
+    SEVERAL_LABELS.loss(start(inputs), targets).backward()
+    assert start.weight.grad is not None
+    torch.testing.assert_close(sum(steps) / world_size, start.weight.grad, rtol=1e-12, atol=1e-14)
+
+
+class AsGiven(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.pad(inputs, (0, 2))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_evaluation_counts_each_sample_once(world_size: int) -> None:
+    data = several(300)
+    rows = [evaluate(AsGiven(), data, group_of(rank, world_size)) for rank in range(world_size)]
+    loss, right = (sum(column) for column in zip(*rows, strict=True))
+    padded = AsGiven()(data.inputs).tolist()
+    labels = data.targets.tolist()
+    assert loss == pytest.approx(sum(map(naive_loss, padded, labels)))
+    assert right == sum(of[row.index(max(row))] for row, of in zip(padded, labels, strict=True))

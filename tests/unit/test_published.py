@@ -1,0 +1,255 @@
+"""The four data sets of the Hogbatch paper by name, from files in a folder."""
+
+import bz2
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.errors import InvalidInput
+from paceline.data import Dataset, load
+from paceline.data import dataset as dataset_module
+from paceline.data.dataset import TensorSamples
+from paceline.data.published import PUBLISHED
+from paceline.papers.hogbatch.networks import DATA_SETS
+
+
+def both(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    """All inputs and targets, those for training first."""
+    parts = [data.train, data.test]
+    assert all(isinstance(part, TensorSamples) for part in parts)
+    return torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts])
+
+
+def resize(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: object) -> None:
+    """Make the data set smaller than it is, for files that are quickly written."""
+    monkeypatch.setitem(PUBLISHED, name, replace(PUBLISHED[name], **sizes))
+
+
+@pytest.mark.parametrize("row", DATA_SETS, ids=lambda row: row.name)
+def test_sizes_are_those_of_table_ii(row) -> None:
+    known = PUBLISHED[row.name]
+    sizes = (known.num_samples, known.num_features, known.num_classes)
+    assert sizes == (row.num_examples, row.widths[0], row.widths[-1])
+
+
+def test_covtype_of_its_real_size_is_scaled_and_its_labels_mapped(tmp_path: Path) -> None:
+    # Of 581,012 samples; features 2 to 53 are zero everywhere.
+    lines = "1 1:-3 54:1\n2 1:1\n2 1:5 54:2\n2 1:1\n" * 145_253
+    (tmp_path / "covtype.libsvm.binary").write_text(lines)
+    data = load(f"covtype:{tmp_path}")
+    inputs, targets = both(data)
+    assert (data.name, data.num_classes, data.sample_shape) == ("covtype", 2, (54,))
+    assert inputs.shape == (581_012, 54)
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
+    assert torch.bincount(targets).tolist() == [145_253, 3 * 145_253]
+    assert inputs[targets == 0].unique(dim=0)[:, [0, 1, 53]].tolist() == [[0, 0, 0.5]]
+    of_second = {tuple(row) for row in inputs[targets == 1][:, [0, 53]].unique(dim=0).tolist()}
+    assert of_second == {(0.5, 0.0), (1.0, 1.0)}
+
+
+COVTYPE = "1 1:0.25 3:1\n2 1:0 2:1\n1 1:1 2:0.5\n2 1:0.5 3:1\n1 2:0 3:0\n"
+
+
+def test_covtype_scaled_or_not_packed_or_not_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resize(monkeypatch, "covtype", counts=(5,), num_features=3)
+    raw = "1 1:102 3:7\n2 1:100 2:-1\n1 1:108 2:-2\n2 1:104 2:-3 3:7\n1 1:100 2:-3 3:0\n"
+    scaled = "1 1:.25 2:1 3:1\n2 2:.6666667\n1 1:1 2:.33333334\n2 1:.5 3:1\n1 3:0\n"
+    names = ("covtype.libsvm.binary", "covtype.libsvm.binary.scale")
+    loaded = []
+    for name, text in zip(names, (raw, scaled), strict=True):
+        for suffix, content in (("", text.encode()), (".bz2", bz2.compress(text.encode()))):
+            folder = tmp_path / f"{name}{suffix}"
+            folder.mkdir()
+            (folder / f"{name}{suffix}").write_bytes(content)
+            loaded.append(both(load(f"covtype:{folder}", seed=3)))
+    for inputs, targets in loaded:
+        torch.testing.assert_close(inputs, loaded[0][0])
+        assert torch.equal(targets, loaded[0][1])
+    # A file that is scaled already keeps its bits.
+    assert torch.equal(
+        loaded[2][0].unique(), torch.tensor([0, 0.33333334, 0.25, 0.5, 0.6666667, 1]).unique()
+    )
+
+
+def test_w8a_has_a_test_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "w8a").write_text("-1 300:1\n" * 49_000 + "+1 1:1 3:1\n" * 749)
+    (tmp_path / "w8a.t").write_text("-1 2:1\n" * 14_950 + "+1 5:1\n")
+    data = load(f"w8a:{tmp_path}", (300,))
+    assert (len(data.train), len(data.test)) == (49_749, 14_951)
+    inputs, targets = data.test.__getitems__([0, 14_950])
+    assert (inputs[:, [1, 4]].tolist(), targets.tolist()) == ([[1, 0], [0, 1]], [0, 1])
+    (tmp_path / "w8a.t").unlink()
+    with pytest.raises(InvalidInput, match=r"w8a: .* has none of the files w8a\.t, w8a\.t\.bz2"):
+        load(f"w8a:{tmp_path}")
+
+
+def test_real_sim_is_split_and_dense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resize(monkeypatch, "real-sim", counts=(20,))
+    text = "".join(f"{'+1' if i % 2 else '-1'} {i + 1}:0.5 20958:0.25\n" for i in range(20))
+    (tmp_path / "real-sim.bz2").write_bytes(bz2.compress(text.encode()))
+    data = load(f"real-sim:{tmp_path}")
+    inputs, targets = both(data)
+    assert (len(data.train), len(data.test), data.sample_shape) == (16, 4, (20_958,))
+    assert inputs[:, -1].unique().tolist() == [0.25]
+    rows = inputs[:, :20].argmax(1)
+    assert sorted(rows.tolist()) == list(range(20))
+    assert torch.equal(targets, rows % 2)
+
+
+def test_real_sim_is_refused_with_the_figure_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5242880 kB\n")
+    monkeypatch.setattr(dataset_module, "_MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "real-sim").write_text("not read\n")
+    message = r"real-sim: 72309 samples of 20958 float32 .* 5\.6 GiB, .* has 5\.0 GiB of free"
+    with pytest.raises(InvalidInput, match=message):
+        load(f"real-sim:{tmp_path}")
+
+
+def delicious(folder: Path, num: int = 10) -> None:
+    lines = [f"{i % 983},{(i + 1) % 983} {i % 500}:1\n" for i in range(num)]
+    (folder / "Delicious_data.txt").write_text(f"{num} 500 983\n{''.join(lines)}")
+
+
+def test_delicious_of_its_real_size_has_a_bool_for_each_label(tmp_path: Path) -> None:
+    delicious(tmp_path, 16_105)
+    data = load(f"delicious:{tmp_path}")
+    inputs, targets = both(data)
+    assert (len(data.train), len(data.test), data.num_classes) == (12_884, 3_221, 983)
+    assert (inputs.shape, targets.shape, targets.dtype) == (
+        (16_105, 500),
+        (16_105, 983),
+        torch.bool,
+    )
+    assert (inputs.sum(), targets.sum()) == (16_105, 2 * 16_105)
+    first = targets.int().argmax(1)
+    same = [(i % 983, i % 500) for i in range(16_105) if i % 983 != 982]
+    found = zip(first.tolist(), inputs.argmax(1).tolist(), strict=True)
+    last = {(0, i % 500) for i in range(16_105) if i % 983 == 982}  # 982 and 0, in turn
+    assert sorted(pair for pair in found if pair not in last) == sorted(
+        pair for pair in same if pair not in last
+    )
+
+
+def test_delicious_takes_the_repository_s_first_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resize(monkeypatch, "delicious", counts=(5,))
+    delicious(tmp_path, 5)
+    (tmp_path / "delicious_trSplit.txt").write_text("5 1\n1 2\n4 3\n")
+    (tmp_path / "delicious_tstSplit.txt").write_text("2 4\n3 5\n")
+    data = load(f"delicious:{tmp_path}")
+    assert data.train.__getitems__(range(3))[0].argmax(1).tolist() == [4, 0, 3]
+    assert data.test.__getitems__(range(2))[0].argmax(1).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ("1\n2\n3\n", None, r"delicious_tstSplit\.txt is missing"),
+        ("1\n2\n3\n", "4\n4\n", "do not name each of the samples 1 to 5 once"),
+        ("1\n2\n3\n", "4\n", "do not name each of the samples 1 to 5 once"),
+        ("0\n2\n3\n", "4\n5\n", "do not name each of the samples 1 to 5 once"),
+        ("1\nx\n3\n", "4\n5\n", r"delicious_trSplit\.txt, line 2: does not begin with a number"),
+    ],
+)
+def test_a_split_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str, test: str | None, message: str
+) -> None:
+    resize(monkeypatch, "delicious", counts=(5,))
+    delicious(tmp_path, 5)
+    (tmp_path / "delicious_trSplit.txt").write_text(train)
+    if test is not None:
+        (tmp_path / "delicious_tstSplit.txt").write_text(test)
+    with pytest.raises(InvalidInput, match=message):
+        load(f"delicious:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (COVTYPE + "1 3:1\n", "another file: it has 6 samples of 3 features, not 5 of 3"),
+        (COVTYPE.replace("3:", "4:"), "another file: it has 5 samples of 4 features, not 5 of 3"),
+        (COVTYPE.replace("2 1:0 ", "7 1:0 "), "another file: its labels are 1, 2, 7, not 1 and 2"),
+        (COVTYPE.replace("2 1", "-1 1"), "another file: its labels are -1, 1, not 1 and 2"),
+        (COVTYPE.replace("1:1 ", "1:one "), r"binary, line 3: '1:one' is not index:value"),
+    ],
+)
+def test_another_file_or_a_bad_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    resize(monkeypatch, "covtype", counts=(5,), num_features=3)
+    path = tmp_path / "covtype.libsvm.binary"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        load(f"covtype:{tmp_path}")
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("10 500 983", "it has 10 samples of 500 features, not 16,105 of 500"),
+        ("10 501 983", "it has 10 samples of 501 features"),
+    ],
+)
+def test_another_delicious(tmp_path: Path, header: str, message: str) -> None:
+    delicious(tmp_path)
+    path = tmp_path / "Delicious_data.txt"
+    path.write_text(path.read_text().replace("10 500 983", header))
+    with pytest.raises(InvalidInput, match=message):
+        load(f"delicious:{tmp_path}")
+
+
+def test_delicious_with_other_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resize(monkeypatch, "delicious", counts=(10,), num_classes=984)
+    delicious(tmp_path)
+    with pytest.raises(InvalidInput, match="it has 983 labels, not 984"):
+        load(f"delicious:{tmp_path}")
+
+
+def test_missing_files_folders_and_models_of_other_shapes(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"none of the files real-sim, real-sim\.bz2; nothing is"
+    ):
+        load(f"real-sim:{tmp_path}")
+    with pytest.raises(InvalidInput, match=r"no folder .*nowhere: .*covtype\.libsvm\.binary"):
+        load(f"covtype:{tmp_path / 'nowhere'}")
+    with pytest.raises(InvalidInput, match="w8a have 300 values, but the model takes 54"):
+        load(f"w8a:{tmp_path}", (54,))
+    with pytest.raises(InvalidInput, match="no such data set: 'covtype'"):
+        load("covtype")
+
+
+def test_a_damaged_bz2_file(tmp_path: Path) -> None:
+    whole = bz2.compress(b"+1 1:1\n" * 1000)
+    damaged = {
+        "cut": whole[:-9],
+        "wrong": b"no" + whole,
+        "empty": b"",
+        "bits": whole[:20] + b"\0" * 9,
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "real-sim.bz2").write_bytes(content)
+        with pytest.raises(InvalidInput, match=r"real-sim\.bz2"):
+            load(f"real-sim:{tmp_path / name}")
+
+
+def test_the_values_of_features_are_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resize(monkeypatch, "w8a", counts=(3, 2), num_features=4)
+    (tmp_path / "w8a").write_text("-1 1:0.1\n+1 2:1e-30 4:-7\n-1 3:3\n")
+    (tmp_path / "w8a.t").write_text("+1 1:2\n-1 2:1\n")
+    inputs, targets = both(load(f"w8a:{tmp_path}"))
+    expected = np.zeros((5, 4), np.float32)
+    expected[[0, 1, 1, 2, 3, 4], [0, 1, 3, 2, 0, 1]] = [0.1, 1e-30, -7, 3, 2, 1]
+    np.testing.assert_array_equal(inputs.numpy(), expected)
+    assert targets.tolist() == [0, 1, 0, 1, 0]
