@@ -31,7 +31,7 @@ PURE = {
         *("tree.config", "tree.plan"),
     ],
     "paceline.record": ["trace"],
-    "paceline.data": ["sampler"],
+    "paceline.data": ["balanced", "sampler"],
     "paceline.probe": ["text"],
 }
 

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from paceline.choose import Choice, choose
+from paceline.choose import Choice, balanced, choose
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
-from paceline.core.plan import Kind
 from paceline.core.timeline import Timeline
 from paceline.core.wire_format import check_codec
+from paceline.data.balanced import BalancedSampler
+from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
 from paceline.exchange.nonfinite import Policy, check_policy
-from paceline.exchange.optimizers import after_steps, before_steps
 from paceline.exchange.readiness import in_backward
 from paceline.exchange.replica import Alone, Replica, Statistics
+from paceline.exchange.steps import Steps
 from paceline.links.group import joined
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
@@ -48,6 +49,11 @@ class DataParallel(nn.Module):
     makes steps faster. No rank takes a step whose gradients are not finite: a GradScaler skips it;
     otherwise the optimizer raises NonFinite, or by `on_nonfinite` "skip" changes nothing.
 
+    `balance`: "auto" lets ranks have unequal batches: each rank's gradients are weighted by its
+    samples, so that all train as one process on all of them would, if the loss is a mean over
+    samples. A rank may have none. `balance()` takes the sampler that is to follow the ranks'
+    speeds. A rank that would not help gets no samples then, but with `force`.
+
     `state_dict` and `load_state_dict` are those of the module itself, without a prefix.
     Raises InvalidInput for what cannot be exchanged.
     """
@@ -60,19 +66,23 @@ class DataParallel(nn.Module):
         chunk: int | Literal["auto"] = "auto",
         deadline_s: float = 30.0,
         on_nonfinite: Policy = "raise",
+        balance: Literal["auto"] | None = None,
+        force: bool = False,
     ) -> None:
         super().__init__()
-        _check(exchange, chunk)
+        _check(exchange, chunk, balance)
         self.module = module
         self._exchange, self._chunk, self._deadline_s = exchange, chunk, deadline_s
         self._compression = _compression(exchange, codec, on_nonfinite)
         self._replica: Replica | None = None
         self._choice: Choice | None = None
         self._group = joined(_device_of(module), deadline_s)
+        self._force = force
+        self._balanced = balanced(module, self._group, force) if balance else None
         self._start()
         _accept_own_names(self)
         if self._group.world_size == 1:
-            self._replica = Alone(module)
+            self._replica = self._balanced or Alone(module)
         elif exchange != "auto" and (exchange != "host" or chunk != "auto"):
             self._replicate(())
 
@@ -81,16 +91,20 @@ class DataParallel(nn.Module):
         device = f"{self._group.device.type}{self._group.rank}"
         self._recorder = Recorder(clock_for(self._group.device), device, self._group.rank)
         self._recorder.start_phases(_KEPT_STEPS)
-        self._steps = _Steps(self)
+        self._steps = Steps(self._recorder, self.module)
         self._paused: ExitStack | None = None
 
     def _replicate(self, inputs: tuple[Any, ...]) -> Replica:
+        if self._balanced is not None and inputs:
+            self._balanced.check_first(inputs)
         choice = choose(
             self.module, inputs, self._group, self._exchange, self._chunk, self._compression
         )
         self._choice, self._replica = choice, choice.replica
         if choice.records:
             self._replica.record(self._recorder)
+        if self._balanced is not None:
+            self._replica = self._balanced.around(self._replica)
         if self._paused is not None:
             self._paused.enter_context(self._replica.no_sync())
         return self._replica
@@ -124,6 +138,24 @@ class DataParallel(nn.Module):
                 yield
             finally:
                 self._paused = None
+
+    def balance(self, sampler: BalancedSampler) -> BalancedSampler:
+        """Have batches follow the ranks' speeds: as this sampler, which is returned, splits them.
+
+        All ranks must call it together, each with its own rank's sampler of the same batches.
+        InvalidInput without `balance="auto"`, and for a sampler that does not fit.
+        """
+        self._balancing().follow(sampler)
+        return sampler
+
+    def samples(self, number: int) -> None:
+        """Say how many samples the next forward pass has: else the rows of its first tensor."""
+        self._balancing().samples(number)
+
+    def _balancing(self) -> Balanced:
+        if self._balanced is None:
+            raise InvalidInput("balance: batches are equal here; DataParallel(..., balance='auto')")
+        return self._balanced
 
     @property
     def why(self) -> str:
@@ -173,8 +205,11 @@ class DataParallel(nn.Module):
         copied._exchange, copied._chunk = self._exchange, self._chunk
         copied._deadline_s, copied._group = self._deadline_s, self._group
         copied._compression = self._compression
-        copied._choice = None
-        copied._replica = Alone(copied.module) if self._group.world_size == 1 else None
+        copied._choice, copied._replica, copied._force = None, None, self._force
+        is_balanced, group = self._balanced is not None, self._group
+        copied._balanced = balanced(copied.module, group, self._force) if is_balanced else None
+        if group.world_size == 1:
+            copied._replica = copied._balanced or Alone(copied.module)
         _accept_own_names(copied)
         copied._start()
         return copied
@@ -184,48 +219,15 @@ class DataParallel(nn.Module):
         raise InvalidInput("DataParallel cannot be pickled; save its state_dict()")
 
 
-class _Steps:
-    """Where steps begin and end in a loop that is not ours: seen from forward and the optimizer."""
-
-    def __init__(self, parallel: DataParallel) -> None:
-        self._recorder = parallel._recorder
-        self._own = {id(p) for p in parallel.module.parameters()}
-        self._updated = False
-        self._handles = [before_steps(self._before), after_steps(self._after)]
-
-    def begin_forward(self) -> None:
-        """Begin a step, if this is the first forward pass after an update."""
-        self._recorder.end_phase()
-        if self._updated:
-            self._recorder.end_step()
-            self._updated = False
-        self._recorder.begin_phase(Kind.FORWARD)
-
-    def _before(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._updates(optimizer):
-            self._recorder.end_phase()
-            self._recorder.begin_phase(Kind.STEP)
-
-    def _after(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._updates(optimizer):
-            self._recorder.end_phase()
-            self._updated = True
-
-    def _updates(self, optimizer: torch.optim.Optimizer) -> bool:
-        first = optimizer.param_groups[0]["params"]
-        return bool(first) and id(first[0]) in self._own
-
-    def close(self) -> None:
-        """Let go of the optimizers."""
-        for handle in self._handles:
-            handle.remove()
-
-
-def _check(exchange: str, chunk: object) -> None:
+def _check(exchange: str, chunk: object, balance: object) -> None:
     if exchange not in EXCHANGES:
         raise InvalidInput(f"exchange: {exchange!r} is not known; choose one of {EXCHANGES}")
     if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
         raise InvalidInput(f"chunk: must be 'auto' or a number of layers, not {chunk!r}")
+    if balance not in (None, "auto"):
+        raise InvalidInput(
+            f"balance: must be 'auto' or None, not {balance!r}; balance(sampler) takes a sampler"
+        )
 
 
 def _compression(

@@ -204,7 +204,8 @@ class RehearsalResult(_Record):
     `devices` says what the workers stood for. `rehearsed_step_s` is the median over all steps but
     the traced ones, which lie between the quartiles for half of them; `comparison` is about the
     traced ones. `config` is the strategy's configuration, with the chunk that a search has chosen;
-    `trials` are those of the search. `faults` lists where the trace departs from the plan.
+    `trials` are those of the search. `faults` lists where the trace departs from the plan. `shares`
+    are each worker's part of a batch in the end, where batches are balanced.
     """
 
     origin: Literal["rehearsed"] = "rehearsed"
@@ -223,6 +224,7 @@ class RehearsalResult(_Record):
     comparison: ComparisonTable
     faults: tuple[str, ...]
     peak_memory_bytes: tuple[int, ...]
+    shares: tuple[int, ...] | None = None
 
     @property
     def prediction_error(self) -> float:
@@ -235,7 +237,8 @@ class Result(_Record):
 
     `strategy` is the one that was used in the end, and `decisions` say why where it was chosen.
     `measured_step_s` is the median over all steps but the traced ones; `comparison` is about the
-    traced ones. `faults` lists where the trace departs from the plan.
+    traced ones. `faults` lists where the trace departs from the plan. `shares` are each worker's
+    part of a batch in the end, where batches are balanced.
     """
 
     id: str
@@ -252,6 +255,7 @@ class Result(_Record):
     comparison: ComparisonTable
     faults: tuple[str, ...]
     peak_memory_bytes: tuple[int, ...]
+    shares: tuple[int, ...] | None = None
 
     @property
     def prediction_error(self) -> float:

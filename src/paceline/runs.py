@@ -18,18 +18,19 @@ from paceline.core.errors import InvalidInput
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
-from paceline.data import Dataset, ShardedBatches, load, loader
+from paceline.data import BalancedSampler, Dataset, ShardedBatches, load, loader
 from paceline.exchange.checked import Candidate, Checked
 from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.planner import ERROR_BAR, Forecast, chunk_seconds, forecast, rank
+from paceline.planner.admission import admit_profiled, refused
 from paceline.record.clock import clock_for
 from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.record.trace import write_trace
 from paceline.report import write_report
 from paceline.result import ComparisonTable, EpochRow, PlanRow, RehearsalResult, Result
-from paceline.settings import AUTO, RunSettings, TrainSettings
+from paceline.settings import AUTO, RunSettings, TrainSettings, UnevenSettings
 from paceline.strategies import EXCHANGES, find_exchange, probers
 from paceline.training.loop import Epoch, Job, Outcome, num_untraced, share_batches, train
 from paceline.training.profile import Profile, profile
@@ -48,7 +49,7 @@ class Setup:
     group: Group
     model: nn.Module
     data: Dataset
-    batches: ShardedBatches
+    batches: ShardedBatches | BalancedSampler
     workload: Workload
 
     @property
@@ -74,18 +75,21 @@ def build(settings: TrainSettings, group: Group) -> Setup:
     settings.config()
     architecture = find(settings.model)
     data = load(settings.data, architecture.input_shape, settings.seed)
-    batches = share_batches(data, settings.batch_size, settings.seed, group)
+    batches = share_batches(
+        data, settings.batch_size, settings.seed, group, settings.balance is not None
+    )
     torch.manual_seed(settings.seed)
     model = architecture.build(None if architecture.num_classes is None else data.num_classes)
     size = -(-settings.batch_size // settings.workers)
     inputs = torch.zeros(size, *data.sample_shape)
     workload = describe(model, inputs, settings.model)
-    _check_outputs(model, data, settings.model)
+    check_outputs(model, data, settings.model)
     return Setup(settings, group, model.to(group.device), data, batches, workload)
 
 
 @torch.no_grad()
-def _check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
+def check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
+    """Raise InvalidInput unless the model gives a score for each class of the data."""
     inputs, _ = data.train.__getitems__([0])
     outputs = model.eval()(inputs)
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
@@ -140,6 +144,16 @@ def plan_here(setup: Setup, measured: Profile) -> list[Forecast]:
             forecast(setup.workload, machine, strategy, config, setup.samples_per_step, cost)
         )
     return rank(forecasts)
+
+
+def check_admission(setup: Setup, measured: Profile, forecasts: Sequence[Forecast]) -> None:
+    """Refuse workers that do not help in balanced batches: InvalidInput, on all ranks, says why."""
+    name, batch_size = setup.settings.strategy, setup.settings.batch_size
+    chosen = forecasts[0] if name == AUTO else _forecast_of(name, forecasts)
+    own = admit_profiled(chosen, measured.durations, setup.workload.batch_size, batch_size)
+    reasons = setup.group.gather([verdict.why for verdict in refused(own)])[0]
+    if reasons:
+        raise InvalidInput(f"{'; '.join(reasons)} (--force has all take part)")
 
 
 class Trained(NamedTuple):
@@ -254,10 +268,11 @@ def result_of(setup: Setup, run_id: str, forecasts: Sequence[Forecast], trained:
         comparison=ComparisonTable.of(compare(chosen.timeline, measured)),
         faults=tuple(conform(plan, measured, slack_s)),
         peak_memory_bytes=tuple(group.gather(peak)),
+        shares=setup.batches.shares if isinstance(setup.batches, BalancedSampler) else None,
     )
 
 
-def make_folder(settings: RunSettings, run_id: str) -> Path:
+def make_folder(settings: RunSettings | UnevenSettings, run_id: str) -> Path:
     """Make the run's folder and return it; InvalidInput if that cannot be."""
     folder = settings.output / run_id
     try:

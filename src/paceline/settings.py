@@ -3,10 +3,19 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from paceline.core.errors import InvalidInput
 from paceline.strategies import find_exchange
+from paceline.strategies.hogbatch.config import Hogbatch
 
 AUTO = "auto"  # the strategy that is predicted to be the fastest
 _LARGEST_FLOAT32 = 3.4e38
@@ -48,7 +57,11 @@ class RunSettings(BaseModel):
 
 
 class TrainSettings(RunSettings):
-    """What `paceline train` does."""
+    """What `paceline train` does.
+
+    With `balance` the workers' parts of a batch follow their speeds, and a worker that does not
+    help is refused, unless `force` has it take part.
+    """
 
     data: str = "digits"
     epochs: Annotated[int, Field(ge=1)] = 3
@@ -56,6 +69,14 @@ class TrainSettings(RunSettings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
+    balance: Literal["auto"] | None = None
+    force: bool = False
+
+    @model_validator(mode="after")
+    def _only_who_balances_refuses(self) -> Self:
+        if self.force and self.balance is None:
+            raise ValueError("force: goes only with balance, which may refuse workers")
+        return self
 
     def config(self) -> Any:
         """Return the strategy's configuration; None if the strategy is "auto", and to be chosen."""
@@ -67,6 +88,16 @@ class TrainSettings(RunSettings):
         return None
 
 
+def _each(stretch: Any) -> Any:
+    """Return one number a worker of what stands for several: 4, or the text 1,4."""
+    if isinstance(stretch, str):
+        return tuple(stretch.split(","))
+    return (stretch,) if isinstance(stretch, int | float) else stretch
+
+
+Stretch = Annotated[
+    tuple[Annotated[float, Field(ge=1, le=_LONGEST_S)], ...], BeforeValidator(_each)
+]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * _LONGEST_S)] | None
 
 
@@ -74,12 +105,14 @@ class RehearseSettings(RunSettings):
     """What `paceline rehearse` does: `steps` are those that are measured.
 
     Layers take the time of `device`, a device of a machine file, where the totals of a step's
-    phases may say more; or they take `stretch` times as long as here. `chunk_search` looks for
-    strategy host's chunk first.
+    phases may say more; or they take `stretch` times as long as here: all workers, or each one its
+    own times. With `balance` the parts of a batch follow the workers' speeds. `chunk_search` looks
+    for strategy host's chunk first.
     """
 
     device: str | None = None
-    stretch: Annotated[float, Field(ge=1, le=_LONGEST_S)] | None = None
+    stretch: Stretch | None = None
+    balance: Literal["auto"] | None = None
     forward_ms: Milliseconds = None
     backward_ms: Milliseconds = None
     update_ms: Milliseconds = None
@@ -99,7 +132,24 @@ class RehearseSettings(RunSettings):
             )
         if self.device is None:
             self._only_with("device", "forward_ms", "backward_ms", "update_ms")
+        else:
+            self._only_with("stretch", "balance")
         return self
+
+    @model_validator(mode="after")
+    def _one_stretch_a_worker(self) -> Self:
+        if self.stretch is not None and len(self.stretch) not in (1, self.workers):
+            raise ValueError(
+                f"stretch: {len(self.stretch)} numbers for {self.workers} workers; give one for "
+                "all, or one for each"
+            )
+        return self
+
+    def stretch_of(self, rank: int) -> float:
+        """Return how many times slower a worker is than this machine; 1 if it is paced."""
+        if self.stretch is None:
+            return 1.0
+        return self.stretch[rank if len(self.stretch) > 1 else 0]
 
     @model_validator(mode="after")
     def _search_fits(self) -> Self:
@@ -120,6 +170,48 @@ class RehearseSettings(RunSettings):
         for field in fields:
             if getattr(self, field) is not None:
                 raise ValueError(f"{field}: goes only with {other}")
+
+
+class UnevenSettings(BaseModel):
+    """What `paceline train --strategy hogbatch` does.
+
+    `workers` is a number or a list such as cpu:1,cpu:1@slow=16,gpu:0. `batch_size` is the one that
+    the learning rate was chosen for, `options` are fields of the strategy's configuration, and
+    `optimizer` is one of torch's or "package.module:factory".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    data: str = "digits"
+    strategy: Literal["hogbatch"] = "hogbatch"
+    options: dict[str, Any] = {}
+    workers: str = "2"
+    optimizer: str = "sgd"
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    epochs: Annotated[int, Field(ge=1)] = 3
+    learning_rate: Annotated[float, Field(gt=0, le=_LARGEST_FLOAT32)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
+    deadline_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 30.0
+    output: Path = Path("runs")
+
+    def config(self, num_workers: int) -> Hogbatch:
+        """Return the strategy's configuration; InvalidInput names a field that is wrong."""
+        for field, setting in (("workers", "workers"), ("threads", "workers, as in cpu:4")):
+            if field in self.options:
+                raise InvalidInput(f"options: {field} is said by {setting}")
+        values = self.options | {"workers": num_workers}
+        config: Hogbatch = validated(TypeAdapter(Hogbatch), values, f"strategy {self.strategy}")
+        return config
+
+
+def validated_uneven(values: dict[str, Any]) -> UnevenSettings:
+    """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
+    settings: UnevenSettings = validated(TypeAdapter(UnevenSettings), values)
+    settings.config(1)
+    return settings
 
 
 def validated_settings(values: dict[str, Any]) -> TrainSettings:

@@ -123,11 +123,13 @@ def rehearsal_summary(result: RehearsalResult, folder: str) -> str:
     settings = result.settings
     faults = len(result.faults)
     conforms = f"departs from it in {faults} places" if faults else "conforms to it"
+    shares = [f"shares     {' + '.join(map(str, result.shares))} samples"] if result.shares else []
     return "\n".join(
         (
             f"rehearsed  no training: {settings.workers} workers {result.devices}",
             f"step       predicted {duration(result.predicted_step_s)}, "
             f"rehearsed {duration(result.rehearsed_step_s)} ({result.prediction_error:+.1%})",
+            *shares,
             f"quartiles  {duration(result.lower_quartile_s)} and "
             f"{duration(result.upper_quartile_s)}, of {settings.steps} steps",
             f"throughput {result.samples_per_s:,.0f} samples/s rehearsed with strategy "

@@ -27,6 +27,7 @@ from paceline.rehearsal.steps import num_steps, rehearse
 from paceline.result import PlanRow, RankingRows
 from paceline.runs import (
     build,
+    check_admission,
     make_folder,
     plan_here,
     profile_here,
@@ -122,6 +123,8 @@ def _train_or_plan(order: Order, settings: TrainSettings, group: Group) -> None:
         return
     rows = [PlanRow.of(forecast) for forecast in forecasts]
     show_plans(err if order.as_json else out, rows, title)
+    if settings.balance is not None and not settings.force:
+        check_admission(setup, measured, forecasts)
 
     def report(epoch: Epoch) -> None:
         err.print(f"epoch {epoch.number + 1}/{settings.epochs}: {_achieved(epoch)}")

@@ -196,7 +196,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
         ([], "train     Profile, plan and train a model"),
         (["--help"], "rehearse  Rehearse training on devices you need not have"),
         (["train", "--help"], "--set FIELD=VALUE"),
-        (["rehearse", "--help"], "--stretch <float>"),
+        (["rehearse", "--help"], "--stretch TIMES"),
         (["plan", "--help"], "--machine <str>"),
         (["compare", "--help"], "[second]"),
         (["report", "--help"], "{folder}"),

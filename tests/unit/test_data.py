@@ -271,6 +271,7 @@ class TestLoad:
             load(spec.format(tmp_path))
 
     def test_public_names(self) -> None:
-        assert {"Dataset", "ShardedBatches", "load", "loader"} == set(paceline.data.__all__)
+        names = {"BalancedSampler", "Collate", "Dataset", "ShardedBatches", "load", "loader"}
+        assert names == set(paceline.data.__all__)
         assert paceline.data.Dataset is Dataset
         assert not hasattr(paceline.data, "nothing")

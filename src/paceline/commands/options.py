@@ -19,6 +19,14 @@ Data = Annotated[
 Workers = Annotated[
     int | None, typer.Option(help="Worker processes; 2, or as many as torchrun started.")
 ]
+WorkersOrList = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        metavar="NUMBER|LIST",
+        help="Worker processes; for hogbatch also a list: cpu:1,cpu:2@slow=16,gpu:0.",
+    ),
+]
 BatchSize = Annotated[int, typer.Option(help="Samples of a step, over all workers.")]
 StrategyName = Annotated[
     str, typer.Option("--strategy", help="How the workers share the work; train knows auto, too.")
@@ -40,14 +48,19 @@ InputShape = Annotated[
 
 def common(options: list[str] | None, workers: int | None) -> dict[str, Any]:
     """Return the settings that the command line writes in another form."""
+    started = int(os.environ.get("WORLD_SIZE", "2")) if workers is None else workers
+    return {"options": fields(options), "workers": started}
+
+
+def fields(options: list[str] | None) -> dict[str, Any]:
+    """Return the fields of a strategy's configuration that --set names."""
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
         if not equals:
             raise InvalidInput(f"--set: {option!r} is not FIELD=VALUE")
         values[field] = _value(value)
-    started = int(os.environ.get("WORLD_SIZE", "2")) if workers is None else workers
-    return {"options": values, "workers": started}
+    return values
 
 
 def _value(text: str) -> Any:
@@ -55,6 +68,18 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def number_of(workers: str | None) -> int | None:
+    """Return how many workers the text asks for; InvalidInput if it is no number."""
+    if workers is None:
+        return None
+    try:
+        return int(workers)
+    except ValueError:
+        raise InvalidInput(
+            f"workers: {workers!r} is not a number; only strategy hogbatch takes a list"
+        ) from None
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:

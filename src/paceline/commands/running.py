@@ -19,11 +19,18 @@ from paceline.commands.options import (
     ProfileSeconds,
     StrategyName,
     Workers,
+    WorkersOrList,
     common,
+    fields,
+    number_of,
     shape,
 )
+from paceline.core.errors import InvalidInput
 
 _NOT_SETTINGS = ("options", "workers", "as_json", "debug")
+Balance = Annotated[
+    str | None, typer.Option(help="auto: the workers' parts of a batch follow their speeds.")
+]
 Milliseconds = Annotated[float | None, typer.Option(help="What all layers take together.")]
 
 
@@ -32,12 +39,22 @@ def train(
     data: Data = "digits",
     strategy: StrategyName = "allreduce",
     options: Options = None,
-    workers: Workers = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Of hogbatch: who gets how many samples; adaptive.")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Of hogbatch: one of torch's, or package.module:factory.")
+    ] = None,
+    workers: WorkersOrList = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 3,
     batch_size: BatchSize = 64,
-    learning_rate: Annotated[float, typer.Option(help="Of SGD with momentum.")] = 0.05,
-    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
+    learning_rate: Annotated[float, typer.Option(help="For batches of the batch size.")] = 0.05,
+    momentum: Annotated[float | None, typer.Option(help="0.9; with hogbatch 0.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order.")] = 0,
+    balance: Balance = None,
+    force: Annotated[
+        bool | None, typer.Option("--force", help="Take workers that do not help, too.")
+    ] = None,
     profile_s: ProfileSeconds = 4.0,
     deadline_s: Deadline = 30.0,
     port: Port = 0,
@@ -47,7 +64,32 @@ def train(
 ) -> None:
     """Profile, plan and train a model, and write its result, trace and report."""
     settings = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
-    carry_out("train", settings | common(options, workers), as_json, debug)
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if strategy == "hogbatch":
+        _train_uneven(settings, options, workers, as_json)
+        return
+    for name in ("policy", "optimizer"):
+        if name in settings:
+            raise InvalidInput(f"{name}: goes only with strategy hogbatch")
+    carry_out("train", settings | common(options, number_of(workers)), as_json, debug)
+
+
+def _train_uneven(
+    settings: dict[str, Any], options: list[str] | None, workers: str | None, as_json: bool
+) -> None:
+    """Have this process coordinate the workers of strategy hogbatch."""
+    from paceline import launching, uneven
+
+    if launching.under_torchrun():
+        raise InvalidInput("strategy: hogbatch starts its workers itself; run it without torchrun")
+    if settings.pop("port"):
+        raise InvalidInput("port: workers of strategy hogbatch meet at none; leave it out")
+    chosen = fields(options)
+    policy = settings.pop("policy", None)
+    if policy is not None and chosen.setdefault("policy", policy) != policy:
+        raise InvalidInput(f"policy: {policy!r}, but --set says {chosen['policy']!r}")
+    settings |= {"options": chosen} | ({} if workers is None else {"workers": workers})
+    uneven.train_uneven(uneven.order(settings), as_json=as_json)
 
 
 def rehearse(
@@ -57,8 +99,12 @@ def rehearse(
         typer.Option(help="Whose time layers take: a device of a machine file, or FILE.toml:NAME."),
     ] = None,
     stretch: Annotated[
-        float | None, typer.Option(help="Or compute here, each layer slowed so many times.")
+        str | None,
+        typer.Option(
+            metavar="TIMES", help="Or compute here, each layer slowed 4 times; or 1,4 by worker."
+        ),
     ] = None,
+    balance: Balance = None,
     forward_ms: Milliseconds = None,
     backward_ms: Milliseconds = None,
     update_ms: Annotated[float | None, typer.Option(help="What the update takes.")] = None,

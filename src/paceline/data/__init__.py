@@ -6,13 +6,16 @@ The names that need torch are imported on first use, so that the sampler is usab
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from paceline.data.balanced import BalancedSampler
 from paceline.data.sampler import ShardedBatches
 
 if TYPE_CHECKING:
+    from paceline.data.collate import Collate
     from paceline.data.dataset import Dataset, loader
     from paceline.data.spec import load
 else:
     _MODULE_OF = {
+        "Collate": "paceline.data.collate",
         "Dataset": "paceline.data.dataset",
         "loader": "paceline.data.dataset",
         "load": "paceline.data.spec",
@@ -24,4 +27,4 @@ else:
         return getattr(import_module(_MODULE_OF[name]), name)
 
 
-__all__ = ["Dataset", "ShardedBatches", "load", "loader"]
+__all__ = ["BalancedSampler", "Collate", "Dataset", "ShardedBatches", "load", "loader"]

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -12,24 +13,30 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from paceline.core.errors import InvalidInput
+from paceline.data.balanced import BalancedSampler
 from paceline.data.sampler import ShardedBatches
 
 Batch = tuple[Tensor, Tensor]
+_MEMINFO = Path("/proc/meminfo")
 
 
 class Samples(Protocol):
-    """Indexed samples: float32 inputs and int64 class numbers. Usable in a torch DataLoader."""
+    """Indexed samples: float32 inputs and targets. Usable in a torch DataLoader.
+
+    A target is an int64 class number; or, where a sample may have several labels, a bool for each
+    label.
+    """
 
     def __len__(self) -> int:
         """Return the number of samples."""
         ...
 
     def __getitem__(self, index: int) -> Batch:
-        """Return one input of the sample shape, and its class number as a 0-d tensor."""
+        """Return one input of the sample shape, and its target: a 0-d tensor or (num_classes,)."""
         ...
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the inputs (len(indices), *sample_shape) and class numbers (len(indices),)."""
+        """Return the inputs (len(indices), *sample_shape) and the targets (len(indices), ...)."""
         ...
 
 
@@ -61,7 +68,10 @@ class TensorSamples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification task; every input has `sample_shape`, class numbers are 0..num_classes-1."""
+    """A classification task; every input has `sample_shape`, class numbers are 0..num_classes-1.
+
+    `num_classes` is the number of labels where a sample may have several.
+    """
 
     name: str
     train: Samples
@@ -70,7 +80,9 @@ class Dataset:
     sample_shape: tuple[int, ...]
 
 
-def loader(samples: Samples, batches: ShardedBatches, *, num_workers: int = 0) -> DataLoader[Batch]:
+def loader(
+    samples: Samples, batches: ShardedBatches | BalancedSampler, *, num_workers: int = 0
+) -> DataLoader[Batch]:
     """Return the (inputs, targets) batches of one rank; the order is the one of `batches`.
 
     Call `batches.set_epoch` before each pass. `num_workers` processes decode image files; samples
@@ -97,15 +109,27 @@ def loader(samples: Samples, batches: ShardedBatches, *, num_workers: int = 0) -
 
 
 def require_memory(num_samples: int, sample_shape: tuple[int, ...], source: str) -> None:
-    """Raise InvalidInput if float32 samples of this shape exceed the memory of this machine."""
+    """Raise InvalidInput if float32 samples of this shape exceed this machine's free memory."""
     nbytes = 4 * num_samples * prod(sample_shape)
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = _available_nbytes()
     if nbytes > available:
         raise InvalidInput(
             f"{source}: {num_samples} samples of {shape_text(sample_shape)} float32 values take "
             f"{nbytes / 2**30:,.1f} GiB, but this machine has {available / 2**30:,.1f} GiB of "
-            "memory; take fewer or smaller samples"
+            "free memory; take fewer or smaller samples"
         )
+
+
+def _available_nbytes() -> int:
+    """Return how much memory can be had without swapping, or all of it where nobody says."""
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -21,7 +21,9 @@ class Statistics:
     outside. `chunk` is the number of layers exchanged together, where there are chunks. With a
     `codec` (its name, and why it is this one) `num_nonfinite` gradient values were NaN or infinite
     so far on any rank (with exchange "host": those that were exchanged together with one), and
-    optimizers have skipped `num_skipped` steps because of them.
+    optimizers have skipped `num_skipped` steps because of them. Where batches are balanced,
+    `shares` are the samples of each rank in a whole batch, and `samples_per_s` what each computes,
+    as far as it is known.
     """
 
     exchange: str
@@ -34,6 +36,8 @@ class Statistics:
     codec: str | None = None
     num_nonfinite: int = 0
     num_skipped: int = 0
+    shares: tuple[int, ...] | None = None
+    samples_per_s: tuple[float | None, ...] | None = None
 
 
 class Replica(Protocol):

@@ -21,7 +21,7 @@ from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
-_LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timeout")
+_LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
 
@@ -64,7 +64,7 @@ class Group:
         if self.world_size == 1:
             return [json.loads(data)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in self.members]
-        with self._naming_the_lost():
+        with self.naming_the_lost():
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
             padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -78,7 +78,7 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 sent = tensor.contiguous()  # torch sends memory as it lies, gaps and all
-                with self._naming_the_lost():
+                with self.naming_the_lost():
                     dist.broadcast(sent, 0)
                 if sent is not tensor:
                     tensor.copy_(sent)
@@ -95,11 +95,11 @@ class Group:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            with self._naming_the_lost():
+            with self.naming_the_lost():
                 dist.barrier(self.control)
 
     @contextmanager
-    def _naming_the_lost(self) -> Iterator[None]:
+    def naming_the_lost(self) -> Iterator[None]:
         """Say in a loop of the user's own which rank is gone; `process_group` says it elsewhere."""
         try:
             yield

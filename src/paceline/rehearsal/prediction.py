@@ -1,11 +1,12 @@
 """What a rehearsal should take: the exchange measured here, beside the layers' own times."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
+from paceline.core.apportion import apportion
 from paceline.core.cost import Measured
 from paceline.core.machine import Machine
 from paceline.core.pace import LayerTimes
@@ -21,6 +22,9 @@ from paceline.training.profile import Profile, profile
 from paceline.training.this_machine import Speed, this_machine
 
 _PROFILE_S = 2.0
+_LAYERS = (Kind.FORWARD, Kind.BACKWARD)
+Key = tuple[str, Kind, str]
+Durations = Mapping[Key, float]
 
 
 def measure(setup: Setup) -> Profile:
@@ -45,10 +49,33 @@ def measure(setup: Setup) -> Profile:
         _PROFILE_S,
         probes,
     )
-    assert settings.stretch is not None
-    slower = dict.fromkeys((Kind.FORWARD, Kind.BACKWARD), settings.stretch)
-    durations = {key: s * slower.get(key[1], 1.0) for key, s in own.durations.items()}
+    names = [device.name for device in own.machine.devices]
+    slower = {name: settings.stretch_of(rank) for rank, name in enumerate(names)}
+    durations = _slowed(own.durations, slower)
+    if settings.balance is not None:
+        durations = _slowed(durations, _parts_of_equal(names, durations, settings.batch_size))
     return replace(own, durations=durations)
+
+
+def _slowed(durations: Durations, times: Mapping[str, float]) -> dict[Key, float]:
+    """Return what layers take on devices that need so many times as long for them."""
+    return {
+        key: seconds * (times[key[0]] if key[1] in _LAYERS else 1.0)
+        for key, seconds in durations.items()
+    }
+
+
+def _parts_of_equal(
+    devices: Sequence[str], durations: Durations, batch_size: int
+) -> dict[str, float]:
+    """Return each device's part of a balanced batch, in parts of an equal batch."""
+    seconds = {
+        name: sum(s for key, s in durations.items() if key[0] == name and key[1] in _LAYERS)
+        for name in devices
+    }
+    parts = apportion(batch_size, [1 / own_s for own_s in seconds.values()])
+    equal = -(-batch_size // len(devices))
+    return {name: part / equal for name, part in zip(devices, parts, strict=True)}
 
 
 def _parts(workload: Workload, times: LayerTimes) -> Iterator[tuple[Kind, str, float]]:

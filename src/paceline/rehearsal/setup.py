@@ -1,6 +1,6 @@
 """What stands in for the devices of a rehearsal: paced layers, or the real ones stretched."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from paceline.core.cost import Roofline, compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.core.pace import LayerTimes, Totals, layer_times
 from paceline.core.workload import Workload
+from paceline.data.balanced import BalancedSampler
 from paceline.links.group import Group
 from paceline.machine_file import find_device
 from paceline.models import find
@@ -26,6 +27,8 @@ class Setup:
     """What stands in for a device on one rank, and what it does in each step.
 
     `times` are those of its layers if it is paced; a stretched one shows them when it is profiled.
+    `share` is an equal part of the batch. Where batches are balanced, `whole` is all of it, and
+    `batches` say how many samples of it this rank takes.
     """
 
     settings: RehearseSettings
@@ -36,6 +39,8 @@ class Setup:
     optimizer: torch.optim.Optimizer
     share: Share
     times: LayerTimes | None
+    whole: Share | None = None
+    batches: BalancedSampler | None = None
 
 
 def build(settings: RehearseSettings, group: Group) -> Setup:
@@ -75,11 +80,17 @@ def _unstretched(settings: RehearseSettings, group: Group, workload: Workload) -
     model = architecture.build(None).train()
     shape = settings.input_shape or architecture.input_shape
     assert shape is not None  # or the workload would not be known
-    inputs = torch.randn(workload.batch_size, *shape)
+    equal, size = workload.batch_size, settings.batch_size
+    inputs = torch.randn(equal if settings.balance is None else size, *shape)
     targets = torch.randint(_num_classes(model, inputs, settings.model), (len(inputs),))
-    devices = f"stretched {settings.stretch:g} times"
-    optimizer, share = REAL_SGD.optimizer(model), Share(inputs, targets, 1.0)
-    return Setup(settings, group, devices, workload, model, optimizer, share, None)
+    assert settings.stretch is not None
+    devices = f"stretched {', '.join(f'{times:g}' for times in settings.stretch)} times"
+    optimizer, share = REAL_SGD.optimizer(model), Share(inputs[:equal], targets[:equal], 1.0)
+    setup = Setup(settings, group, devices, workload, model, optimizer, share, None)
+    if settings.balance is None:
+        return setup
+    batches = BalancedSampler(size, size, group.rank, group.world_size)
+    return replace(setup, whole=Share(inputs, targets, 1.0), batches=batches)
 
 
 @torch.no_grad()

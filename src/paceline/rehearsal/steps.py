@@ -1,7 +1,7 @@
 """The steps of a rehearsal on each rank, and what they come to."""
 
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from itertools import pairwise, repeat
@@ -11,6 +11,8 @@ from typing import Any
 from paceline.core.compare import compare, conform
 from paceline.core.strategy import Window
 from paceline.core.timeline import Span, Timeline
+from paceline.data.balanced import BalancedSampler
+from paceline.exchange.balanced import Balanced
 from paceline.exchange.replica import Replica
 from paceline.models.stretched import stretch
 from paceline.planner import Forecast
@@ -24,13 +26,14 @@ from paceline.runs import SLACK_S
 from paceline.settings import RehearseSettings
 from paceline.strategies import find_exchange
 from paceline.training.profile import Profile
-from paceline.training.step import train_step
+from paceline.training.step import Share, train_step
 from paceline.training.this_machine import facts
 from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 
 _NUM_WARM_UP = 2
 _MOST_TRACED = 20
 _INTERVAL = 10
+_MOST_ROUNDS = 10
 
 
 def num_steps(settings: RehearseSettings) -> int:
@@ -58,11 +61,13 @@ def rehearse(
     tuner = _tuner(setup, measured)
     stretched = None
     if setup.settings.stretch is not None:
-        stretched = stretch(setup.model, setup.settings.stretch)
+        stretched = stretch(setup.model, setup.settings.stretch_of(setup.group.rank))
     device = measured.machine.devices[setup.group.rank].name
     steps = _Steps(setup, _replica(setup, tuner), device)
     if tuner is not None:
         steps.search(tuner)
+    if setup.batches is not None:
+        steps.settle(setup.batches)
     config, trials = _found(setup, measured, tuner)
     seconds = steps.timed(setup.settings.steps, advance)
     spans, offset = steps.traced(_num_traced(setup.settings), advance)
@@ -79,7 +84,21 @@ def _replica(setup: Setup, tuner: ChunkTuner | None) -> Replica:
     run = import_module(find_exchange(setup.settings.strategy).run)
     tuning = {} if tuner is None else {"tuner": tuner}
     replica: Replica = run.replica(setup.model, setup.settings.config(), setup.group, **tuning)
-    return replica
+    if setup.batches is None:
+        return replica
+    return Balanced(replica, setup.model, setup.group, setup.batches, weighs=False)
+
+
+def _shares(setup: Setup) -> Iterator[Share]:
+    """Yield this rank's part of each step, of which there are as many as anybody takes."""
+    if setup.batches is None or setup.whole is None:
+        yield from repeat(setup.share)
+        return
+    inputs, targets, _ = setup.whole
+    per_sample = setup.group.world_size / len(targets)
+    while True:
+        for own in setup.batches:
+            yield Share(inputs[: len(own)], targets[: len(own)], len(own) * per_sample)
 
 
 class _Steps:
@@ -88,13 +107,21 @@ class _Steps:
     def __init__(self, setup: Setup, replica: Replica, device: str) -> None:
         self._setup, self._replica = setup, replica
         self._recorder = Recorder(clock_for(setup.group.device), device, setup.group.rank)
-        self._source = repeat(setup.share)
+        self._source = _shares(setup)
 
     def search(self, tuner: ChunkTuner) -> None:
         """Take steps until the tuner, whose times are those of rank 0, is done."""
         self._take(1)  # which only shows in which order gradients become ready
         while not self._setup.group.gather(tuner.done)[0]:
             self._take(tuner.interval)
+
+    def settle(self, batches: BalancedSampler) -> None:
+        """Take steps until the shares of a batch, which are the same on all ranks, stay."""
+        for _ in range(_MOST_ROUNDS):
+            before = batches.shares
+            self._take(_INTERVAL)
+            if batches.shares == before:
+                return
 
     def timed(self, number: int, advance: Callable[[], None]) -> list[float]:
         """Return how long each of so many steps takes, after a few others."""
@@ -194,4 +221,5 @@ def _result(
         comparison=ComparisonTable.of(compare(forecast.timeline, rehearsed)),
         faults=tuple(conform(plan, rehearsed, slack_s)),
         peak_memory_bytes=tuple(group.gather(peak)),
+        shares=None if setup.batches is None else setup.batches.shares,
     )

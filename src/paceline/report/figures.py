@@ -50,7 +50,7 @@ def learning_curves(epochs: Sequence[EpochRow]) -> go.Figure:
         tickformat="d",
     )
     figure.update_yaxes(tickformat=".2~%", col=2)
-    return _styled(figure, height=300, left=60)
+    return styled(figure, height=300, left=60)
 
 
 def step_parts(comparison: ComparisonTable) -> go.Figure:
@@ -83,7 +83,7 @@ def step_parts(comparison: ComparisonTable) -> go.Figure:
     )
     figure.update_xaxes(title_text=f"time per step, {unit}", rangemode="tozero")
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 11, "mode": "hide"})
-    return _styled(figure, height=270, left=100)
+    return styled(figure, height=270, left=100)
 
 
 def _part(
@@ -145,7 +145,7 @@ def steps_in_time(excerpts: Sequence[Excerpt]) -> go.Figure:
     figure.update_xaxes(title_text=f"time, {unit}", row=len(excerpts), col=1)
     figure.update_annotations(x=0, xanchor="left")
     figure.update_layout(barmode="overlay", hovermode="closest", legend={"itemwidth": 30})
-    return _styled(figure, height=inner + _TOP + _TITLE + _BOTTOM, left=10)
+    return styled(figure, height=inner + _TOP + _TITLE + _BOTTOM, left=10)
 
 
 def _bars(excerpt: Excerpt, factor: float) -> Iterator[tuple[Kind, go.Bar]]:
@@ -196,7 +196,8 @@ def _unit(longest_s: float) -> tuple[str, float]:
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
 
 
-def _styled(figure: go.Figure, height: int, left: int) -> go.Figure:
+def styled(figure: go.Figure, height: int, left: int) -> go.Figure:
+    """Return the figure in the style that all have; `height` and `left` margin in pixels."""
     axis: Mapping[str, object] = {
         "title_font_size": 13,
         "title_standoff": 8,

@@ -6,13 +6,16 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_trace
 from paceline.report.beside import beside, rehearsed_timeline
 from paceline.report.format import duration, number, share
 from paceline.report.markup import Html, element
 from paceline.report.sections import conformity, facts, learning, parts, plans, steps, trials
+from paceline.report.uneven import sections_of
 from paceline.result import RehearsalResult, Result, read_result
+from paceline.uneven_result import read_uneven
 
 _ORIGINS: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
 _Tile = tuple[str, str, str]  # what, how much, and a note
@@ -25,11 +28,17 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
     if one of them is missing or damaged, or if they do not belong together.
     """
-    result = read_result(folder)
     timelines = read_trace(folder / "trace.json")
-    if rehearsal is not None:
-        timelines["rehearsed"] = rehearsed_timeline(result, rehearsal)
-    page = render(result, timelines)
+    uneven = read_uneven(folder)
+    if uneven is not None:
+        if rehearsal is not None:
+            raise InvalidInput(f"{folder}: a run of uneven workers has no rehearsal")
+        page = framed(f"{uneven.settings.model}, run {uneven.id}", sections_of(uneven, timelines))
+    else:
+        result = read_result(folder)
+        if rehearsal is not None:
+            timelines["rehearsed"] = rehearsed_timeline(result, rehearsal)
+        page = render(result, timelines)
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
@@ -44,9 +53,14 @@ def render(result: Result | RehearsalResult, timelines: Mapping[Origin, Timeline
         what, first = "run", _run(result)
     together = [beside(timelines)] if len(shown) == len(_ORIGINS) else []
     body = (*first, *together, steps(shown), facts(result), conformity(result.faults))
+    return framed(f"{result.settings.model}, {what} {result.id}", body)
+
+
+def framed(title: str, body: Iterable[Html]) -> str:
+    """Return the page with this title and these sections."""
     frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
-    title = element("title", f"{result.settings.model}, {what} {result.id} - Paceline")
-    return frame.substitute(title=title, body="\n".join(body))
+    head = element("title", f"{title} - Paceline")
+    return frame.substitute(title=head, body="\n".join(body))
 
 
 def _run(result: Result) -> Iterator[Html]:

@@ -12,6 +12,7 @@ from paceline.report.format import duration, nbytes, number, share
 from paceline.report.markup import Html, element, fact_table, table
 from paceline.report.palette import PARTS
 from paceline.result import ComparisonRow, ComparisonTable, EpochRow, RehearsalResult, Result
+from paceline.uneven_result import UnevenResult
 
 _MOST_FAULTS = 20
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -42,7 +43,7 @@ def plans(result: Result) -> Html:
     )
     decisions = [element("p", decision) for decision in result.decisions]
     drawn = element("div", table(head, rows, text_columns=(0, 5)), class_="wide plan")
-    return _section("Plan", note, drawn, *decisions)
+    return section("Plan", note, drawn, *decisions)
 
 
 def _strategy(name: str, chosen: bool) -> str:
@@ -65,8 +66,8 @@ def learning(epochs: Sequence[EpochRow]) -> Html:
     ]
     head = ("epoch", "train loss", "test loss", "test accuracy", "time")
     details = element("details", element("summary", "The same in numbers"), table(head, rows))
-    return _section(
-        "Loss and accuracy", "", _figure(learning_curves(epochs), "learning", first=True), details
+    return section(
+        "Loss and accuracy", "", figure_of(learning_curves(epochs), "learning", first=True), details
     )
 
 
@@ -89,10 +90,10 @@ def parts(comparison: ComparisonTable, *, first: bool = False) -> Html:
         )
         for row in comparison.rows
     ]
-    return _section(
+    return section(
         "Where a step goes",
         note,
-        _figure(step_parts(comparison), "parts", first=first),
+        figure_of(step_parts(comparison), "parts", first=first),
         table(head, rows),
     )
 
@@ -109,13 +110,13 @@ def steps(timelines: Sequence[Timeline]) -> Html:
     """Return two steps of each timeline as a picture."""
     excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
     if not excerpts:
-        return _section("Two steps in time", "trace.json holds no timeline.")
+        return section("Two steps in time", "trace.json holds no timeline.")
     note = (
         "Consecutive steps from the middle of each timeline, on one scale of time. A task that "
         "holds several resources stands in the row of each; dotted lines are ends of steps. Drag "
         "to zoom, double-click to return; trace.json opens in Perfetto and holds all steps."
     )
-    return _section("Two steps in time", note, _figure(steps_in_time(excerpts), "steps"))
+    return section("Two steps in time", note, figure_of(steps_in_time(excerpts), "steps"))
 
 
 def trials(result: RehearsalResult) -> Html:
@@ -131,10 +132,10 @@ def trials(result: RehearsalResult) -> Html:
         for row in result.trials
     ]
     note = "Layers that are exchanged together, in the order in which the search tried them."
-    return _section("Chunk search", note, table(head, rows))
+    return section("Chunk search", note, table(head, rows))
 
 
-def facts(result: Result | RehearsalResult) -> Html:
+def facts(result: Result | RehearsalResult | UnevenResult) -> Html:
     """Return the settings of the run, and what it ran on."""
     peaks = [nbytes(peak).replace(" ", _UNBROKEN) for peak in result.peak_memory_bytes]
     machine = [*_readable(result.machine), ("peak memory of each worker", ", ".join(peaks))]
@@ -143,18 +144,18 @@ def facts(result: Result | RehearsalResult) -> Html:
         element("div", element("h3", "Settings"), fact_table(_readable(settings))),
         element("div", element("h3", "Machine and versions"), fact_table(machine)),
     )
-    return _section("Settings and machine", "", element("div", *columns, class_="pair"))
+    return section("Settings and machine", "", element("div", *columns, class_="pair"))
 
 
 def conformity(faults: Sequence[str]) -> Html:
     """Return whether the trace did what the plan says, and where it did not."""
     if not faults:
-        return _section("Conformity", "The trace conforms to the plan.")
+        return section("Conformity", "The trace conforms to the plan.")
     note = f"The trace departs from the plan in {len(faults)} place{'s' * (len(faults) > 1)}:"
     shown = [element("li", fault) for fault in faults[:_MOST_FAULTS]]
     if len(faults) > _MOST_FAULTS:
         shown.append(element("li", f"and {len(faults) - _MOST_FAULTS} more, in result.json"))
-    return _section("Conformity", note, element("ul", *shown, class_="faults"))
+    return section("Conformity", note, element("ul", *shown, class_="faults"))
 
 
 def _readable(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -183,12 +184,13 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _section(title: str, note: str, *content: Html) -> Html:
+def section(title: str, note: str, *content: Html) -> Html:
+    """Return a section with its heading, a note where there is one, and its content."""
     notes = (element("p", note, class_="soft"),) if note else ()
     return element("section", element("h2", title), *notes, *content)
 
 
-def _figure(figure: go.Figure, name: str, *, first: bool = False) -> Html:
+def figure_of(figure: go.Figure, name: str, *, first: bool = False) -> Html:
     """Return the figure; the first of the page brings plotly's code along."""
     drawn = figure.to_html(
         full_html=False,

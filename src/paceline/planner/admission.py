@@ -1,0 +1,127 @@
+"""Whether a worker helps: what all reach with it, and without, before it joins."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.apportion import apportion
+from paceline.core.plan import Kind
+from paceline.planner.forecast import Forecast
+
+_GAIN = 1.02  # what a worker has to gain to be worth having
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a worker does for the others: samples a second of all with it and without.
+
+    With it, batches are `equal_samples_per_s` if all workers get equal parts, and
+    `balanced_samples_per_s` if the parts follow the workers' speeds; `is_balanced` says which of
+    the two was asked about. `helps` says whether it is worth having.
+    """
+
+    worker: int
+    samples_per_s: float
+    without_samples_per_s: float
+    equal_samples_per_s: float
+    balanced_samples_per_s: float
+    is_balanced: bool
+    helps: bool
+
+    @property
+    def why(self) -> str:
+        """One sentence, with the figures."""
+        equal, balanced = self.equal_samples_per_s, self.balanced_samples_per_s
+        own, other = (balanced, equal) if self.is_balanced else (equal, balanced)
+        way, other_way = ("balanced", "equal") if self.is_balanced else ("equal", "balanced")
+        if self.helps:
+            verdict = "helps"
+        elif own < self.without_samples_per_s:
+            verdict = "would slow the others down"
+        else:
+            verdict = "would gain next to nothing"
+        return (
+            f"worker {self.worker}, which computes {self.samples_per_s:.4g} samples/s, {verdict}: "
+            f"with it all reach {own:.4g} samples/s in {way} batches ({other:.4g} in {other_way} "
+            f"ones), without it {self.without_samples_per_s:.4g}"
+        )
+
+
+def admit(
+    speeds: Sequence[float],
+    batch_size: int,
+    exchange_s: float = 0.0,
+    balanced: bool = True,
+    most: Sequence[int | None] | None = None,
+) -> tuple[Admission, ...]:
+    """Say of each worker, in rank order, whether it helps.
+
+    `speeds` are samples a second of each worker by itself. Two or more exchange gradients, which
+    takes `exchange_s` of a step that nothing hides. `most` bounds the samples of each in a batch.
+    Admitted are the fewest of the fastest workers that others would hardly make faster. ValueError
+    if there is no worker, a speed is not positive, or a batch does not fit into all of them.
+    """
+    if not speeds or min(speeds) <= 0 or exchange_s < 0:
+        raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s and {exchange_s} s")
+    bounds = list(most) if most is not None else [None] * len(speeds)
+    order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
+
+    def rate(ranks: Sequence[int], is_balanced: bool) -> float:
+        own = [speeds[rank] for rank in ranks]
+        return _rate(own, [bounds[rank] for rank in ranks], batch_size, exchange_s, is_balanced)
+
+    rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
+    if not max(rates):
+        raise ValueError(f"most: a batch of {batch_size} does not fit into all workers: {bounds}")
+    number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
+    there, verdicts = order[:number], []
+    for rank, speed in enumerate(speeds):
+        # One that was not admitted comes with all that are faster than itself, or with all.
+        least = max(number, order.index(rank) + 1)
+        best = max(range(least, len(order) + 1), key=lambda n: rates[n - 1])
+        together = there if rank in there else order[:best]
+        without = rate([one for one in there if one != rank], balanced)
+        equal, even = rate(together, False), rate(together, True)
+        verdicts.append(Admission(rank, speed, without, equal, even, balanced, rank in there))
+    return tuple(verdicts)
+
+
+def admit_profiled(
+    forecast: Forecast,
+    durations: Mapping[tuple[str, Kind, str], float],
+    samples: float,
+    batch_size: int,
+) -> tuple[Admission, ...]:
+    """Say of each device of a forecast whether it helps in balanced batches.
+
+    `durations` are the measured seconds of the parts of a step with `samples` on each device. What
+    the forecast's step takes beyond the slowest device's own is the exchange's.
+    """
+    own_s = dict.fromkeys(forecast.devices, 0.0)
+    for (device, kind, _), seconds in durations.items():
+        if device in own_s and kind in (Kind.FORWARD, Kind.BACKWARD):
+            own_s[device] += seconds
+    exchange_s = max(0.0, forecast.step_s - max(own_s.values()))
+    return admit([samples / seconds for seconds in own_s.values()], batch_size, exchange_s)
+
+
+def refused(verdicts: Sequence[Admission]) -> tuple[Admission, ...]:
+    """Return those workers that do not help."""
+    return tuple(verdict for verdict in verdicts if not verdict.helps)
+
+
+def _rate(
+    speeds: Sequence[float],
+    most: Sequence[int | None],
+    batch_size: int,
+    exchange_s: float,
+    is_balanced: bool,
+) -> float:
+    """Return the samples a second of these workers together; 0 if a batch does not fit into them.
+
+    In equal batches all wait for the slowest.
+    """
+    if sum(batch_size if bound is None else bound for bound in most) < batch_size:
+        return 0.0
+    parts = apportion(batch_size, speeds if is_balanced else [1.0] * len(speeds), most)
+    slowest_s = max(part / speed for part, speed in zip(parts, speeds, strict=True))
+    return batch_size / (slowest_s + exchange_s * (len(speeds) > 1))

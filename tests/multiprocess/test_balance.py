@@ -1,0 +1,204 @@
+"""Unequal batches on real ranks, against one process on the whole batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from launched import output
+from paceline import DataParallel
+from paceline.core.errors import InvalidInput
+from paceline.data import BalancedSampler
+
+EXCHANGES = ("allreduce", "host")
+EXACT = [
+    "gradients_float64",
+    "gradients_of_an_exchange_of_its_own_choice",
+    "micro_batches",
+    "two_outputs_and_a_decay_in_the_loss",
+]
+OF_HOST = "evaluation_on_one_rank_alone"  # DistributedDataParallel makes buckets in any forward
+REFUSED = {
+    "samplers_that_differ": "InvalidInput: sampler: samples, batch size, seed and most must",
+    "a_sampler_of_other_ranks": "InvalidInput: sampler: made for rank 0 of ",
+    "nothing_to_count": "InvalidInput: balance: the module's first tensor has no rows",
+    "nothing_to_choose_from": "InvalidInput: balance: a rank has no samples in the first batch",
+}
+OTHERS = [
+    "gradients_float32",
+    "batch_norm_without_samples",
+    "shares_follow_a_slow_rank_in_the_middle_of_epochs",
+    "a_rank_that_does_not_help_gets_no_samples",
+    "a_lost_rank_is_named",
+    *REFUSED,
+]
+Found = dict[tuple[str, str], list]
+
+
+def run(folder: Path, num_ranks: int) -> Found:
+    names = ",".join([*EXACT, *OTHERS])
+    arguments = [(",".join(EXCHANGES), names), ("host", OF_HOST)]
+    lines = [
+        line
+        for some in arguments
+        for line in output(folder, num_ranks, "balance.py", *some).splitlines()
+    ]
+    rows = map(json.loads, lines)
+    return {(exchange, name): outcomes for exchange, name, outcomes in rows}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request, tmp_path_factory) -> Found:
+    return run(tmp_path_factory.mktemp(f"ranks{request.param}"), request.param)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "name"),
+    [*((exchange, name) for exchange in EXCHANGES for name in EXACT), ("host", OF_HOST)],
+)
+def test_gradients_are_those_of_one_process(found: Found, exchange: str, name: str):
+    outcomes = found[exchange, name]
+    assert not [one["error"] for one in outcomes if "error" in one]
+    assert max(one["worst"] for one in outcomes) <= 1e-12
+    assert len({one["bits"] for one in outcomes}) == 1
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_float32_gradients_are_those_of_one_process(found: Found, exchange: str):
+    outcomes = found[exchange, "gradients_float32"]
+    assert max(one["worst"] for one in outcomes) <= 1e-6
+    assert len({one["bits"] for one in outcomes}) == 1
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_no_samples_spoil_no_running_statistics(found: Found, exchange: str):
+    outcomes = found[exchange, "batch_norm_without_samples"]
+    assert all(one["finite"] for one in outcomes), outcomes
+    assert len({one["bits"] for one in outcomes}) == 1
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_shares_follow_a_slow_rank(found: Found, exchange: str):
+    """Six times slower, beside whatever else the machine does: three times is far from both."""
+    outcomes = found[exchange, "shares_follow_a_slow_rank_in_the_middle_of_epochs"]
+    assert not [one["error"] for one in outcomes if "error" in one]
+    assert max(one["worst"] for one in outcomes) <= 1e-10
+    assert len({one["bits"] for one in outcomes}) == 1
+    shares, *others = [one["shares"] for one in outcomes]
+    assert all(other == shares for other in others)
+    assert sum(shares) == 240
+    assert shares[0] > 2 * shares[-1]
+    used = outcomes[-1]["used"]
+    assert len({number for epoch in used for number in epoch}) > 2  # it has changed on the way
+    for epoch in zip(*(one["used"] for one in outcomes), strict=True):
+        assert sum(map(sum, epoch)) == 1210
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_rank_that_does_not_help_is_refused_and_trains_along(found: Found, exchange: str):
+    outcomes = found[exchange, "a_rank_that_does_not_help_gets_no_samples"]
+    assert not [one["error"] for one in outcomes if "error" in one]
+    assert max(one["worst"] for one in outcomes) <= 1e-10
+    assert len({one["bits"] for one in outcomes}) == 1
+    assert outcomes[0]["shares"][-1] == 0
+    assert set(outcomes[-1]["used"][-1]) == {0}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(found: Found, exchange: str, name: str):
+    for outcome in found[exchange, name]:
+        assert outcome["error"].startswith(REFUSED[name])
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_nobody_waits_for_ever_for_a_number_of_samples(found: Found, exchange: str):
+    *others, last = found[exchange, "a_lost_rank_is_named"]
+    assert last is None
+    for outcome in others:
+        assert outcome["error"].startswith("WorkerLost: ")
+
+
+def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(paceline, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 900), nn.ReLU(), nn.Linear(900, 5))\n"
+    )
+    options = ("--stretch", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
+    shape = ("--input-shape", "1x8x8", "--balance", "auto", "--json")
+    done = paceline("rehearse", "mine:net", *options, *shape)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["devices"] == "stretched 1, 8 times"
+    assert result["settings"]["stretch"] == [1.0, 8.0]
+    fast, slow = result["shares"]
+    assert fast + slow == 600
+    assert fast > 2 * slow
+    assert result["faults"] == []
+
+
+def test_a_run_balances_its_batches_and_learns(paceline):
+    options = ("--balance", "auto", "--force", "--epochs", "3", "--profile-s", "0.5", "--json")
+    done = paceline("train", "lenet5", "--strategy", "host", *options)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert sum(result["shares"]) == result["settings"]["batch_size"] == 64
+    assert result["accuracy"] > 0.8
+    assert result["faults"] == []
+
+
+def test_a_run_without_gain_is_refused_with_the_reason(paceline, tmp_path):
+    """Of a model that computes four samples, and exchanges 17 MB."""
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(num_classes=10):\n"
+        "    wide = nn.Linear(2000, 2000)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), wide, nn.Linear(2000, 10))\n"
+    )
+    options = ("--epochs", "1", "--profile-s", "0.5", "--batch-size", "4", "--balance", "auto")
+    done = paceline("train", "mine:net", *options)
+    assert done.code == 2, done.out + done.err
+    (line,) = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
+    assert "would slow the others down" in line
+    assert line.endswith("(--force has all take part)")
+
+
+def test_a_process_alone_may_balance_too():
+    parallel = DataParallel(nn.Linear(3, 2), balance="auto")
+    sampler = parallel.balance(BalancedSampler(40, 4, 0, 1))
+    for batch in sampler:
+        parallel(torch.ones(len(batch), 3)).sum().backward()
+    assert torch.equal(parallel.module.weight.grad, torch.full((2, 3), 40.0))
+    assert parallel.statistics().shares == (4,)
+    assert torch.equal(parallel.eval()(torch.ones(1, 3)), parallel.module(torch.ones(1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "message"),
+    [
+        ({"balance": "magic"}, None, "balance: must be 'auto' or None, not 'magic'"),
+        ({}, lambda model: model.samples(3), "balance: batches are equal here"),
+        (
+            {"balance": "auto"},
+            lambda model: model.samples(-1),
+            "samples: must be 0 or more, not -1",
+        ),
+        (
+            {"balance": "auto"},
+            lambda model: (
+                torch.utils.checkpoint.checkpoint(
+                    model, torch.ones(2, 3, requires_grad=True), use_reentrant=True
+                )
+                .sum()
+                .backward()
+            ),
+            "balance: a checkpoint around the whole model",
+        ),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(options, call, message):
+    with pytest.raises(InvalidInput, match=message):
+        call(DataParallel(nn.Linear(3, 2), **options))

@@ -1,0 +1,105 @@
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.plan import Kind
+from paceline.planner import Forecast
+from paceline.planner.admission import admit, admit_profiled, refused
+
+
+def test_four_to_one_in_equal_batches_is_refused_and_in_balanced_ones_is_not() -> None:
+    fast, slow = admit([100.0, 25.0], 100, balanced=False)
+    assert fast.helps
+    assert not slow.helps
+    # Equal: 50 samples at 25 a second take 2 s. Balanced: 80 and 20 take 0.8 s. Alone: 1 s.
+    assert slow.equal_samples_per_s == pytest.approx(50)
+    assert slow.balanced_samples_per_s == pytest.approx(125)
+    assert slow.without_samples_per_s == pytest.approx(100)
+    assert slow.why == (
+        "worker 1, which computes 25 samples/s, would slow the others down: with it all reach 50 "
+        "samples/s in equal batches (125 in balanced ones), without it 100"
+    )
+    assert refused([fast, slow]) == (slow,)
+    assert [one.helps for one in admit([100.0, 25.0], 100)] == [True, True]
+
+
+def test_whom_the_exchange_costs_more_than_it_gains_is_refused() -> None:
+    # Alone 1 s; together 0.8 s and the exchange.
+    assert admit([100.0, 25.0], 100, exchange_s=0.1)[1].helps
+    verdict = admit([100.0, 25.0], 100, exchange_s=0.3)[1]
+    assert not verdict.helps
+    assert verdict.balanced_samples_per_s == pytest.approx(100 / 1.1)
+    assert "would slow the others down" in verdict.why
+
+
+def test_a_worker_for_whom_a_batch_has_no_sample_gains_nothing() -> None:
+    verdict = admit([100.0, 0.5], 64)[1]
+    assert not verdict.helps
+    assert verdict.balanced_samples_per_s == verdict.without_samples_per_s == pytest.approx(100)
+    assert "would gain next to nothing" in verdict.why
+
+
+def test_many_may_be_worth_an_exchange_that_two_are_not() -> None:
+    # Alone 1 s, two 0.5 + 0.6 s, four 0.25 + 0.6 s.
+    assert [one.helps for one in admit([100.0] * 2, 100, exchange_s=0.6)] == [True, False]
+    assert all(one.helps for one in admit([100.0] * 4, 100, exchange_s=0.6))
+
+
+def test_the_order_of_the_ranks_does_not_matter() -> None:
+    assert [one.helps for one in admit([1.0, 100.0, 90.0], 128, balanced=False)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_worker_is_needed_where_the_batch_fits_into_no_other() -> None:
+    verdicts = admit([100.0, 1.0], 100, balanced=False, most=[60, None])
+    assert all(one.helps for one in verdicts)
+    assert verdicts[1].without_samples_per_s == 0
+
+
+@given(st.lists(st.floats(0.5, 200), min_size=1, max_size=6), st.integers(1, 300))
+def test_those_who_are_admitted_reach_nearly_the_most(speeds: list[float], batch_size: int) -> None:
+    verdicts = admit(speeds, batch_size)
+    best = max(one.balanced_samples_per_s for one in verdicts)
+    admitted = [one for one in verdicts if one.helps]
+    assert admitted
+    assert all(one.balanced_samples_per_s * 1.02 >= best for one in admitted)
+    assert min(one.samples_per_s for one in admitted) >= max(
+        (one.samples_per_s for one in verdicts if not one.helps), default=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "options"),
+    [
+        ([], {}),
+        ([1.0, 0.0], {}),
+        ([1.0], {"exchange_s": -1.0}),
+        ([1.0, 1.0], {"most": [3, 3]}),
+    ],
+)
+def test_what_makes_no_sense(speeds, options) -> None:
+    with pytest.raises(ValueError, match=r"speeds|does not fit"):
+        admit(speeds, 10, **options)
+
+
+def test_a_profile_says_what_each_device_computes_and_what_the_exchange_takes() -> None:
+    # With 50 samples each: 0.5 s and 2 s. A step takes 2.3 s, and so the exchange 0.3 s.
+    durations = {
+        ("fast", Kind.FORWARD, "a"): 0.2,
+        ("fast", Kind.BACKWARD, "a"): 0.3,
+        ("fast", Kind.STEP, ""): 9.0,
+        ("slow", Kind.FORWARD, "a"): 0.5,
+        ("slow", Kind.BACKWARD, "a"): 1.5,
+        ("another", Kind.FORWARD, "a"): 7.0,
+    }
+    forecast = cast("Forecast", SimpleNamespace(devices=("fast", "slow"), step_s=2.3))
+    fast, slow = admit_profiled(forecast, durations, 50, 100)
+    assert (fast.samples_per_s, slow.samples_per_s) == pytest.approx((100, 25))
+    assert slow.balanced_samples_per_s == pytest.approx(100 / 1.1)
+    assert [fast.helps, slow.helps] == [True, False]
