@@ -62,15 +62,15 @@ def find_place(group: Group) -> Place:
     )
 
 
-def allocate(nbytes: int) -> int:
+def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of memory that are there, and can neither shrink nor grow.
 
     Only this user may open it, and it is gone with its last descriptor and mapping. InvalidInput if
-    the machine, or a limit, does not give so much.
+    the machine, or a limit, does not give so much; it says `what` would have been there.
     """
     available = _available_nbytes()
     if available is not None and nbytes > available:
-        raise _too_large(nbytes, f"{available:,} are available")
+        raise _too_large(nbytes, f"{available:,} are available", what)
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
@@ -79,7 +79,7 @@ def allocate(nbytes: int) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
         os.close(fd)
-        raise _too_large(nbytes, error.strerror) from None
+        raise _too_large(nbytes, error.strerror, what) from None
     return fd
 
 
@@ -149,8 +149,8 @@ def _available_nbytes() -> int | None:
     return int(found[0]) * 1024 if found else None
 
 
-def _too_large(nbytes: int, why: str | None) -> InvalidInput:
+def _too_large(nbytes: int, why: str | None, what: str) -> InvalidInput:
     return InvalidInput(
-        f"shared memory: the gradients need {nbytes:,} bytes of this machine, which it does not "
+        f"shared memory: {what} need {nbytes:,} bytes of this machine, which it does not "
         f"give: {why}; use fewer workers or a smaller model"
     )

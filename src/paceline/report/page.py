@@ -28,14 +28,15 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
     if one of them is missing or damaged, or if they do not belong together.
     """
-    timelines = read_trace(folder / "trace.json")
     uneven = read_uneven(folder)
     if uneven is not None:
         if rehearsal is not None:
             raise InvalidInput(f"{folder}: a run of uneven workers has no rehearsal")
+        timelines = read_trace(folder / "trace.json")
         page = framed(f"{uneven.settings.model}, run {uneven.id}", sections_of(uneven, timelines))
     else:
         result = read_result(folder)
+        timelines = read_trace(folder / "trace.json")
         if rehearsal is not None:
             timelines["rehearsed"] = rehearsed_timeline(result, rehearsal)
         page = render(result, timelines)

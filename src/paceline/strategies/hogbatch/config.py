@@ -30,6 +30,8 @@ class Hogbatch:
     GPU, by default a 64th of the workload's batch and all of it. Policy `cpu_gpu` gives CPUs the
     smallest and GPUs the largest. `alpha` is the factor by which `adaptive` changes a batch, and
     `beta` the fraction of a CPU worker's updates that survive (Ma, Rusu et al. 2020, algorithm 2).
+    The learning rate of a worker whose latest batch missed k updates of others is divided by
+    1 + k * `staleness_decay`.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -39,3 +41,4 @@ class Hogbatch:
     gpu_batch: Thresholds | None = None
     alpha: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
     beta: Annotated[float, Field(gt=0, le=1)] = 1.0
+    staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

@@ -138,3 +138,12 @@ def updates_of(worker: Worker, size: int, beta: float) -> float:
     A thread without a sample makes none.
     """
     return min(worker.threads, size) * (beta if worker.kind == "cpu" else 1.0)
+
+
+def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
+    """Return by what the learning rate, which was chosen for `batch_size`, is multiplied.
+
+    It is in proportion to the batch (Goyal et al. 2017), and smaller the more updates of others the
+    worker's latest batch has missed.
+    """
+    return size / batch_size / (1 + decay * staleness)

@@ -11,8 +11,7 @@ other begins the copy back once the sum is there.
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.arena import Arena
+from paceline.links.pinned import pin
 from paceline.record.recorder import Recorder, noted
 from paceline.strategies.host.transfer import changed_on_any
 
@@ -37,9 +37,9 @@ class CudaTransfer:
         self._to_host = torch.cuda.Stream(self._device)
         self._to_device = torch.cuda.Stream(self._device)
         self._pinned = [
-            _pin(arena.slot),
-            _pin(arena.shared_result(0)),
-            _pin(arena.shared_result(1)),
+            pin(arena.slot),
+            pin(arena.shared_result(0)),
+            pin(arena.shared_result(1)),
         ]
         self._own = {slot.index: slot.of(arena.slot) for slot in layout.slots}
         self._means = [
@@ -177,19 +177,3 @@ class CudaTransfer:
                 self._made.append((slot.parameter, gradient))
             gradient.copy_(self._means[step % 2][slot.index], non_blocking=True)
             gradient.record_stream(self._to_device)
-
-
-def _pin(memory: Tensor) -> Callable[[], None]:
-    """Pin memory that CUDA did not allocate, and return what undoes it."""
-    runtime = torch.cuda.cudart()
-    _check(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0), "cudaHostRegister")
-
-    def unpin() -> None:
-        _check(runtime.cudaHostUnregister(memory.data_ptr()), "cudaHostUnregister")
-
-    return unpin
-
-
-def _check(status: Any, call: str) -> None:
-    if int(status) != 0:
-        raise RuntimeError(f"{call} failed with CUDA error {int(status)}")

@@ -1,0 +1,78 @@
+"""What the parts train: the paper's network for covtype, on data of that shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from paceline.core.errors import InvalidInput
+from paceline.data import load
+from paceline.settings import UnevenSettings, validated_uneven
+from paceline.strategies.hogbatch.history import Batch
+from paceline.strategies.hogbatch.run import Outcome, Run, train
+from paceline.training.loop import Epoch
+from paceline.uneven import build
+
+MODEL, DATA = "covtype-mlp", "covtype-like"
+QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
+_TRIAL_S = 0.5
+
+
+def settings(quick: bool, **values: Any) -> UnevenSettings:
+    """Return the settings of a run on the benchmark's network and data; quick ones are small."""
+    model, data = (QUICK_MODEL, QUICK_DATA) if quick else (MODEL, DATA)
+    return validated_uneven({"model": model, "data": data, "profile_s": 2 * _TRIAL_S} | values)
+
+
+def outcome_of(
+    wanted: UnevenSettings,
+    report: Callable[[Epoch], bool] = lambda epoch: False,
+    **fields: Any,
+) -> Outcome:
+    """Train as the settings say; `report` may end it."""
+    run: Run = build(wanted)
+    return train(replace(run, report=report, **fields))
+
+
+@cache
+def dataset(quick: bool, seed: int) -> Any:
+    """Return the data that a run with these settings has."""
+    return load(QUICK_DATA if quick else DATA, None, seed)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A test loss, and the most epochs in which to reach it."""
+
+    loss: float
+    epochs: int
+
+
+def seconds_to(goal: Goal, wanted: UnevenSettings) -> dict[str, float | None]:
+    """Return the seconds of training until the test loss is reached, None if it is not, and more.
+
+    `epoch_s` is what an epoch takes. A run whose loss is not finite has not reached it either.
+    """
+    try:
+        outcome = outcome_of(wanted, lambda epoch: epoch.test_loss <= goal.loss)
+    except InvalidInput as error:
+        if not str(error).startswith("learning_rate: "):
+            raise
+        return {"seconds": None, "epoch_s": None}
+    reached = outcome.epochs[-1].test_loss <= goal.loss
+    return {
+        "seconds": outcome.trained_s if reached else None,
+        "epoch_s": outcome.trained_s / len(outcome.epochs),
+    }
+
+
+def gaps_s(batches: list[Batch]) -> list[float]:
+    """Return the seconds between a worker's batches, within epochs."""
+    last: dict[int, Batch] = {}
+    found = []
+    for batch in batches:
+        before = last.get(batch.worker)
+        if before is not None and before.epoch == batch.epoch:
+            found.append((batch.started_ns - before.ended_ns) * 1e-9)
+        last[batch.worker] = batch
+    return found

@@ -1,0 +1,103 @@
+"""Public alternatives on the same cores and data: torch's Hogwild recipe, minibatch SGD alone."""
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from cases import MODEL, QUICK_MODEL, Goal, dataset, seconds_to, settings
+from target import GOAL, QUICK_GOAL
+from torch import nn
+
+from paceline.data.sampler import shuffled
+from paceline.links.cores import physical_cores
+from paceline.models import find
+from paceline.training.objective import objective_for
+
+_BATCH, _RATE = 64, 0.1
+_WAITING_S = 300.0
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return seconds of an epoch, and to the target loss, of each way, two equal workers or one."""
+    goal = QUICK_GOAL if quick else GOAL
+    common: dict[str, Any] = {"learning_rate": _RATE, "epochs": goal.epochs}
+    return {
+        "hogbatch, two workers": seconds_to(
+            goal, settings(quick, workers="cpu:1,cpu:1", options={"policy": "hogbatch"}, **common)
+        ),
+        "torch's Hogwild recipe, two processes": _recipe(2, goal, quick),
+        "torch, one process": _recipe(1, goal, quick),
+    }
+
+
+def _recipe(num_processes: int, goal: Goal, quick: bool) -> dict[str, float | None]:
+    """Train as torch's Hogwild example does: share_memory(), and an optimizer in each process."""
+    context = mp.get_context("spawn")
+    torch.manual_seed(0)
+    data = dataset(quick, 0)
+    model = find(QUICK_MODEL if quick else MODEL).build(data.num_classes)
+    model.share_memory()
+    barrier, stop = context.Barrier(num_processes + 1), context.Event()
+    processes = [
+        context.Process(target=_train, args=(rank, num_processes, model, barrier, stop, quick))
+        for rank in range(num_processes)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        barrier.wait(_WAITING_S)
+        return _supervise(model, barrier, stop, goal, quick)
+    finally:
+        stop.set()
+        barrier.abort()
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def _supervise(
+    model: nn.Module, barrier: Any, stop: Any, goal: Goal, quick: bool
+) -> dict[str, float | None]:
+    trained_s = 0.0
+    samples = dataset(quick, 0).test
+    inputs, targets = samples.__getitems__(range(len(samples)))
+    for number in range(1, goal.epochs + 1):
+        barrier.wait(_WAITING_S)
+        began = time.monotonic()
+        barrier.wait(_WAITING_S)
+        trained_s += time.monotonic() - began
+        with torch.no_grad():
+            loss = float(objective_for(targets).loss(model(inputs), targets))
+        if loss <= goal.loss:
+            return {"seconds": trained_s, "epoch_s": trained_s / number}
+    return {"seconds": None, "epoch_s": trained_s / goal.epochs}
+
+
+def _train(
+    rank: int, world_size: int, model: nn.Module, barrier: Any, stop: Any, quick: bool
+) -> None:
+    from threading import BrokenBarrierError
+
+    cores = physical_cores(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[rank % len(cores)])
+    torch.set_num_threads(1)
+    samples = dataset(quick, 0).train
+    optimizer = torch.optim.SGD(model.parameters(), _RATE)
+    try:
+        barrier.wait(_WAITING_S)
+        epoch = 0
+        while not stop.is_set():
+            barrier.wait(_WAITING_S)
+            order = torch.from_numpy(shuffled(len(samples), 0, epoch))
+            for rows in order[rank::world_size].split(_BATCH):
+                inputs, targets = samples.__getitems__(rows)
+                objective_for(targets).loss(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            barrier.wait(_WAITING_S)
+            epoch += 1
+    except BrokenBarrierError:
+        return

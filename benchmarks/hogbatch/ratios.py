@@ -1,0 +1,38 @@
+"""Two workers of which one is slower: updates and busy time under the adaptive policy."""
+
+from typing import Any
+
+from cases import outcome_of, settings
+
+from paceline.core.timeline import Timeline
+from paceline.strategies.hogbatch import statistics
+
+RATIOS = {4: 64, 16: 512, 236: 4096}  # slower by, and the upper threshold of a batch
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return for each ratio what each worker did in the second half of the run."""
+    ratios = {4: RATIOS[4]} if quick else RATIOS
+    return {f"{ratio}:1": _of(ratio, most, quick) for ratio, most in ratios.items()}
+
+
+def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
+    wanted = settings(
+        quick,
+        workers=f"cpu:1,cpu:1@slow={ratio}",
+        options={"policy": "adaptive", "cpu_batch": [1, most]},
+        epochs=2 if quick else 6,
+    )
+    outcome = outcome_of(wanted)
+    whole = outcome.history.timeline(outcome.names)
+    after_s = whole.start_s + whole.makespan_s / 2
+    late = Timeline([span for span in whole.spans if span.start_s >= after_s], "measured")
+    updates = statistics.num_updates(late)
+    made = [updates.get(name, 0.0) for name in outcome.names]
+    return {
+        "most": most,
+        "updates": updates,
+        "factor": max(made) / min(made) if min(made) else None,
+        "busy": statistics.utilisation(late),
+        "samples_per_s": sum(statistics.num_samples(whole).values()) / outcome.trained_s,
+    }

@@ -1,0 +1,74 @@
+"""The tables of result.json, as the README shows them: tables.py puts them there."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from readme import fill, table  # noqa: E402
+
+
+def of(part: str, figures: dict[str, Any]) -> str:
+    """Return the table of a part."""
+    return {"coordinator": _coordinator, "ratios": _ratios, "target": _target, "public": _public}[
+        part
+    ](figures)
+
+
+def _coordinator(figures: dict[str, Any]) -> str:
+    rows = [
+        ("messages per second of the coordinator's CPU", f"{figures['messages_per_cpu_s']:,.0f}"),
+        ("messages per second, with workers that hardly compute", _count(figures)),
+        ("between two batches of a worker", f"{1e6 * figures['between_batches_s']:.0f} us"),
+        ("share of a worker's time at batch 64", f"{figures['share_of_worker']:.2%}"),
+    ]
+    return table("The coordinator", ("", ""), rows)
+
+
+def _count(figures: dict[str, Any]) -> str:
+    return f"{figures['messages_per_s']:,.0f}"
+
+
+def _ratios(figures: dict[str, Any]) -> str:
+    rows = [
+        (
+            ratio,
+            f"1 to {row['most']}",
+            ", ".join(f"{count:,.0f}" for count in row["updates"].values()),
+            "-" if row["factor"] is None else f"{row['factor']:.2f}",
+            ", ".join(f"{share:.1%}" for share in row["busy"].values()),
+            f"{row['samples_per_s']:,.0f}",
+        )
+        for ratio, row in figures.items()
+    ]
+    head = ("speeds", "batch", "updates of each", "factor", "busy", "samples/s")
+    return table("Policy adaptive, second half of the run", head, rows)
+
+
+def _target(figures: dict[str, Any]) -> str:
+    rows = [
+        (ratio, way, _shown(row["rate"]), _shown(row["median_s"]), _list(row["seconds"]))
+        for ratio, ways in figures.items()
+        for way, row in ways.items()
+    ]
+    head = ("speeds", "way", "learning rate", "median s", "s of each seed")
+    return table("Time to the target loss", head, rows)
+
+
+def _public(figures: dict[str, Any]) -> str:
+    rows = [(way, _shown(row["epoch_s"]), _shown(row["seconds"])) for way, row in figures.items()]
+    return table("Public alternatives", ("way", "s an epoch", "s to the target"), rows)
+
+
+def _list(values: list[float | None]) -> str:
+    return ", ".join(map(_shown, values))
+
+
+def _shown(value: float | None) -> str:
+    return "not reached" if value is None else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    fill(HERE, ["result.json"], of)

@@ -1,0 +1,247 @@
+"""Train on uneven workers: what `paceline train --strategy hogbatch` does.
+
+This process is the coordinator; it starts the workers, tests the model after each epoch, and writes
+the run's folder.
+"""
+
+import os
+import time
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from safetensors.torch import save_model
+
+from paceline.core.cost import Roofline
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.data import load
+from paceline.models import describe, find
+from paceline.models.fitting import ANY_WIDTH, fitting
+from paceline.record.trace import write_trace
+from paceline.report import write_report
+from paceline.report.format import number, share
+from paceline.result import EpochRow
+from paceline.runs import check_outputs, make_folder
+from paceline.settings import UnevenSettings, validated_uneven
+from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.history import changes
+from paceline.strategies.hogbatch.plan import plan
+from paceline.strategies.hogbatch.replay import replay, traced_sizes
+from paceline.strategies.hogbatch.run import Outcome, Run, train
+from paceline.strategies.hogbatch.worker import Learning
+from paceline.strategies.hogbatch.workers import parse_workers
+from paceline.tables import console
+from paceline.training.loop import Epoch
+from paceline.training.this_machine import facts
+from paceline.uneven_result import UnevenResult, WorkerRow
+
+_NUM_TRIALS = 2  # of each worker
+_MOST_POINTS = 500
+_MOST_PLANNED = 8192  # samples
+
+
+def order(values: dict[str, Any]) -> UnevenSettings:
+    """Return the settings of these values, with the workers checked."""
+    settings = validated_uneven(values)
+    parse_workers(settings.workers, len(os.sched_getaffinity(0)))
+    return settings
+
+
+def train_uneven(
+    settings: UnevenSettings, *, as_json: bool = False, quiet: bool = False
+) -> tuple[UnevenResult, Path]:
+    """Train, and return the result and the folder that it was written to.
+
+    The result goes to standard output, `as_json` or as a table, unless `quiet`; progress goes to
+    standard error. Raises InvalidInput and WorkerLost as `hogbatch.run.train` does.
+    """
+    out, err = console(quiet=quiet), console(stderr=True)
+    run = build(settings)
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}"
+    folder = make_folder(settings, f"{run_id}-{uuid4().hex[:4]}")
+    err.print(
+        f"{settings.model}: {run.workload.num_parameters:,} parameters in "
+        f"{len(run.workload.layers)} layers; workers {', '.join(map(str, run.specs))}"
+    )
+    with _progress(len(run.data.train) * run.epochs, err) as progress:
+        samples = progress.add_task("training", total=len(run.data.train) * run.epochs)
+
+        def report(epoch: Epoch) -> bool:
+            err.print(
+                f"epoch {epoch.number + 1}/{settings.epochs}: train loss {epoch.train_loss:.4f}, "
+                f"test loss {epoch.test_loss:.4f}, accuracy {epoch.accuracy:.2%}"
+            )
+            return False
+
+        def advance(size: int) -> None:
+            if err.is_terminal:
+                progress.advance(samples, size)
+
+        outcome = train(replace(run, report=report, advance=advance, say=err.print))
+    result, shown = result_of(run, settings, folder.name, outcome)
+    save_model(run.model, str(folder / "model.safetensors"))
+    write_trace(folder / "trace.json", shown)
+    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_report(folder)
+    if as_json:
+        out.print_json(result.model_dump_json())
+    else:
+        _show(result, folder, out)
+    return result, folder
+
+
+def _progress(total: int, err: Console) -> Progress:
+    return Progress(console=err, transient=True, disable=not err.is_terminal or total == 0)
+
+
+def build(settings: UnevenSettings) -> Run:
+    """Load the data, build the model and describe it. InvalidInput if they do not fit."""
+    specs = parse_workers(settings.workers, len(os.sched_getaffinity(0)))
+    shape = None if settings.model == ANY_WIDTH else find(settings.model).input_shape
+    data = load(settings.data, shape, settings.seed)
+    name = fitting(settings.model, data.sample_shape)
+    architecture = find(name)
+    num_classes = None if architecture.num_classes is None else data.num_classes
+    torch.manual_seed(settings.seed)
+    model = architecture.build(num_classes)
+    check_outputs(model, data, settings.model)
+    model.train()
+    workload = describe(model, torch.zeros(settings.batch_size, *data.sample_shape), settings.model)
+    learning = Learning(
+        model=name,
+        num_classes=num_classes,
+        optimizer=settings.optimizer,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        seed=settings.seed,
+    )
+    return Run(
+        learning=learning,
+        model=model,
+        workload=workload,
+        data=data,
+        specs=specs,
+        config=settings.config(len(specs)),
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        deadline_s=settings.deadline_s,
+        trial_s=settings.profile_s / _NUM_TRIALS,
+    )
+
+
+class _Prediction(NamedTuple):
+    """What the plan says of a run: each worker's share of the updates, and samples a second."""
+
+    shares: dict[str, float]
+    samples_per_s: float
+
+
+def predict(run: Run, outcome: Outcome) -> _Prediction | None:
+    """Return what the plan says of the run with what the trials measured.
+
+    None if workers were lost or joined late, or differ in their threads: the plan knows neither.
+    """
+    threads = {spec.threads for spec in run.specs if spec.kind == "cpu"} or {1}
+    if outcome.lost or len(threads) > 1 or len(outcome.specs) != len(run.specs):
+        return None
+    config = replace(run.config, threads=threads.pop())
+    num_samples = min(len(run.data.train) * len(outcome.epochs), _MOST_PLANNED)
+    steps = ceil(num_samples / (run.batch_size * config.workers))
+    planned = plan(run.workload, outcome.machine, config, Window(steps))
+    timeline = simulate(planned, Roofline.of(outcome.machine))
+    done = sum(statistics.num_samples(timeline).values())
+    specs = dict(zip(outcome.names, run.specs, strict=True))
+    updates = {
+        device: sum(min(specs[device].threads, size) for _, size in sizes)
+        for device, sizes in statistics.batch_sizes(timeline).items()
+    }
+    total = sum(updates.values())
+    shares = {device: made / total for device, made in updates.items()}
+    return _Prediction(shares, done / timeline.makespan_s)
+
+
+def result_of(
+    run: Run, settings: UnevenSettings, run_id: str, outcome: Outcome
+) -> tuple[UnevenResult, tuple[Timeline, ...]]:
+    """Return the result, and the timelines of the traced batches: as planned, and as measured."""
+    timeline = outcome.history.timeline(outcome.names)
+    last = outcome.epochs[-1]
+    prediction = predict(run, outcome)
+    sizes = statistics.batch_sizes(timeline)
+    result = UnevenResult(
+        id=run_id,
+        settings=settings,
+        machine=facts(torch.device("cpu")),
+        workers=_rows(outcome, timeline, prediction),
+        updates=outcome.history.updates(outcome.names),
+        utilisation=dict.fromkeys(outcome.names, 0.0) | statistics.utilisation(timeline),
+        epochs=tuple(EpochRow(**asdict(epoch)) for epoch in outcome.epochs),
+        accuracy=last.accuracy,
+        loss=last.test_loss,
+        trained_s=outcome.trained_s,
+        samples_per_s=len(run.data.train) * len(outcome.epochs) / outcome.trained_s,
+        predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+        staleness={name: dict(found) for name, found in statistics.staleness(timeline).items()},
+        batch_sizes={name: tuple(points) for name, points in changes(sizes).items()},
+        update_gaps=tuple(outcome.history.gaps(outcome.names, _MOST_POINTS)),
+        lost=outcome.lost,
+        faults=outcome.faults,
+        peak_memory_bytes=tuple(outcome.peaks.values()),
+    )
+    return result, (_as_planned(run, outcome), outcome.traced)
+
+
+def _as_planned(run: Run, outcome: Outcome) -> Timeline:
+    """Return the traced batches as the plan has them, with the prices of the trials."""
+    numbers = {name: number for number, name in enumerate(outcome.names)}
+    sizes = traced_sizes(outcome.traced.spans, numbers)
+    planned = replay(run.workload, outcome.machine, dict(enumerate(outcome.specs)), sizes)
+    return simulate(planned, Roofline.of(outcome.machine))
+
+
+def _rows(
+    outcome: Outcome, timeline: Timeline, prediction: _Prediction | None
+) -> tuple[WorkerRow, ...]:
+    updates = outcome.history.updates(outcome.names)
+    samples = statistics.num_samples(timeline)
+    total = sum(updates.values())
+    return tuple(
+        WorkerRow(
+            name=name,
+            spec=str(spec),
+            tried_samples_per_s=speed,
+            samples=samples.get(name, 0),
+            updates_share=updates[name] / total,
+            predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
+        )
+        for name, spec, speed in zip(outcome.names, outcome.specs, outcome.speeds, strict=True)
+    )
+
+
+def _show(result: UnevenResult, folder: Path, out: Console) -> None:
+    table = Table(title="Workers", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("worker", "asked for", "samples", "updates", "share", "predicted", "busy"):
+        table.add_column(column, justify="left" if column in ("worker", "asked for") else "right")
+    for row in result.workers:
+        predicted = row.predicted_share
+        table.add_row(
+            row.name,
+            row.spec,
+            f"{row.samples:,}",
+            f"{result.updates[row.name]:,}",
+            share(row.updates_share),
+            "" if predicted is None else share(predicted),
+            share(result.utilisation.get(row.name, 0.0)),
+        )
+    out.print(table)
+    out.print(f"accuracy   {share(result.accuracy)} of the test samples, loss {result.loss:.4f}")
+    out.print(f"throughput {number(result.samples_per_s)} samples/s")
+    out.print(f"written    {folder}/result.json, trace.json, report.html, model.safetensors")

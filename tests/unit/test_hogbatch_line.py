@@ -1,0 +1,64 @@
+"""What the command line says of a run on uneven workers that cannot be: before any is started."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import InvalidInput
+from paceline.report import write_report
+from paceline.uneven_result import read_uneven
+
+TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "cpu"], "workers: 'cpu' (worker 0) is not of the form cpu:THREADS"),
+        (["--workers", "cpu:4000"], "workers: 4000 threads do not fit on"),
+        (["--policy", "fair"], "strategy hogbatch: policy: Input should be 'hogwild', "),
+        (["--policy", "hogwild", "--set", "policy=adaptive"], "policy: 'hogwild', but --set says"),
+        (["--set", "threads=2"], "options: threads is said by workers, as in cpu:4"),
+        (["--set", "workers=2"], "options: workers is said by workers"),
+        (["--set", "staleness_decay=-1"], "staleness_decay: Input should be greater than or"),
+        (["--set", "cpu_batch=[9,4]"], "cpu_batch: a batch of at least 9 and at most 4 samples"),
+        (
+            ["--workers", "cpu:1", "--set", "cpu_batch=[1,5000]"],
+            "cpu_batch: policy adaptive gives worker 0 (cpu:1) batches of up to 5,000 samples, "
+            "but digits has 1,438 to train on",
+        ),
+        (["--optimizer", "lbfgs"], "optimizer: 'lbfgs' is not one that can be used"),
+        (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
+        (["--port", "7"], "port: workers of strategy hogbatch meet at none"),
+        (["--batch-size", "0"], "batch_size: Input should be greater than or equal to 1"),
+        (["--strategy", "host", "--policy", "adaptive"], "policy: goes only with strategy hog"),
+        (["--strategy", "host", "--optimizer", "sgd"], "optimizer: goes only with strategy hog"),
+        (["--strategy", "host", "--workers", "cpu:1"], "workers: 'cpu:1' is not a number"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(line, arguments: list[str], message: str):
+    line(*TRAIN, "--workers", "cpu:1", *arguments)
+    assert (line.code, line.out) == (2, "")
+    (said,) = [text for text in line.err.splitlines() if text.startswith("paceline: ")]
+    assert message in said
+
+
+def test_a_rank_of_torchrun_is_no_coordinator(line, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    line(*TRAIN)
+    assert line.code == 2
+    assert "hogbatch starts its workers itself; run it without torchrun" in line.err
+
+
+def test_a_damaged_result_is_named(tmp_path: Path):
+    (tmp_path / "result.json").write_text('{"kind": "uneven", "id": 3}')
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    with pytest.raises(InvalidInput, match=r"result\.json: id: Input should be a valid string"):
+        write_report(tmp_path)
+    (tmp_path / "result.json").write_text('{"id": "of another kind"}')
+    assert read_uneven(tmp_path) is None
