@@ -51,7 +51,7 @@ def test_layers_that_take_less_than_their_latencies_have_smaller_ones():
 def test_large_models_are_measured_smaller_in_proportion():
     large = exchanging(chain((1.0, 300 * 2**20), (1.0, 100 * 2**20)))
     sizes = {layer.name: layer.gradient_nbytes for layer in large.layers}
-    assert sizes == {"l0": 24 * 2**20, "l1": 8 * 2**20}
+    assert sizes == {"l0": 96 * 2**20, "l1": 32 * 2**20}
     assert [layer.name for layer in large.in_backward_order] == ["l1", "l0"]
 
 

@@ -5,6 +5,7 @@ is the plan's business. So what all layers take becomes the seconds of a single 
 which the plan, computing nothing, takes as long.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,9 +25,13 @@ from paceline.record.clock import Clock, clock_for
 from paceline.training.this_machine import Speed, this_machine
 
 _NUM_WARM_UP = 2
-_NUM_EXCHANGES = 20
+_FEWEST_EXCHANGES, _MOST_EXCHANGES = 3, 20
+_SECONDS = 6.0
+_PAUSE_S = 0.01  # as long as threads and cores need to fall asleep, as they do beside a layer
 _SMALL_NBYTES = 1024
-_LARGEST_NBYTES = 32 * 2**20  # beyond it, twice the bytes take twice the time
+_LARGEST_NBYTES = (
+    128 * 2**20
+)  # more than caches hold; beyond it, twice the bytes take twice as long
 _NUM_HALVINGS = 24
 
 
@@ -36,9 +41,19 @@ def measure_exchanges(
     """Measure each strategy's exchanges, without computing between them."""
     probes = Probes.of(workload, group, probers)
     clock = clock_for(group.device)
-    rows = [probes.once(clock) for _ in range(_NUM_WARM_UP + _NUM_EXCHANGES)]
+
+    def rounds(num_rounds: int) -> list[list[list[float]]]:
+        rows = []
+        for _ in range(num_rounds):
+            time.sleep(_PAUSE_S)
+            rows.append(probes.once(clock))
+        return group.gather(rows)
+
+    slowest = max(sum(rank[-1]) for rank in rounds(_NUM_WARM_UP))
+    fitting = int(_SECONDS / (slowest + _PAUSE_S))
+    ranks = rounds(max(_FEWEST_EXCHANGES, min(_MOST_EXCHANGES, fitting)))
     probes.close()
-    return probes.measured([rank[_NUM_WARM_UP:] for rank in group.gather(rows)])
+    return probes.measured(ranks)
 
 
 @dataclass(frozen=True)
