@@ -107,8 +107,8 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
     rate = rehearsed.p100()
     speed = Speed(rate.flops_per_s, rate.nbytes_per_s)
     probes = probers({"host": Host(workers=group.world_size)}, group)
-    measured = measure_exchanges(workload, group, probes)["host"]
     bare = this_machine(group, [speed] * group.world_size)
+    measured = measure_exchanges(workload, group, probes, bare)["host"]
     sizes = {}
     if group.rank == 0:
         machine = STRATEGIES["host"].calibrate(bare, measured)

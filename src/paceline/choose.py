@@ -148,7 +148,7 @@ def _predicted(
         names = tuple(name for name in names if name != "tree")
         fields["codec"] = _planned_name(compression.codec)
     configs = {name: EXCHANGES[name].config(**fields) for name in names}
-    measured = measure_exchanges(workload, group, probers(configs, group))
+    measured = measure_exchanges(workload, group, probers(configs, group), bare)
     own = None
     if group.rank == 0:
         machines = {

@@ -1,6 +1,7 @@
 import json
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_ranks_of_one_kernel_are_on_one_host(boot_ids: str, hosts: list[str]):
     machine = this_machine(ranks(4, "cpu", boot_ids), [Speed(1e9, 1e9)] * 4)
     assert [device.host for device in machine.devices] == hosts
     assert [host.name for host in machine.hosts] == sorted(set(hosts))
+
+
+def test_ranks_in_containers_of_their_own_share_no_host():
+    group = ranks(2, "cpu")
+    one, other = group.members
+    apart = replace(group, members=(one, replace(other, pid_namespace="other")))
+    machine = this_machine(apart, [Speed(1e9, 1e9)] * 2)
+    assert [device.host for device in machine.devices] == ["host0", "host1"]
 
 
 @pytest.mark.parametrize("strategy", EXCHANGES.values(), ids=list(EXCHANGES))

@@ -32,8 +32,8 @@ def measure(setup: Setup) -> Profile:
     settings, group = setup.settings, setup.group
     probes = probers({settings.strategy: settings.config()}, group)
     if setup.times is not None:
-        exchanges = measure_exchanges(setup.workload, group, probes)
         machine = _paced_machine(setup.workload, setup.times, group)
+        exchanges = measure_exchanges(setup.workload, group, probes, machine)
         durations = {
             (device.name, kind, part): seconds
             for device in machine.devices

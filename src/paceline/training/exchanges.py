@@ -22,7 +22,6 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.exchange.probe import Probe
 from paceline.links.group import Group
 from paceline.record.clock import Clock, clock_for
-from paceline.training.this_machine import Speed, this_machine
 
 _NUM_WARM_UP = 2
 _FEWEST_EXCHANGES, _MOST_EXCHANGES = 3, 20
@@ -36,9 +35,9 @@ _NUM_HALVINGS = 24
 
 
 def measure_exchanges(
-    workload: Workload, group: Group, probers: Mapping[str, Prober]
+    workload: Workload, group: Group, probers: Mapping[str, Prober], machine: Machine
 ) -> dict[str, Measurements]:
-    """Measure each strategy's exchanges, without computing between them."""
+    """Measure each strategy's exchanges on the machine, without computing between them."""
     probes = Probes.of(workload, group, probers)
     clock = clock_for(group.device)
 
@@ -53,7 +52,7 @@ def measure_exchanges(
     fitting = int(_SECONDS / (slowest + _PAUSE_S))
     ranks = rounds(max(_FEWEST_EXCHANGES, min(_MOST_EXCHANGES, fitting)))
     probes.close()
-    return probes.measured(ranks)
+    return probes.measured(ranks, machine)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Probes:
     """An exchange of all layers of each strategy, and a small one."""
 
     workload: Workload
-    group: Group
     probers: Mapping[str, Prober]
     probes: Mapping[str, tuple[Probe, Probe]]
 
@@ -74,7 +72,7 @@ class Probes:
             name: (prober.make(sizes), prober.make([_SMALL_NBYTES]))
             for name, prober in probers.items()
         }
-        return cls(layers, group, probers, made if group.world_size > 1 else {})
+        return cls(layers, probers, made if group.world_size > 1 else {})
 
     def once(self, clock: Clock) -> list[float]:
         """Run each once and return its seconds."""
@@ -85,14 +83,15 @@ class Probes:
                 marks.append(clock.mark())
         return differences(clock, marks)
 
-    def measured(self, ranks: Sequence[Sequence[Sequence[float]]]) -> dict[str, Measurements]:
+    def measured(
+        self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
+    ) -> dict[str, Measurements]:
         """Return what a single small and a single large exchange take, given all ranks' rounds.
 
         A rank that comes early waits for the others: the last one to join waits least.
         """
         medians = [median(map(min, zip(*column, strict=True))) for column in _columns(ranks)]
         pairs = zip(medians[::2], medians[1::2], strict=True)
-        machine = this_machine(self.group, [Speed(1.0, 1.0)] * self.group.world_size)
         return {
             name: single(self.probers[name], machine, self.workload, small_s, all_s)
             for name, (all_s, small_s) in zip(self.probes, pairs, strict=True)

@@ -101,8 +101,9 @@ def profile(
     probes.close()
     rows = group.gather(untraced)
     whole = _straggling(rows) * median(row[0] for row in untraced)
-    exchanges = probes.measured([[row[1:] for row in rank] for rank in rows])
-    return _of_ranks(_scaled(recorder.spans(), whole), workload, exchanges, group)
+    machine, durations = _of_ranks(_scaled(recorder.spans(), whole), workload, group)
+    exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
+    return Profile(machine, durations, exchanges)
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
@@ -139,8 +140,9 @@ def _scaled(spans: Sequence[Span], whole_s: float) -> dict[Key, float]:
 
 
 def _of_ranks(
-    parts: dict[Key, float], workload: Workload, exchanges: Mapping[str, Measurements], group: Group
-) -> Profile:
+    parts: dict[Key, float], workload: Workload, group: Group
+) -> tuple[Machine, dict[tuple[str, Kind, str], float]]:
+    """Return this machine, and the seconds of each part on each device."""
     rows = group.gather([[kind.value, part, seconds] for (kind, part), seconds in parts.items()])
     measured = [{(Kind(kind), part): seconds for kind, part, seconds in row} for row in rows]
     machine = this_machine(group, [_speed(workload, row) for row in measured])
@@ -149,7 +151,7 @@ def _of_ranks(
         for device, row in zip(machine.devices, measured, strict=True)
         for (kind, part), seconds in row.items()
     }
-    return Profile(machine, durations, exchanges)
+    return machine, durations
 
 
 def _speed(workload: Workload, parts: dict[Key, float]) -> Speed:

@@ -43,16 +43,20 @@ class Speed:
 
 
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
-    """Return a machine with one device for each rank, and a host for each kernel they run on.
+    """Return a machine with one device for each rank, and a host for each container they run in.
+
+    Ranks in different containers of one machine do not share memory: they are on different hosts.
 
     Links are not known: a strategy's `calibrate` adds them. Neither is how fast the hosts' memory
     is, which may be faster than the layers that are measured here, but is not slower.
     """
     memory = _memory_bytes()
     kind: Literal["cpu", "gpu"] = "gpu" if group.device.type == "cuda" else "cpu"
-    kernels = dict.fromkeys(member.boot_id for member in group.members)
+    places = [(member.boot_id, member.pid_namespace) for member in group.members]
+    different = dict.fromkeys(places)
     names = {
-        kernel: "this-host" if len(kernels) == 1 else f"host{i}" for i, kernel in enumerate(kernels)
+        place: "this-host" if len(different) == 1 else f"host{i}"
+        for i, place in enumerate(different)
     }
     slowest = min(speed.nbytes_per_s for speed in speeds)
     hosts = tuple(
@@ -68,14 +72,14 @@ def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
     devices = tuple(
         Device(
             name=f"{kind}{rank}",
-            host=names[member.boot_id],
+            host=names[place],
             kind=kind,
             flops_per_s=speed.flops_per_s,
             memory_bytes=memory,
             memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
             source=_PROFILED,
         )
-        for rank, (member, speed) in enumerate(zip(group.members, speeds, strict=True))
+        for rank, (place, speed) in enumerate(zip(places, speeds, strict=True))
     )
     return Machine(name="this-machine", hosts=hosts, devices=devices)
 
