@@ -1,5 +1,6 @@
 """Fixtures of tests that start whole commands."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from processes import Finished, Started
 # An example takes as long as the machine lets it: time is nothing that a test fails for.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+# A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
