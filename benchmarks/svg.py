@@ -16,11 +16,14 @@ def text(left: float, base: float, content: str, style: str = 'fill="#222"') -> 
     return f'<text x="{left:.1f}" y="{base:.1f}" {style}>{content}</text>'
 
 
-def box(left: float, top: float, width: float, height: float, colour: str) -> str:
-    """Return a filled rectangle."""
+def box(
+    left: float, top: float, width: float, height: float, colour: str, opacity: float = 1.0
+) -> str:
+    """Return a filled rectangle, which lets white through where `opacity` is below 1."""
+    seen = "" if opacity == 1.0 else f' fill-opacity="{opacity:g}"'
     return (
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'fill="{colour}"/>'
+        f'fill="{colour}"{seen}/>'
     )
 
 

@@ -15,22 +15,10 @@ from paceline.machine_file import find_machine  # noqa: E402
 from paceline.models.workload import workload_of  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
 from paceline.planner.explain import some_step  # noqa: E402
+from paceline.report.palette import KINDS  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
 
 _LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
-_COLOURS = {
-    Kind.LOAD: "#b8c0c8",
-    Kind.FORWARD: "#7fb3e6",
-    Kind.BACKWARD: "#3f7fbf",
-    Kind.ENCODE: "#c58fd6",
-    Kind.DECODE: "#9a5fb0",
-    Kind.D2H: "#f2b35e",
-    Kind.H2D: "#e08a2e",
-    Kind.SEND: "#d9534f",
-    Kind.REDUCE: "#5aa469",
-    Kind.STEP: "#2d3640",
-}
-_NAMES = {Kind.D2H: "to the host", Kind.H2D: "from the host", Kind.STEP: "update"}
 
 
 class Scene(NamedTuple):
@@ -130,7 +118,7 @@ def drawn(scene: Scene) -> Iterator[str]:
                 used.add(span.kind)
                 place = _LEFT + (left - start) * scale
                 width = max((right - left) * scale, 0.6)
-                yield svg.box(place, top, width, _ROW - 6, _COLOURS[span.kind])
+                yield svg.box(place, top, width, _ROW - 6, *_look(span.kind))
     yield from _legend(used, 30 + _ROW * len(rows))
     yield "</svg>"
 
@@ -143,14 +131,19 @@ def _rows(scene: Scene, found: Forecast) -> list[tuple[Resource, tuple[Span, ...
     return [tracks[lane] for lane in scene.lanes]
 
 
+def _look(kind: Kind) -> tuple[str, float]:
+    """Return the colour of the report, paler where the report hatches it."""
+    return KINDS[kind].colour, 0.5 if KINDS[kind].hatched else 1.0
+
+
 def _legend(used: set[Kind], top: float) -> Iterator[str]:
     left = float(_LEFT)
     for kind in Kind:
         if kind in used:
-            name = _NAMES.get(kind, kind.value)
-            yield svg.box(left, top + 4, 12, 12, _COLOURS[kind])
-            yield svg.text(left + 16, top + 15, name, 'font-size="12" fill="#222"')
-            left += 34 + 7.2 * len(name)
+            fill = KINDS[kind]
+            yield svg.box(left, top + 4, 12, 12, *_look(kind))
+            yield svg.text(left + 16, top + 15, fill.label, 'font-size="12" fill="#222"')
+            left += 34 + 7.2 * len(fill.label)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from paceline.core.timeline import Origin
 from paceline.report.format import duration, nbytes, share
-from paceline.result import ComparisonTable, PlanRow, RehearsalResult, Result
+from paceline.result import ComparisonTable, PlanRow, RankingRows, RehearsalResult, Result
 from paceline.tune.chunk import Trial
 
 _MOST_PLANS = 12
@@ -27,6 +27,13 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         out.print(f"{number:>2}: {row.why}", soft_wrap=True)
     if len(fastest) > len(shown):
         out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
+
+
+def show_ranking(out: Console, rows: RankingRows, title: str) -> None:
+    """Print the plans, and what is to be said of them."""
+    show_plans(out, rows.plans, title)
+    for sentence in rows.sentences:
+        out.print(sentence, soft_wrap=True)
 
 
 def _plan_table(rows: Sequence[PlanRow], title: str) -> Table:

@@ -43,6 +43,7 @@ from paceline.tables import (
     rehearsal_summary,
     rehearsal_tables,
     show_plans,
+    show_ranking,
     summary,
 )
 from paceline.training.loop import Epoch
@@ -168,9 +169,7 @@ def _print_plan(forecasts: Sequence[Forecast], title: str, order: Order, out: Co
         asked = {"model": order.settings.model, "batch_size": order.settings.batch_size}
         out.print_json(data=asked | {"origin": "predicted"} | rows.model_dump())
     else:
-        show_plans(out, rows.plans, title)
-        for sentence in rows.sentences:
-            out.print(sentence, soft_wrap=True)
+        show_ranking(out, rows, title)
 
 
 def _print_result(

@@ -79,7 +79,7 @@ def _plan(
     from paceline.api import plan as plan_on
     from paceline.planner.explain import drawing
     from paceline.result import RankingRows
-    from paceline.tables import console, show_plans
+    from paceline.tables import console, show_ranking
 
     ranking = plan_on(model, machine, batch_size, input_shape, workers)
     rows = RankingRows.of(ranking)
@@ -91,9 +91,7 @@ def _plan(
     else:
         out = console()
         title = f"{model} predicted on {machine}, {batch_size} samples a step"
-        show_plans(out, rows.plans, title)
-        for sentence in rows.sentences:
-            out.print(sentence, soft_wrap=True)
+        show_ranking(out, rows, title)
         if drawn:
             out.print(drawn, soft_wrap=True)
     if not ranking:

@@ -14,7 +14,7 @@ every kind of way that the cluster has, and the cluster's number of ranks.
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import prod
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -171,29 +171,24 @@ class Cluster(Machine):
 
     def _expanded(self, num_nodes: int) -> Machine:
         parts = _Parts(self, num_nodes, [level.count for level in self.levels])
-        groups = self._groups(num_nodes)
-        return Machine(
-            name=self.name,
-            hosts=parts.hosts,
-            devices=parts.devices,
-            links=parts.links,
-            switches=parts.switches,
-            groups=groups if prod(groups) == num_nodes else (),
-        )
+        return Machine(**self._facts(parts, num_nodes))
 
     def _model(self, num_nodes: int) -> Machine:
-        groups = self._groups(num_nodes)
-        sizes = [min(size, _KINDS) for size in groups]
+        sizes = [min(size, _KINDS) for size in self._groups(num_nodes)]
         parts = _Parts(self, prod(sizes), sizes)
-        return Symmetric(
-            name=self.name,
-            hosts=parts.hosts,
-            devices=parts.devices,
-            links=parts.links,
-            switches=parts.switches,
-            groups=groups if prod(groups) == num_nodes else (),
-            num_nodes=num_nodes,
-        )
+        return Symmetric(**self._facts(parts, num_nodes), num_nodes=num_nodes)
+
+    def _facts(self, parts: "_Parts", num_nodes: int) -> dict[str, Any]:
+        """Return the fields of a machine of these parts, which stand for so many nodes."""
+        groups = self._groups(num_nodes)
+        return {
+            "name": self.name,
+            "hosts": parts.hosts,
+            "devices": parts.devices,
+            "links": parts.links,
+            "switches": parts.switches,
+            "groups": groups if prod(groups) == num_nodes else (),
+        }
 
     def _groups(self, num_nodes: int) -> tuple[int, ...]:
         """Return the members of the fullest switch of each level that so many nodes use."""

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from paceline.core.apportion import apportion
 from paceline.core.errors import InvalidInput
-from paceline.data.sampler import shuffled
+from paceline.data.sampler import check_place, shuffled
 
 Place = tuple[int, int]  # how many epochs have been begun, and batches drawn of the last
 
@@ -130,11 +130,4 @@ def _bounds(
 def _check(num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
     if num_samples < 1:
         raise InvalidInput(f"the number of samples must be at least 1, not {num_samples}")
-    if batch_size < 1:
-        raise InvalidInput(f"the batch size must be at least 1, not {batch_size}")
-    if world_size < 1:
-        raise InvalidInput(f"the number of workers must be at least 1, not {world_size}")
-    if not 0 <= rank < world_size:
-        raise InvalidInput(f"the rank must be from 0 to {world_size - 1}, not {rank}")
-    if seed < 0:
-        raise InvalidInput(f"the seed must be 0 or more, not {seed}")
+    check_place(batch_size, rank, world_size, seed)

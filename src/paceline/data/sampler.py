@@ -80,7 +80,8 @@ def _cut(total: int, num_parts: int, part: int) -> int:
     return total * part // num_parts
 
 
-def _check(num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+def check_place(batch_size: int, rank: int, world_size: int, seed: int) -> None:
+    """Raise InvalidInput for a batch, a rank or a seed that cannot be."""
     if batch_size < 1:
         raise InvalidInput(f"the batch size must be at least 1, not {batch_size}")
     if world_size < 1:
@@ -89,6 +90,10 @@ def _check(num_samples: int, batch_size: int, rank: int, world_size: int, seed: 
         raise InvalidInput(f"the rank must be from 0 to {world_size - 1}, not {rank}")
     if seed < 0:
         raise InvalidInput(f"the seed must be 0 or more, not {seed}")
+
+
+def _check(num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+    check_place(batch_size, rank, world_size, seed)
     if batch_size < world_size:
         raise InvalidInput(
             f"a batch of {batch_size} cannot be shared by {world_size} workers: take a batch of "

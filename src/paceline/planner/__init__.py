@@ -1,8 +1,8 @@
 """Forecast what strategies would take on a machine, rank them, and say whether a codec pays."""
 
 from paceline.planner.advice import Advice, advise
-from paceline.planner.forecast import Forecast, chunk_seconds, forecast
-from paceline.planner.ranking import ERROR_BAR, Ranking, Refusal, rank
+from paceline.planner.forecast import Forecast, chunk_seconds, forecast, rank
+from paceline.planner.ranking import ERROR_BAR, Ranking, Refusal
 from paceline.planner.search import search
 
 __all__ = [

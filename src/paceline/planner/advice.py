@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.planner.forecast import Forecast
+from paceline.planner.forecast import Forecast, rank
 
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
@@ -61,7 +61,7 @@ class Advice:
 
 def advise(forecasts: Sequence[Forecast]) -> Advice | None:
     """Return whether a codec pays, or None where no forecast has one."""
-    ranked = sorted(forecasts, key=lambda forecast: -forecast.samples_per_s)
+    ranked = rank(forecasts)
     plain = [forecast for forecast in ranked if forecast.codec is None]
     encoded = next((forecast for forecast in ranked if forecast.codec is not None), None)
     if encoded is None:

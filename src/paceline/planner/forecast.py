@@ -1,7 +1,7 @@
 """What a strategy would take on a machine: seconds a step, and where they go."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -125,6 +125,11 @@ def forecast(
         machine,
         timeline,
     )
+
+
+def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
+    """Return the forecasts by throughput, best first."""
+    return sorted(forecasts, key=lambda forecast: -forecast.samples_per_s)
 
 
 def memory(

@@ -14,11 +14,6 @@ ERROR_BAR = 0.16
 _GAIN = 1.02  # what more workers have to gain to be worth using
 
 
-def rank(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return the forecasts by throughput, best first."""
-    return sorted(forecasts, key=lambda forecast: -forecast.samples_per_s)
-
-
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A strategy that cannot be used on so many workers, and why."""

@@ -10,8 +10,8 @@ from paceline.core.plan import Kind
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
-from paceline.planner.forecast import Forecast, chunk_seconds, forecast, memory
-from paceline.planner.ranking import Ranking, Refusal, rank
+from paceline.planner.forecast import Forecast, chunk_seconds, forecast, memory, rank
+from paceline.planner.ranking import Ranking, Refusal
 
 # The four 8-bit types are equally fast: one stands for all.
 _CODECS = ("half", "bfloat16", "dynamic8", "onebit")

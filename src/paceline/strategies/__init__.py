@@ -47,44 +47,39 @@ def _policies(workers: int) -> list[Hogbatch]:
     return [Hogbatch(workers=workers, policy=policy) for policy in ("adaptive", "cpu_gpu")]
 
 
-STRATEGIES: dict[str, Strategy] = {
-    **EXCHANGES,
-    **{
-        strategy.name: strategy
-        for strategy in (
-            Strategy(name="wheel", config=Wheel, plan=wheel.plan, memory=wheel.memory),
-            Strategy(
-                name="subbatch",
-                config=SubBatch,
-                plan=subbatch.plan,
-                memory=subbatch.memory,
-                symmetric=True,
-            ),
-            Strategy(
-                name="hogbatch",
-                config=Hogbatch,
-                plan=hogbatch.plan,
-                memory=hogbatch.memory,
-                variants=_policies,
-            ),
-            Strategy(
-                name="hierarchy",
-                config=Hierarchy,
-                plan=hierarchy.plan,
-                memory=hierarchy.memory,
-                variants=hierarchy.variants,
-                symmetric=True,
-            ),
-        )
-    },
-}
+_PLANNED = (
+    Strategy(name="wheel", config=Wheel, plan=wheel.plan, memory=wheel.memory),
+    Strategy(
+        name="subbatch",
+        config=SubBatch,
+        plan=subbatch.plan,
+        memory=subbatch.memory,
+        symmetric=True,
+    ),
+    Strategy(
+        name="hogbatch",
+        config=Hogbatch,
+        plan=hogbatch.plan,
+        memory=hogbatch.memory,
+        variants=_policies,
+    ),
+    Strategy(
+        name="hierarchy",
+        config=Hierarchy,
+        plan=hierarchy.plan,
+        memory=hierarchy.memory,
+        variants=hierarchy.variants,
+        symmetric=True,
+    ),
+)
+STRATEGIES: dict[str, Strategy] = {**EXCHANGES, **{one.name: one for one in _PLANNED}}
 
 
 def find_exchange(name: str) -> Exchange:
     """Return the strategy of that name that can be run; InvalidInput lists the known ones."""
     if name in EXCHANGES:
         return EXCHANGES[name]
-    problem = "can be planned, but not run" if name in STRATEGIES else "is not known"
+    problem = "can be planned, but not run here" if name in STRATEGIES else "is not known"
     raise InvalidInput(f"strategy: {name!r} {problem}; choose one of {', '.join(EXCHANGES)}")
 
 
