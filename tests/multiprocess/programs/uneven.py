@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from math import nan
 from pathlib import Path
 
@@ -60,8 +61,31 @@ class Count(torch.optim.Optimizer):
             parameter[rows] += 1
 
 
-def main() -> None:
+def report_of(train, model) -> None:
+    """Train, and print what came of it."""
     from paceline.core.errors import PacelineError
+
+    try:
+        outcome = train()
+    except PacelineError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        return
+    print(
+        json.dumps(
+            {
+                "uses": model.uses[:, 0].tolist(),
+                "epochs": len(outcome.epochs),
+                "lost": outcome.lost,
+                "faults": outcome.faults,
+                "workers": sorted({batch.worker for batch in outcome.history}),
+                "samples": sum(batch.size for batch in outcome.history),
+                "peaks": list(outcome.peaks),
+            }
+        )
+    )
+
+
+def main() -> None:
     from paceline.data.dataset import Dataset, TensorSamples
     from paceline.models import describe
     from paceline.strategies.hogbatch.config import Hogbatch
@@ -112,24 +136,7 @@ def main() -> None:
         report=report,
         advance=advance,
     )
-    try:
-        outcome = train(run)
-    except PacelineError as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        return
-    print(
-        json.dumps(
-            {
-                "uses": model.uses[:, 0].tolist(),
-                "epochs": len(outcome.epochs),
-                "lost": outcome.lost,
-                "faults": outcome.faults,
-                "workers": sorted({batch.worker for batch in outcome.history}),
-                "samples": sum(batch.size for batch in outcome.history),
-                "peaks": list(outcome.peaks),
-            }
-        )
-    )
+    report_of(partial(train, run), model)
 
 
 if __name__ == "__main__":
