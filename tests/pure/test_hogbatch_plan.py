@@ -1,50 +1,19 @@
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boxes import FLOPS_PER_S, box, link
-from paceline.core.cost import Roofline
-from paceline.core.errors import InvalidInput
-from paceline.core.plan import COMPUTE, Cost, Kind
+from boxes import box, link
+from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
+from paceline.core.plan import Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch
-from paceline.strategies.hogbatch.plan import memory, plan, plan_until, updates_per_batch
+from paceline.strategies.hogbatch.plan import plan, plan_until
 from paceline.strategies.hogbatch.policy import Counts, Worker, policy_of, updates_of
-
-POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
-WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
-SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
-
-
-def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:
-    """Two layers of which backward takes so long for a sample, on 1 Gflop/s."""
-    backward = Cost(batch_size * seconds / 2 * FLOPS_PER_S)
-    layers = tuple(
-        Layer(name, (Parameter("w", (numel,)),), 8 * batch_size, Cost(), backward)
-        for name in ("a", "b")
-    )
-    return Workload("two", batch_size, layers, (1, 0), 40 * batch_size)
-
-
-def at_speeds(*speeds: float, kinds=None, links=()):
-    """Devices that are so many times as fast as one of 1 Gflop/s; cores unless told."""
-    machine = box(*(kinds or ["cpu"] * len(speeds)), links=links)
-    devices = tuple(
-        device.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
-        for device, speed in zip(machine.devices, speeds, strict=True)
-    )
-    return machine.model_copy(update={"devices": devices})
-
-
-def run(work, machine, config, horizon_s):
-    tasks = plan_until(work, machine, config, horizon_s)
-    return simulate(tasks, Roofline.of(machine), until=horizon_s)
 
 
 @pytest.mark.parametrize("ratio", [1.5, 4.25, 16.5, 236.3])
@@ -76,10 +45,6 @@ def test_proportional_batches_take_equally_long():
     timeline = simulate(plan(per_sample(100), machine, config, Window(3)), roof(machine))
     assert {size for _, size in statistics.batch_sizes(timeline)["cpu0"]} == {160}
     assert statistics.utilisation(timeline) == pytest.approx({"cpu0": 1, "cpu1": 1}, rel=1e-6)
-
-
-def roof(machine):
-    return Roofline.of(machine)
 
 
 @settings(max_examples=20, deadline=None)
@@ -214,81 +179,6 @@ def test_a_gpu_alone_keeps_the_model():
     kinds = Counter(task.kind for task in tasks)
     assert (kinds[Kind.H2D], kinds[Kind.D2H], kinds[Kind.STEP]) == (2, 0, 2)
     assert all(task.on[0].owner == "gpu0" for task in tasks)
-
-
-def test_the_workloads_own_batch_costs_what_it_says():
-    layer = Layer("a", (Parameter("w", (10,)),), 8, Cost(7, 300, 3), Cost(9, 500, 4, 1))
-    work = Workload("one", 12, (layer,), (0,), 0)
-    tasks = plan(work, box("cpu"), Hogbatch(workers=1, policy="hogbatch", threads=1), Window(1))
-    assert tasks["s0/forward[a]@worker0"].cost == layer.forward
-    assert tasks["s0/backward[a]@worker0"].cost == layer.backward
-
-
-@pytest.mark.parametrize(
-    ("threads", "nbytes"), [(1, (40 + 65, 80 + 105)), (3, (120 + 65, 240 + 105))]
-)
-def test_parameters_and_calls_are_paid_for_in_small_batches_too(threads, nbytes):
-    # A quarter of the batch: a quarter of the flops and of the 260 and 420 bytes of activations,
-    # but all 40 bytes of parameters once or twice, for every thread, and all calls. The layer with
-    # which backward ends writes its gradients, and reads nothing for one of the samples.
-    layer = Layer("a", (Parameter("w", (10,)),), 8, Cost(8, 300, 3), Cost(16, 500, 4))
-    first = Layer("z", (Parameter("w", (10,)),), 8, Cost(), Cost(16, 460, 4))
-    work = Workload("one", 12, (first, layer), (1, 0), 0)
-    config = Hogbatch(workers=1, policy="cpu_gpu", cpu_batch=(3 // threads, 64), threads=threads)
-    tasks = plan(work, box("cpu"), config, Window(1))
-    assert tasks["s0/forward[a]@worker0"].cost == Cost(2, nbytes[0], 3)
-    assert tasks["s0/backward[a]@worker0"].cost == Cost(4, nbytes[1], 4)
-    assert tasks["s0/backward[z]@worker0"].cost == Cost(4, threads * 40 + 105, 4)
-    assert tasks["s0/step@worker0"].cost == Cost(40 * threads, 3 * 80 * threads, 2)
-
-
-def test_threads_are_the_hosts_unless_told():
-    machine = box("cpu", "cpu")  # 8 cores
-    assert updates_per_batch(machine, Hogbatch()) == {"cpu0": 4, "cpu1": 4}
-    assert updates_per_batch(machine, Hogbatch(threads=3, beta=0.5)) == {"cpu0": 1.5, "cpu1": 1.5}
-
-
-def test_memory_holds_the_largest_batch_and_one_shared_model():
-    machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
-    work = per_sample(10, numel=100)  # 800 bytes of parameters, 80 of features a layer, 400 in
-    config = Hogbatch(threads=2, cpu_batch=(1, 15), gpu_batch=(1, 5))
-    # Features: both layers', and the gradients of the second's input and output: 320 bytes for 10.
-    assert memory(work, machine, config) == {
-        "h": 800,
-        "cpu0": 2 * 800 + 3 * 320,
-        "gpu1": 2 * 800 + 160 + 200,
-    }
-
-
-def test_a_horizon_is_reached_by_all_workers():
-    machine = at_speeds(1.0, 30.5)
-    tasks = plan_until(per_sample(10), machine, Hogbatch(policy="hogbatch"), 55.0)
-    ends = Counter(span.on[0].owner for span in simulate(tasks, roof(machine)).spans)
-    assert set(ends) == {"cpu0", "cpu1"}
-    last = defaultdict(float)
-    for span in simulate(tasks, roof(machine)).spans:
-        last[span.on[0].owner] = max(last[span.on[0].owner], span.end_s)
-    assert min(last.values()) >= 55.0
-    assert all(task.kind in COMPUTE for task in tasks.tasks)
-
-
-@pytest.mark.parametrize("horizon_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_horizon_that_never_comes_is_refused(horizon_s):
-    with pytest.raises(ValueError, match="a horizon is a positive number of seconds"):
-        plan_until(per_sample(1), box("cpu"), Hogbatch(workers=1), horizon_s)
-
-
-@pytest.mark.parametrize(
-    ("machine", "says"),
-    [
-        (box("cpu"), "workers: 2 do not fit on machine 'box', which has 1 devices"),
-        (box("cpu", "gpu"), "no link leads from 'h' to 'gpu1'"),
-        (box("cpu", "cpu", hosts="ab"), "'cpu0' is on 'a' and others are on 'b'; take the devices"),
-    ],
-)
-def test_machines_that_cannot_share_a_model_are_refused(machine, says):
-    with pytest.raises(InvalidInput, match=says):
-        plan(per_sample(4), machine, Hogbatch(), Window(1))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,41 @@
+"""Workloads and machines for tests of hogbatch."""
+
+from boxes import FLOPS_PER_S, box, link
+from paceline.core.cost import Roofline
+from paceline.core.plan import Cost
+from paceline.core.simulate import simulate
+from paceline.core.workload import Layer, Parameter, Workload
+from paceline.strategies.hogbatch.plan import plan_until
+
+POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
+WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
+SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
+
+
+def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:
+    """Two layers of which backward takes so long for a sample, on 1 Gflop/s."""
+    backward = Cost(batch_size * seconds / 2 * FLOPS_PER_S)
+    layers = tuple(
+        Layer(name, (Parameter("w", (numel,)),), 8 * batch_size, Cost(), backward)
+        for name in ("a", "b")
+    )
+    return Workload("two", batch_size, layers, (1, 0), 40 * batch_size)
+
+
+def at_speeds(*speeds: float, kinds=None, links=()):
+    """Devices that are so many times as fast as one of 1 Gflop/s; cores unless told."""
+    machine = box(*(kinds or ["cpu"] * len(speeds)), links=links)
+    devices = tuple(
+        device.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
+        for device, speed in zip(machine.devices, speeds, strict=True)
+    )
+    return machine.model_copy(update={"devices": devices})
+
+
+def run(work, machine, config, horizon_s):
+    tasks = plan_until(work, machine, config, horizon_s)
+    return simulate(tasks, Roofline.of(machine), until=horizon_s)
+
+
+def roof(machine):
+    return Roofline.of(machine)
