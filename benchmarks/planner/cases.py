@@ -67,7 +67,7 @@ _FAST = ("allreduce", "host")  # where tree would take minutes
 
 PARTS = {
     "loopback": [
-        *_rivals("loopback", "lenet5", P100, 64, 60),
+        *_rivals("loopback", "lenet5", K40, 2048, 60),
         *_rivals("loopback", "googlenet", P100, 64, 20),
         *_rivals("loopback", "resnet18", P100, 64, 20),
         *_rivals("loopback", "resnet50", P100, 32, 12),

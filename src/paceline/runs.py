@@ -114,7 +114,7 @@ def profile_here(setup: Setup) -> Profile:
         setup.model,
         setup.workload,
         source,
-        setup.sgd,
+        setup.sgd.optimizer,
         group,
         settings.profile_s,
         probers(_configs(setup), group),

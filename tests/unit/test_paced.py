@@ -19,7 +19,7 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.models import describe, find, layers_of
 from paceline.models import paced as module_of_paced
 from paceline.models.googlenet import Inception
-from paceline.models.paced import PacedModel, PacedSGD, paced
+from paceline.models.paced import QUEUED_S, PacedModel, PacedSGD, paced
 from paceline.models.resnet import BasicBlock
 from paceline.record.recorder import Recorder
 from sleeping import Sleeping
@@ -213,6 +213,25 @@ def test_a_hook_runs_beside_the_next_layer(clock: Sleeping):
 
 def test_who_is_later_than_a_whole_layer_counts_from_now(clock: Sleeping):
     assert backward_times(clock, [0, 0, 3], [4, 2, 1]) == [10, 6, 1]
+
+
+def test_layers_shorter_than_what_is_queued_go_on_beside_a_hook(clock: Sleeping):
+    hook_s, layer_s = QUEUED_S / 2, QUEUED_S / 8
+    times = backward_times(clock, [0] * 7 + [hook_s], [layer_s] * 8)
+    assert times[::-1][:2] == pytest.approx([layer_s, layer_s + hook_s])  # its hook lags behind
+    assert times[0] == pytest.approx(8 * layer_s)  # the layers do not
+
+
+def test_making_the_graph_takes_no_time_of_its_own(clock: Sleeping, monkeypatch):
+    apply = module_of_paced._Backward.apply
+
+    def slowly(*given: object) -> Tensor:
+        clock.now += 1
+        return apply(*given)
+
+    monkeypatch.setattr(module_of_paced._Backward, "apply", slowly)
+    paced(chain(3), [2, 2, 2], [0, 0, 0], 0.0)(torch.zeros(2, 1))
+    assert clock.now == 6
 
 
 def test_an_update_waits_for_what_came_before(clock: Sleeping):

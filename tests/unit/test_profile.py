@@ -102,11 +102,11 @@ def profiled(
         rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 3 * MARK_S)
     seconds = 2 * rounds_s + 1e-6
 
-    def make(sizes: Sequence[int]) -> Ring:
-        return Ring(clock, sum(sizes), group.world_size)
+    def make(sizes: Sequence[Sequence[int]]) -> Ring:
+        return Ring(clock, sum(map(sum, sizes)), group.world_size)
 
     probers = {"allreduce": Prober(find_exchange("allreduce"), config or AllReduce(), make)}
-    return profile(model, workload, source, SGD(), group, seconds, probers), workload
+    return profile(model, workload, source, SGD().optimizer, group, seconds, probers), workload
 
 
 def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
@@ -187,6 +187,6 @@ def test_the_number_of_rounds_is_bounded(clock, seconds: float):
         yield share
 
     workload = describe(model, share.inputs)
-    profile(model, workload, source, SGD(), ranks(1), seconds, {})
+    profile(model, workload, source, SGD().optimizer, ranks(1), seconds, {})
     # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
     assert num_steps == (8 if seconds < 1 else 502)

@@ -1,5 +1,6 @@
 """What a rehearsal stands for, and what it should take."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ from groups import group_of
 from paceline.core.calibration import Measurement
 from paceline.core.errors import InvalidInput
 from paceline.core.pace import Totals
+from paceline.core.plan import Kind
 from paceline.machine_file import find_device
-from paceline.models.paced import PacedModel
-from paceline.rehearsal import prediction
-from paceline.rehearsal.prediction import measure, predict
+from paceline.models.paced import QUEUED_S, PacedModel
+from paceline.rehearsal.prediction import predict
 from paceline.rehearsal.setup import Setup, build
 from paceline.settings import validated_rehearsal
+from paceline.training.profile import Profile
+from paceline.training.this_machine import Speed, this_machine
 
 MACHINES = Path(__file__).parents[2] / "machines"
 FORWARD_S, BACKWARD_S, UPDATE_S = 0.006, 0.012, 0.003
@@ -76,31 +79,63 @@ def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
     assert mixed.model.update_s == known.update_s
 
 
-def predicted_s(monkeypatch, strategy: str, seconds_per_byte: float, **settings: object) -> float:
+def profiled(setup: Setup, exchange: Sequence[Measurement]) -> Profile:
+    """A profile of layers that take exactly what they stand for."""
+    times = setup.times
+    assert times is not None
+    machine = this_machine(setup.group, [Speed(1e12, 1e12)] * 2)
+    kinds = ((Kind.FORWARD, times.forward_s), (Kind.BACKWARD, times.backward_s))
+    parts = {
+        (kind, layer.name): seconds
+        for kind, column in kinds
+        for layer, seconds in zip(setup.workload.layers, column, strict=True)
+    }
+    parts |= {(Kind.LOAD, ""): 0.0, (Kind.STEP, ""): times.update_s}
+    durations = {
+        (device.name, kind, part): seconds
+        for device in machine.devices
+        for (kind, part), seconds in parts.items()
+    }
+    return Profile(machine, durations, {setup.settings.strategy: tuple(exchange)})
+
+
+def predicted_s(strategy: str, seconds_per_byte: float, **settings: object) -> float:
     """The step that is predicted if exchanges lie on a known line."""
     exchange = [Measurement(n, LATENCY_S + n * seconds_per_byte) for n in (1000, 2**20)]
-    monkeypatch.setattr(prediction, "measure_exchanges", lambda *_: {strategy: tuple(exchange)})
-    setup = paced(strategy, **TOTALS, **settings)
-    return predict(setup, measure(setup), setup.settings.config()).step_s
+    setup = paced(strategy, **(TOTALS | settings))
+    return predict(setup, profiled(setup, exchange), setup.settings.config()).step_s
 
 
-def test_of_the_hosts_exchange_only_the_last_layers_shows(monkeypatch):
+def test_of_the_hosts_exchange_only_the_last_layers_shows():
     # Each copy and each sum fits beside the layer that comes next.
-    step_s = predicted_s(monkeypatch, "host", 1e-8)
+    step_s = predicted_s("host", 1e-8)
     last_s = LATENCY_S + LAYER_NBYTES * 1e-8
     assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + last_s)
 
 
-def test_a_copy_that_is_longer_than_the_next_layer_holds_it_up(monkeypatch):
-    step_s = predicted_s(monkeypatch, "host", 1e-5)
-    # Of 7 bytes that 2 ranks move for each byte of gradients, 4 are copied at once (read, written).
-    copy_s = LAYER_NBYTES * 1e-5 * 4 / 7
+# Of 7 bytes that 2 ranks move for each byte of gradients, 4 are copied at once (read, written).
+COPY_NBYTES = LAYER_NBYTES * 4 / 7
+
+
+def test_a_copy_that_is_longer_than_the_next_layer_holds_it_up():
+    step_s = predicted_s("host", 1e-5)
     last_s = LATENCY_S + LAYER_NBYTES * 1e-5
-    assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + 2 * copy_s + last_s)
+    assert step_s == pytest.approx(
+        FORWARD_S + BACKWARD_S + UPDATE_S + 2 * COPY_NBYTES * 1e-5 + last_s
+    )
 
 
-def test_one_bucket_shows_as_a_whole(monkeypatch):
-    step_s = predicted_s(monkeypatch, "allreduce", 1e-8)
+def test_layers_that_are_shorter_than_what_is_queued_make_up_for_a_copy():
+    copy_s, backward_s = QUEUED_S / 2, QUEUED_S / 2  # three layers of less than a copy each
+    step_s = predicted_s("host", copy_s / COPY_NBYTES, backward_ms=1e3 * backward_s)
+    times = paced("host", **(TOTALS | {"backward_ms": 1e3 * backward_s})).times
+    assert times is not None
+    exchanged_s = times.backward_s[-1] + 2 * copy_s + LATENCY_S + copy_s * 7 / 4
+    assert step_s == pytest.approx(FORWARD_S + exchanged_s + UPDATE_S)
+
+
+def test_one_bucket_shows_as_a_whole():
+    step_s = predicted_s("allreduce", 1e-8)
     exchange_s = LATENCY_S + 3 * LAYER_NBYTES * 1e-8
     assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + exchange_s)
 

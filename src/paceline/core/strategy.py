@@ -69,12 +69,13 @@ class Exchange(Strategy):
 class Prober(NamedTuple):
     """A strategy with a configuration, and what makes a probe of its exchange.
 
-    A probe (`exchange.probe`) exchanges gradients of layers of the given bytes, in that order.
+    A probe (`exchange.probe`) exchanges gradients of layers whose parameters have these bytes, in
+    that order of layers.
     """
 
     strategy: Exchange
     config: Any
-    make: Callable[[Sequence[int]], Any]
+    make: Callable[[Sequence[Sequence[int]]], Any]
 
 
 _CODEC_FIELDS = ("codec", "activations", "residuals", "errors", "parameters", "gradients")

@@ -11,37 +11,39 @@ from paceline.models.paced import PacedSGD
 
 
 class _Ready(torch.autograd.Function):
-    """A gradient that is ready at once: all that its backward pass takes is the exchange."""
+    """Gradients that are ready at once: all that its backward pass takes is the exchange."""
 
     @staticmethod
-    def forward(ctx: Any, after: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
+    def forward(ctx: Any, after: Tensor, gradients: Sequence[Tensor], *_: Tensor) -> Tensor:
+        ctx.gradients = gradients
         return after.detach()
 
     @staticmethod
-    def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor, Tensor, None]:
-        return of_after[0], ctx.gradient.detach(), None  # an alias, which autograd need not copy
+    def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
+        # Aliases, which autograd need not copy.
+        return of_after[0], None, *(gradient.detach() for gradient in ctx.gradients)
 
 
 class _Layer(nn.Module):
-    """A layer of one parameter that computes nothing and has a gradient at once."""
+    """A layer that computes nothing and has its parameters' gradients at once."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__()
-        self.parameter = nn.Parameter(torch.zeros(nbytes // 4, device=device))
-        self.gradient = torch.zeros_like(self.parameter)
+        zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
+        self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
+        self.gradients = [torch.zeros_like(one) for one in zeros]
 
     def forward(self, after: Tensor) -> Tensor:
-        result: Tensor = _Ready.apply(after, self.parameter, self.gradient)  # type: ignore[no-untyped-call]
+        result: Tensor = _Ready.apply(after, self.gradients, *self.weights)  # type: ignore[no-untyped-call]
         return result
 
 
 class Gradients(nn.Module):
-    """Layers of these bytes of gradients, which become ready in this order."""
+    """Layers whose parameters have these bytes of gradients, ready in this order of layers."""
 
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[Sequence[int]], device: torch.device) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(nbytes, device) for nbytes in reversed(sizes))
+        self.layers = nn.ModuleList(_Layer(one, device) for one in reversed(sizes))
         self._device = device
 
     def forward(self) -> Tensor:
@@ -53,14 +55,16 @@ class Gradients(nn.Module):
 
 
 class Probe:
-    """Exchanges float32 gradients of layers of these `sizes`, in bytes, each time it is called.
+    """Exchanges the float32 gradients of some layers each time it is called.
+
+    `sizes` are the bytes of each parameter of each layer.
 
     All ranks must make it, call it and close it together.
     """
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        sizes: Sequence[Sequence[int]],
         device: torch.device,
         replicate: Callable[[nn.Module], Replica],
     ) -> None:

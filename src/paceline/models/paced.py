@@ -7,10 +7,11 @@ are zeros.
 **How time passes.** Layers sleep, so that the processor is free for the exchange. Within a phase
 they sleep until absolute deadlines: a layer's deadline is the one before it plus its own time, so
 that late wake-ups do not add up. What a gradient's hook does on the host is so taken to run beside
-the next layer, as it does beside the queue of a GPU: computation never waits for a copy, unless the
-host is held up for more than the whole time of the layer that comes next; then that time counts
-from now. A phase (forward, backward, update) counts from when it is called, because it has to wait
-for what comes before it.
+the next layers, as it does beside the queue of a GPU: computation never waits for a copy, unless
+the host is held up for longer than what is queued: the layer that comes next, and never less than
+`QUEUED_S`. Then that layer's time counts from now. A phase (forward, backward, update) counts from
+when it is called, because it has to wait for what comes before it. Making the graph for backward is
+the stand-in's own business, and happens within the time of the first layers.
 """
 
 import time
@@ -27,6 +28,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.models.layers import ROOT
 
+QUEUED_S = 1e-3  # kernels that the host has launched ahead: some tens, each of some 10 us or more
 _FLOAT32_NBYTES = 4
 
 
@@ -37,14 +39,23 @@ class _Pace:
         self._deadline = 0.0
         self._woke = 0.0
 
-    def spend(self, seconds: float, begins_phase: bool) -> None:
+    def begin(self) -> None:
+        """Count from now."""
+        self._deadline = time.monotonic()
+
+    def resume(self) -> None:
+        """Let what was done since `begin` not make the next layer late."""
+        self._woke = time.monotonic()
+
+    def spend(self, seconds: float, begins_phase: bool = False) -> None:
         """Sleep until `seconds` after the last deadline; from now if the phase begins or is late.
 
-        Late is who was held up for longer than `seconds` since waking up. Having overslept does not
-        count: layers that are shorter than that would never make up for it.
+        Late is who was held up since waking up for longer than the layer and the queue last. Having
+        overslept does not count: layers that are shorter than that would never make up for it.
         """
         now = time.monotonic()
-        start = now if begins_phase or now - self._woke > seconds else self._deadline
+        late = now - self._woke > max(seconds, QUEUED_S)
+        start = now if begins_phase or late else self._deadline
         self._deadline = start + seconds
         while (left := self._deadline - time.monotonic()) > 0:
             time.sleep(left)
@@ -54,9 +65,9 @@ class _Pace:
 class _Part(nn.Module):
     """A node of the tree of modules that the layers' names describe."""
 
-    def forward(self, pace: _Pace, seconds: float, begins_phase: bool) -> None:
+    def forward(self, pace: _Pace, seconds: float) -> None:
         """Take a layer's time; called as a module, so that its hooks run."""
-        pace.spend(seconds, begins_phase)
+        pace.spend(seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +121,19 @@ class PacedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return zeros (N, num_classes) for `inputs` (N, ...); backward makes all gradients."""
-        for number, layer in enumerate(self._paced):
+        self._pace.begin()
+        scores = self._scores(inputs.shape[0])
+        self._pace.resume()
+        for layer in self._paced:
             if layer.module is self:  # which is being called, and its hooks have run
-                self._pace.spend(layer.forward_s, number == 0)
+                self._pace.spend(layer.forward_s)
             else:
-                layer.module(self._pace, layer.forward_s, number == 0)
-        scores = torch.zeros(inputs.shape[0], self._num_classes)
+                layer.module(self._pace, layer.forward_s)
+        return scores
+
+    def _scores(self, num_samples: int) -> Tensor:
+        """Return zeros whose graph takes the layers' times and hands out their gradients."""
+        scores = torch.zeros(num_samples, self._num_classes)
         for number in reversed(self._backward_order):
             layer, begins_phase = self._paced[number], number == self._backward_order[0]
             scores = _Backward.apply(  # type: ignore[no-untyped-call]

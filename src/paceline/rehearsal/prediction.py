@@ -1,25 +1,24 @@
-"""What a rehearsal should take: the exchange measured here, beside the layers' own times."""
+"""What a rehearsal should take: the exchange and the stand-in's layers, each measured by itself."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any
 
+import torch
+from torch import nn
+
 from paceline.core.apportion import apportion
 from paceline.core.cost import Measured
-from paceline.core.machine import Machine
-from paceline.core.pace import LayerTimes
-from paceline.core.plan import Cost, Kind, Plan
+from paceline.core.plan import Kind, Plan
 from paceline.core.strategy import Window
-from paceline.core.workload import Workload
-from paceline.links.group import Group
+from paceline.models.paced import QUEUED_S, PacedSGD
 from paceline.planner import Forecast, forecast
 from paceline.rehearsal.setup import REAL_SGD, Setup
 from paceline.strategies import find_exchange, probers
-from paceline.training.exchanges import measure_exchanges
 from paceline.training.profile import Profile, profile
-from paceline.training.this_machine import Speed, this_machine
 
 _PROFILE_S = 2.0
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -28,33 +27,35 @@ Durations = Mapping[Key, float]
 
 
 def measure(setup: Setup) -> Profile:
-    """Return this machine's exchange, and the times of the layers that are to be rehearsed."""
+    """Return this machine's exchange, and the times of the layers that are to be rehearsed.
+
+    Paced layers take a little longer than what they stand for, and ranks of them are late by turns:
+    both are measured, as real layers are.
+    """
     settings, group = setup.settings, setup.group
-    probes = probers({settings.strategy: settings.config()}, group)
-    if setup.times is not None:
-        machine = _paced_machine(setup.workload, setup.times, group)
-        exchanges = measure_exchanges(setup.workload, group, probes, machine)
-        durations = {
-            (device.name, kind, part): seconds
-            for device in machine.devices
-            for kind, part, seconds in _parts(setup.workload, setup.times)
-        }
-        return Profile(machine, durations, exchanges)
     own = profile(
         setup.model,
         setup.workload,
         lambda: repeat(setup.share),
-        REAL_SGD,
+        partial(_optimizer, setup),
         group,
         _PROFILE_S,
-        probes,
+        probers({settings.strategy: settings.config()}, group),
     )
+    if setup.times is not None:
+        return own
     names = [device.name for device in own.machine.devices]
     slower = {name: settings.stretch_of(rank) for rank, name in enumerate(names)}
     durations = _slowed(own.durations, slower)
     if settings.balance is not None:
         durations = _slowed(durations, _parts_of_equal(names, durations, settings.batch_size))
     return replace(own, durations=durations)
+
+
+def _optimizer(setup: Setup, model: nn.Module) -> torch.optim.Optimizer:
+    if setup.times is None:
+        return REAL_SGD.optimizer(model)
+    return PacedSGD(model.parameters(), setup.times.update_s)
 
 
 def _slowed(durations: Durations, times: Mapping[str, float]) -> dict[Key, float]:
@@ -78,29 +79,6 @@ def _parts_of_equal(
     return {name: part / equal for name, part in zip(devices, parts, strict=True)}
 
 
-def _parts(workload: Workload, times: LayerTimes) -> Iterator[tuple[Kind, str, float]]:
-    yield Kind.LOAD, "", 0.0  # the one share is always there
-    yield Kind.STEP, "", times.update_s
-    for layer, forward_s, backward_s in zip(
-        workload.layers, times.forward_s, times.backward_s, strict=True
-    ):
-        yield Kind.FORWARD, layer.name, forward_s
-        yield Kind.BACKWARD, layer.name, backward_s
-
-
-def _paced_machine(workload: Workload, times: LayerTimes, group: Group) -> Machine:
-    """Return this machine with devices that are as fast as the paced ones, and named so."""
-    work = sum((layer.forward + layer.backward for layer in workload.layers), Cost())
-    seconds = sum(times.forward_s) + sum(times.backward_s)
-    speed = Speed(work.flops / seconds, work.nbytes / seconds)
-    machine = this_machine(group, [speed] * group.world_size)
-    devices = tuple(
-        device.model_copy(update={"name": f"paced{rank}"})
-        for rank, device in enumerate(machine.devices)
-    )
-    return machine.model_copy(update={"devices": devices})
-
-
 def predict(setup: Setup, measured: Profile, config: Any) -> Forecast:
     """Return what the strategy would take with that configuration."""
     strategy = find_exchange(setup.settings.strategy)
@@ -118,14 +96,20 @@ def predict(setup: Setup, measured: Profile, config: Any) -> Forecast:
 def _beside_copies(plan: Plan, cost: Measured) -> Measured:
     """Let copies run beside the layers that follow them, as `models.paced` does.
 
-    What is left of a layer begins when the copy ends; a copy that is longer delays all of it.
+    What is left of these layers begins when the copy ends; a copy that is longer than what is
+    queued delays all of them.
     """
-    durations, copied = dict(cost.durations), defaultdict[str, float](float)
+    durations = dict(cost.durations)
+    copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)
     for task in plan.tasks:
         owner = task.on[0].owner
         if task.kind is Kind.D2H:
             copied[owner] += cost.seconds(task)
         elif task.kind is Kind.BACKWARD:
             key, copy_s = (owner, task.kind, task.part), copied.pop(owner, 0.0)
-            durations[key] -= copy_s if copy_s <= durations[key] else 0.0
+            late = copy_s > max(durations[key], QUEUED_S)
+            behind[owner] = 0.0 if late else behind[owner] + copy_s
+            made_up = min(behind[owner], durations[key])
+            behind[owner] -= made_up
+            durations[key] -= made_up
     return replace(cost, durations=durations)

@@ -26,7 +26,7 @@ REAL_SGD = SGD(learning_rate=1e-6)
 class Setup:
     """What stands in for a device on one rank, and what it does in each step.
 
-    `times` are those of its layers if it is paced; a stretched one shows them when it is profiled.
+    `times` are those that its layers stand for if it is paced.
     `share` is an equal part of the batch. Where batches are balanced, `whole` is all of it, and
     `batches` say how many samples of it this rank takes.
     """

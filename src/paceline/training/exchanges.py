@@ -67,9 +67,9 @@ class Probes:
     def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
         """Make them; a single rank has nothing to exchange."""
         layers = exchanging(workload)
-        sizes = [layer.gradient_nbytes for layer in layers.in_backward_order]
+        sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
         made = {
-            name: (prober.make(sizes), prober.make([_SMALL_NBYTES]))
+            name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]]))
             for name, prober in probers.items()
         }
         return cls(layers, probers, made if group.world_size > 1 else {})
@@ -111,19 +111,23 @@ def exchanging(workload: Workload) -> Workload:
     """
     nbytes = workload.gradient_nbytes
     if nbytes < 2 * _SMALL_NBYTES:
-        layers = [_layer("all", 2 * _SMALL_NBYTES)]
-        return Workload(workload.name, 1, tuple(layers), (0,), 0)
+        all_layers = (_layer("all", [_parameter("all.weight", 2 * _SMALL_NBYTES)]),)
+        return Workload(workload.name, 1, all_layers, (0,), 0)
     share = min(1.0, _LARGEST_NBYTES / nbytes)
     layers = [
-        _layer(layer.name, share * layer.gradient_nbytes)
+        _layer(layer.name, [_parameter(one.name, share * one.nbytes) for one in layer.parameters])
         for layer in workload.in_backward_order
         if layer.parameters
     ]
     return Workload(workload.name, 1, tuple(layers), tuple(range(len(layers))), 0)
 
 
-def _layer(name: str, nbytes: float) -> Layer:
-    return Layer(name, (Parameter(name, (max(1, int(nbytes / 4)),)),), 0, Cost(), Cost())
+def _parameter(name: str, nbytes: float) -> Parameter:
+    return Parameter(name, (max(1, int(nbytes / 4)),))
+
+
+def _layer(name: str, parameters: Sequence[Parameter]) -> Layer:
+    return Layer(name, tuple(parameters), 0, Cost(), Cost())
 
 
 def single(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.core.calibration import Measurements
@@ -25,7 +26,7 @@ from paceline.links.group import Group
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.training.exchanges import Probes, differences
-from paceline.training.step import SGD, Share, train_step
+from paceline.training.step import Share, train_step
 from paceline.training.this_machine import Speed, this_machine
 
 _NUM_WARM_UP = 2
@@ -63,7 +64,7 @@ def profile(
     model: nn.Module,
     workload: Workload,
     source: Callable[[], Iterator[Share]],
-    sgd: SGD,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
     group: Group,
     seconds: float,
     probers: Mapping[str, Prober],
@@ -77,7 +78,7 @@ def profile(
     """
     recorder = Recorder(clock_for(group.device), "", group.rank)
     copied = copy.deepcopy(model).train()
-    optimizer = sgd.optimizer(copied)
+    optimizer = optimizer_of(copied)
     endless = _repeat(source)
     probes = Probes.of(workload, group, probers)
 

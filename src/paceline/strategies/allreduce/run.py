@@ -47,7 +47,7 @@ def replica(
     return _Distributed(module, config, group, compression)
 
 
-def exchange(sizes: Sequence[int], config: AllReduce, group: Group) -> Probe:
+def exchange(sizes: Sequence[Sequence[int]], config: AllReduce, group: Group) -> Probe:
     """Return what exchanges float32 gradients of layers of these bytes as `train` does."""
     return Probe(sizes, group.device, lambda module: replica(module, config, group))
 

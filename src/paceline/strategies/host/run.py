@@ -41,6 +41,6 @@ def replica(
     return Synchronized(module, exchange, group, config.chunk if tuner is None else tuner)
 
 
-def exchange(sizes: Sequence[int], config: Host, group: Group) -> Probe:
+def exchange(sizes: Sequence[Sequence[int]], config: Host, group: Group) -> Probe:
     """Return what exchanges float32 gradients of layers of these bytes as `train` does."""
     return Probe(sizes, group.device, lambda module: replica(module, config, group))

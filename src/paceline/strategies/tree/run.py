@@ -26,6 +26,6 @@ def replica(module: nn.Module, config: Tree, group: Group) -> Replica:
     return Synchronized(module, TreeExchange(group), group)
 
 
-def exchange(sizes: Sequence[int], config: Tree, group: Group) -> Probe:
+def exchange(sizes: Sequence[Sequence[int]], config: Tree, group: Group) -> Probe:
     """Return what exchanges float32 gradients of layers of these bytes as `train` does."""
     return Probe(sizes, group.device, lambda module: replica(module, config, group))
