@@ -86,7 +86,7 @@ PARTS = {
         *_rivals("100mbit", "lenet5", K40, 64, 30, codecs=_ENCODED),
     ],
     "trained": [
-        *_rivals("loopback", "lenet5", None, 64, 12),
-        *_rivals("loopback", "mlp", None, 64, 12),
+        *_rivals("loopback", "lenet5", None, 256, 24),
+        *_rivals("loopback", "mlp-64-1024-1024-10", None, 128, 24),
     ],
 }
