@@ -51,6 +51,27 @@ def test_workers_find_the_environment_of_torchrun(tmp_path):
     assert "RANK" not in os.environ
 
 
+FAULTS = """
+import pathlib, resource, sys
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(2**26)  # as long as a step's activations may be
+before = faults()
+for _ in range(4):
+    bytearray(2**26)
+pathlib.Path(sys.argv[1], "0").write_text(str(faults() - before))
+"""
+PAGES = 2**26 // 4096
+
+
+def test_workers_keep_freed_memory_unless_the_user_has_it_otherwise(tmp_path, monkeypatch):
+    start(FAULTS, tmp_path, 1)
+    assert notes(tmp_path)[0] < PAGES
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    start(FAULTS, tmp_path, 1)
+    assert notes(tmp_path)[0] > 3 * PAGES
+
+
 def test_workers_meet_at_the_given_port(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
