@@ -18,7 +18,6 @@ _TITLES = {
     "1gbit": "Rehearsed, two hosts at 1 Gbit/s",
     "100mbit": "Rehearsed, two hosts at 100 Mbit/s",
     "trained": "Measured, two workers of one machine",
-    "all": "All together",
 }
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 from paceline.links.group import failure
 
-# A step frees what the next one takes again: given back in between, it costs a page fault each time.
+# A step frees what the next one takes again: if it is given back, each page costs a fault.
 _ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # for the others to notice by themselves that one is gone, and to say so

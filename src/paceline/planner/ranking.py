@@ -10,7 +10,7 @@ from paceline.planner.forecast import Forecast
 from paceline.strategies import EXCHANGES
 
 # Mean absolute error of a predicted step: benchmarks/planner.
-ERROR_BAR = 0.16
+ERROR_BAR = 0.06
 _GAIN = 1.02  # what more workers have to gain to be worth using
 
 
