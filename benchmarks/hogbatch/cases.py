@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import log
 from typing import Any
 
 from paceline.core.errors import InvalidInput
@@ -13,7 +14,8 @@ from paceline.strategies.hogbatch.run import Outcome, Run, train
 from paceline.training.loop import Epoch
 from paceline.uneven import build
 
-MODEL, DATA = "covtype-mlp", "covtype-like"
+MODEL, DATA = "covtype-mlp", "covtype-like:samples=100000"
+RACE_MODEL, RACE_DATA = "mlp-54-256-256-2", "covtype-like:samples=20000"  # a hundred runs of it
 QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
 _TRIAL_S = 0.5
 
@@ -34,10 +36,16 @@ def outcome_of(
     return train(replace(run, report=report, **fields))
 
 
+def race(quick: bool, **values: Any) -> UnevenSettings:
+    """Return the settings of a run to a target loss."""
+    model, data = (QUICK_MODEL, QUICK_DATA) if quick else (RACE_MODEL, RACE_DATA)
+    return settings(quick, **({"model": model, "data": data} | values))
+
+
 @cache
 def dataset(quick: bool, seed: int) -> Any:
-    """Return the data that a run with these settings has."""
-    return load(QUICK_DATA if quick else DATA, None, seed)
+    """Return the data that a run to a target loss has."""
+    return load(QUICK_DATA if quick else RACE_DATA, None, seed)
 
 
 @dataclass(frozen=True)
@@ -53,17 +61,31 @@ def seconds_to(goal: Goal, wanted: UnevenSettings) -> dict[str, float | None]:
 
     `epoch_s` is what an epoch takes. A run whose loss is not finite has not reached it either.
     """
+    start_loss = log(dataset(wanted.data == QUICK_DATA, wanted.seed).num_classes)
     try:
         outcome = outcome_of(wanted, lambda epoch: epoch.test_loss <= goal.loss)
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
         return {"seconds": None, "epoch_s": None}
-    reached = outcome.epochs[-1].test_loss <= goal.loss
+    tested = [(epoch.seconds, epoch.test_loss) for epoch in outcome.epochs]
     return {
-        "seconds": outcome.trained_s if reached else None,
+        "seconds": crossing_s(goal, start_loss, tested),
         "epoch_s": outcome.trained_s / len(outcome.epochs),
     }
+
+
+def crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]]) -> float | None:
+    """Return when the line through the tests' losses crosses the goal's.
+
+    `tested` are each epoch's seconds and the loss at its end; training began with `start_loss`.
+    """
+    began_s, before = 0.0, start_loss
+    for seconds, loss in tested:
+        if loss <= goal.loss:
+            return began_s + seconds * (before - goal.loss) / (before - loss)
+        began_s, before = began_s + seconds, loss
+    return None
 
 
 def gaps_s(batches: list[Batch]) -> list[float]:

@@ -21,7 +21,7 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
         quick,
         workers=f"cpu:1,cpu:1@slow={ratio}",
         options={"policy": "adaptive", "cpu_batch": [1, most]},
-        epochs=2 if quick else 6,
+        epochs=2 if quick else 4,
     )
     outcome = outcome_of(wanted)
     whole = outcome.history.timeline(outcome.names)

@@ -3,13 +3,13 @@
 from statistics import median
 from typing import Any
 
-from cases import Goal, seconds_to, settings
+from cases import Goal, race, seconds_to
 
 RATIOS = (4, 16)
-RATES = (0.02, 0.05, 0.1, 0.2, 0.5)
+RATES = (0.05, 0.1, 0.2, 0.5, 1.0)
 SEEDS = range(5)
 ALONE_SIZES = (16, 64, 256)
-GOAL, QUICK_GOAL = Goal(0.45, 20), Goal(0.6, 4)
+GOAL, QUICK_GOAL = Goal(0.28, 12), Goal(0.6, 4)
 _BATCH = 64
 
 
@@ -43,7 +43,7 @@ def _way(way: dict[str, Any], quick: bool) -> dict[str, Any]:
     rates, seeds = (RATES[2:3], range(1)) if quick else (RATES, SEEDS)
 
     def seconds(rate: float, seed: int) -> float | None:
-        wanted = settings(
+        wanted = race(
             quick, learning_rate=rate, seed=seed, batch_size=_BATCH, epochs=goal.epochs, **way
         )
         return seconds_to(goal, wanted)["seconds"]
