@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from cases import gaps_s, outcome_of, race, settings
+from cases import RACE_DATA, gaps_s, outcome_of, settings
 
 _TINY = "mlp-64-2-10"  # so that workers ask as often as they can
 
@@ -40,7 +40,10 @@ def _messages(quick: bool) -> dict[str, Any]:
 
 
 def _between(quick: bool) -> dict[str, Any]:
-    outcome = outcome_of(race(quick, workers="cpu:1", options={"policy": "hogbatch"}, epochs=4))
+    data = {} if quick else {"data": RACE_DATA}
+    outcome = outcome_of(
+        settings(quick, workers="cpu:1", options={"policy": "hogbatch"}, epochs=1, **data)
+    )
     between = gaps_s(list(outcome.history))
     return {
         "between_batches_s": sum(between) / len(between),

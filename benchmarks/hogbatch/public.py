@@ -1,10 +1,16 @@
 """Public alternatives on the same cores and data: torch's Hogwild recipe, minibatch SGD alone."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from math import log
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 from cases import QUICK_MODEL, RACE_MODEL, Goal, crossing_s, dataset, race, seconds_to
@@ -30,7 +36,41 @@ def measure(quick: bool) -> dict[str, Any]:
         ),
         "torch's Hogwild recipe, two processes": _recipe(2, goal, quick),
         "torch, one process": _recipe(1, goal, quick),
+        "TensorFlow, one process": _tensorflow(goal, quick),
     }
+
+
+def _tensorflow(goal: Goal, quick: bool) -> dict[str, Any]:
+    """Train the same network from the same weights in TensorFlow, if an interpreter has it."""
+    python = os.environ.get("TENSORFLOW_PYTHON")
+    if python is None:
+        sys.stderr.write("TensorFlow is left out: TENSORFLOW_PYTHON names no interpreter with it\n")
+        return {"seconds": None, "epoch_s": None}
+    data = dataset(quick, 0)
+    torch.manual_seed(0)
+    model = find(QUICK_MODEL if quick else RACE_MODEL).build(data.num_classes)
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    (inputs, targets), (test_inputs, test_targets) = (
+        part.__getitems__(range(len(part))) for part in (data.train, data.test)
+    )
+    arrays = {"inputs": inputs, "targets": targets}
+    arrays |= {"test_inputs": test_inputs, "test_targets": test_targets}
+    arrays |= {f"w{i}": layer.weight.detach().T for i, layer in enumerate(layers)}
+    arrays |= {f"b{i}": layer.bias.detach() for i, layer in enumerate(layers)}
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "problem.npz"
+        np.savez(file, layers=len(layers), **{name: one.numpy() for name, one in arrays.items()})
+        words = [str(one) for one in (file, _RATE, _BATCH, goal.epochs, goal.loss)]
+        done = subprocess.run(
+            [python, str(Path(__file__).with_name("tf_sgd.py")), *words],
+            capture_output=True,
+            text=True,
+            timeout=_WAITING_S,
+            check=True,
+        )
+    tested = json.loads(done.stdout)["tested"]
+    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
+    return {"seconds": crossing_s(goal, log(data.num_classes), tested), "epoch_s": epoch_s}
 
 
 def _recipe(num_processes: int, goal: Goal, quick: bool) -> dict[str, float | None]:
