@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.core.cluster import Cluster
@@ -24,6 +25,9 @@ from paceline.record.trace import read_timeline
 from paceline.report import write_report
 from paceline.result import RehearsalResult, Result, read_result
 from paceline.strategies import STRATEGIES
+from paceline.uneven import order as uneven_order
+from paceline.uneven import train_uneven
+from paceline.uneven_result import UnevenResult
 from paceline.worker import Verb
 
 
@@ -31,12 +35,15 @@ from paceline.worker import Verb
 class Run:
     """A finished run: its result, and the folder with result.json, trace.json and report.html."""
 
-    result: Result
+    result: Result | UnevenResult
     folder: Path
 
     @property
     def accuracy(self) -> float:
-        """The share of the test samples that the trained model gets right."""
+        """The share of the test samples that the trained model gets right.
+
+        Where a sample may have several labels, the precision@1: `result.score` says which.
+        """
         return self.result.accuracy
 
     @property
@@ -80,10 +87,23 @@ def train(model: str, data: str = "digits", **settings: Any) -> Run:
     its own. `settings` are the fields of `paceline.settings.TrainSettings`. Raises InvalidInput for
     what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
     wrong, with their words. Progress goes to standard error.
+
+    With strategy="hogbatch" they are those of `paceline.settings.UnevenSettings`, `policy` may be
+    one of them, and the result is a `paceline.uneven_result.UnevenResult`. This process then
+    coordinates the workers, and raises InvalidInput for what they found wrong.
     """
+    if settings.get("strategy") == "hogbatch":
+        return _train_uneven(settings | {"model": model, "data": data})
     folder = _done("train", settings | {"model": model, "data": data})
     result = read_result(folder)
     assert isinstance(result, Result)
+    return Run(result, folder)
+
+
+def _train_uneven(settings: dict[str, Any]) -> Run:
+    _check_alone("train")
+    with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
+        result, folder = train_uneven(uneven_order(settings), quiet=True)
     return Run(result, folder)
 
 
@@ -101,14 +121,18 @@ def rehearse(model: str, **settings: Any) -> Rehearsal:
 
 def _done(verb: Verb, settings: dict[str, Any]) -> Path:
     """Do it with workers of our own, and return the folder of the run."""
+    _check_alone(verb)
+    wanted = order(verb, settings, quiet=True)
+    carry_out(wanted)
+    return wanted.settings.output / wanted.run_id
+
+
+def _check_alone(verb: Verb) -> None:
     if under_torchrun():
         raise InvalidInput(
             f"paceline.{verb} starts workers of its own: run this program without torchrun, or "
             f"`torchrun -m paceline {verb}`"
         )
-    wanted = order(verb, settings, quiet=True)
-    carry_out(wanted)
-    return wanted.settings.output / wanted.run_id
 
 
 def plan(

@@ -236,6 +236,7 @@ class Result(_Record):
     """What a run did: result.json.
 
     `strategy` is the one that was used in the end, and `decisions` say why where it was chosen.
+    `score` is what `accuracy` is called: "precision@1" where a sample may have several labels.
     `measured_step_s` is the median over all steps but the traced ones; `comparison` is about the
     traced ones. `faults` lists where the trace departs from the plan. `shares` are each worker's
     part of a batch in the end, where batches are balanced.
@@ -249,6 +250,7 @@ class Result(_Record):
     plans: tuple[PlanRow, ...]
     epochs: tuple[EpochRow, ...]
     accuracy: float
+    score: str = "accuracy"
     predicted_step_s: float
     measured_step_s: float
     samples_per_s: float

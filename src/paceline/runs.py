@@ -33,9 +33,11 @@ from paceline.result import ComparisonTable, EpochRow, PlanRow, RehearsalResult,
 from paceline.settings import AUTO, RunSettings, TrainSettings, UnevenSettings
 from paceline.strategies import EXCHANGES, find_exchange, probers
 from paceline.training.loop import Epoch, Job, Outcome, num_untraced, share_batches, train
+from paceline.training.objective import check_outputs, objective_of
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
 from paceline.training.this_machine import facts
+from paceline.wheel_settings import WheelSettings
 
 _TOLERANCE = 2 * ERROR_BAR
 SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
@@ -63,6 +65,11 @@ class Setup:
         return len(self.data.train) / len(self.batches)
 
     @property
+    def score(self) -> str:
+        """What the share of right test samples is called."""
+        return objective_of(self.data).name
+
+    @property
     def sgd(self) -> SGD:
         """The optimizer's settings."""
         return SGD(self.settings.learning_rate, self.settings.momentum)
@@ -85,21 +92,6 @@ def build(settings: TrainSettings, group: Group) -> Setup:
     workload = describe(model, inputs, settings.model)
     check_outputs(model, data, settings.model)
     return Setup(settings, group, model.to(group.device), data, batches, workload)
-
-
-@torch.no_grad()
-def check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
-    """Raise InvalidInput unless the model gives a score for each class of the data."""
-    inputs, _ = data.train.__getitems__([0])
-    outputs = model.eval()(inputs)
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
-        shape = getattr(outputs, "shape", type(outputs).__name__)
-        raise InvalidInput(f"model {name}: gives {shape}, but must give (batch, classes)")
-    if outputs.shape[1] < data.num_classes:
-        raise InvalidInput(
-            f"model {name}: has {outputs.shape[1]} outputs, but {data.name} has "
-            f"{data.num_classes} classes"
-        )
 
 
 def profile_here(setup: Setup) -> Profile:
@@ -262,6 +254,7 @@ def result_of(setup: Setup, run_id: str, forecasts: Sequence[Forecast], trained:
         plans=tuple(PlanRow.of(forecast) for forecast in forecasts),
         epochs=tuple(EpochRow(**asdict(epoch)) for epoch in outcome.epochs),
         accuracy=outcome.epochs[-1].accuracy,
+        score=setup.score,
         predicted_step_s=chosen.step_s,
         measured_step_s=measured_step_s,
         samples_per_s=setup.samples_per_step / measured_step_s,
@@ -272,7 +265,7 @@ def result_of(setup: Setup, run_id: str, forecasts: Sequence[Forecast], trained:
     )
 
 
-def make_folder(settings: RunSettings | UnevenSettings, run_id: str) -> Path:
+def make_folder(settings: RunSettings | UnevenSettings | WheelSettings, run_id: str) -> Path:
     """Make the run's folder and return it; InvalidInput if that cannot be."""
     folder = settings.output / run_id
     try:

@@ -18,6 +18,7 @@ from paceline.strategies import find_exchange
 from paceline.strategies.hogbatch.config import Hogbatch
 
 AUTO = "auto"  # the strategy that is predicted to be the fastest
+_OF_OTHERS = {"policy": "strategy hogbatch", "optimizer": "strategy hogbatch and wheel"}
 _LARGEST_FLOAT32 = 3.4e38
 _LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
 
@@ -177,7 +178,8 @@ class UnevenSettings(BaseModel):
 
     `workers` is a number or a list such as cpu:1,cpu:1@slow=16,gpu:0. `batch_size` is the one that
     the learning rate was chosen for, `options` are fields of the strategy's configuration, and
-    `optimizer` is one of torch's or "package.module:factory".
+    `optimizer` is one of torch's or "package.module:factory". A worker that does not help is
+    refused, unless `force` has it take part.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -194,6 +196,7 @@ class UnevenSettings(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
+    force: bool = False
     deadline_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 30.0
     output: Path = Path("runs")
 
@@ -216,6 +219,9 @@ def validated_uneven(values: dict[str, Any]) -> UnevenSettings:
 
 def validated_settings(values: dict[str, Any]) -> TrainSettings:
     """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
+    for name, strategy in _OF_OTHERS.items():
+        if name in values:
+            raise InvalidInput(f"{name}: goes only with {strategy}")
     settings: TrainSettings = validated(TypeAdapter(TrainSettings), values)
     settings.config()
     return settings

@@ -1,14 +1,20 @@
 """The tables that a terminal shows."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from paceline.core.timeline import Origin
 from paceline.report.format import duration, nbytes, share
+from paceline.report.format import number as plain
 from paceline.result import ComparisonTable, PlanRow, RankingRows, RehearsalResult, Result
 from paceline.tune.chunk import Trial
+from paceline.uneven_result import UnevenResult
+
+if TYPE_CHECKING:
+    from paceline.training.loop import Epoch  # needs torch, which tables of old runs do without
 
 _MOST_PLANS = 12
 
@@ -102,15 +108,57 @@ def chunk_table(trials: Sequence[Trial], chosen: int, origin: Origin = "measured
     return table
 
 
+def epoch_line(epoch: "Epoch", epochs: int, score: str) -> str:
+    """Return what an epoch of so many achieved; `score` is what its accuracy is called."""
+    return (
+        f"epoch {epoch.number + 1}/{epochs}: train loss {epoch.train_loss:.4f}, "
+        f"test loss {epoch.test_loss:.4f}, {score} {epoch.accuracy:.2%}"
+    )
+
+
+def _scored(result: Result | UnevenResult) -> str:
+    return f"{result.score:<10} {share(result.accuracy)} of the test samples"
+
+
 def summary(result: Result, folder: str) -> str:
     """Return what a run achieved, in a few lines."""
     return "\n".join(
         (
-            f"accuracy   {share(result.accuracy)} of the test samples",
+            _scored(result),
             f"step       predicted {duration(result.predicted_step_s)}, "
             f"measured {duration(result.measured_step_s)} ({result.prediction_error:+.1%})",
             f"throughput {result.samples_per_s:,.0f} samples/s with "
             f"{result.settings.workers} workers",
+            f"written    {folder}/result.json, trace.json, report.html, model.safetensors",
+        )
+    )
+
+
+def workers_table(result: UnevenResult) -> Table:
+    """Return what each worker of a run on uneven ones did."""
+    table = Table(title="Workers", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("worker", "asked for", "samples", "updates", "share", "predicted", "busy"):
+        table.add_column(column, justify="left" if column in ("worker", "asked for") else "right")
+    for row in result.workers:
+        predicted = row.predicted_share
+        table.add_row(
+            row.name,
+            row.spec,
+            f"{row.samples:,}",
+            f"{result.updates[row.name]:,}",
+            share(row.updates_share),
+            "" if predicted is None else share(predicted),
+            share(result.utilisation.get(row.name, 0.0)),
+        )
+    return table
+
+
+def uneven_summary(result: UnevenResult, folder: str) -> str:
+    """Return what a run on uneven workers achieved, in a few lines."""
+    return "\n".join(
+        (
+            f"{_scored(result)}, loss {result.loss:.4f}",
+            f"throughput {plain(result.samples_per_s)} samples/s",
             f"written    {folder}/result.json, trace.json, report.html, model.safetensors",
         )
     )

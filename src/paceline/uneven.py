@@ -15,31 +15,34 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from safetensors.torch import save_model
 
 from paceline.core.cost import Roofline
+from paceline.core.errors import InvalidInput
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.data import load
 from paceline.models import describe, find
 from paceline.models.fitting import ANY_WIDTH, fitting
+from paceline.planner.joining import Training, judge
 from paceline.record.trace import write_trace
 from paceline.report import write_report
-from paceline.report.format import number, share
 from paceline.result import EpochRow
-from paceline.runs import check_outputs, make_folder
+from paceline.runs import make_folder
 from paceline.settings import UnevenSettings, validated_uneven
 from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.coordinator import Coordinator
+from paceline.strategies.hogbatch.fit import Trial
 from paceline.strategies.hogbatch.history import changes
 from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.replay import replay, traced_sizes
 from paceline.strategies.hogbatch.run import Outcome, Run, train
 from paceline.strategies.hogbatch.worker import Learning
 from paceline.strategies.hogbatch.workers import parse_workers
-from paceline.tables import console
+from paceline.tables import console, epoch_line, uneven_summary, workers_table
 from paceline.training.loop import Epoch
+from paceline.training.objective import check_outputs, objective_of
 from paceline.training.this_machine import facts
 from paceline.uneven_result import UnevenResult, WorkerRow
 
@@ -49,8 +52,21 @@ _MOST_PLANNED = 8192  # samples
 
 
 def order(values: dict[str, Any]) -> UnevenSettings:
-    """Return the settings of these values, with the workers checked."""
-    settings = validated_uneven(values)
+    """Return the settings of these values, with the workers checked.
+
+    A number may stand for `workers`, and `policy` for the option of that name.
+    """
+    fields = dict(values)
+    if fields.pop("port", 0):
+        raise InvalidInput("port: workers of strategy hogbatch meet at none; leave it out")
+    policy, options = fields.pop("policy", None), fields.get("options", {})
+    if policy is not None and isinstance(options, dict):
+        if options.get("policy", policy) != policy:
+            raise InvalidInput(f"policy: {policy!r}, but options say {options['policy']!r}")
+        fields["options"] = options | {"policy": policy}
+    if isinstance(fields.get("workers"), int):
+        fields["workers"] = str(fields["workers"])
+    settings = validated_uneven(fields)
     parse_workers(settings.workers, len(os.sched_getaffinity(0)))
     return settings
 
@@ -61,10 +77,12 @@ def train_uneven(
     """Train, and return the result and the folder that it was written to.
 
     The result goes to standard output, `as_json` or as a table, unless `quiet`; progress goes to
-    standard error. Raises InvalidInput and WorkerLost as `hogbatch.run.train` does.
+    standard error. Raises InvalidInput and WorkerLost as `hogbatch.run.train` does; InvalidInput,
+    too, if a worker does not help, unless the settings say `force`.
     """
     out, err = console(quiet=quiet), console(stderr=True)
     run = build(settings)
+    score = objective_of(run.data).name
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}"
     folder = make_folder(settings, f"{run_id}-{uuid4().hex[:4]}")
     err.print(
@@ -75,17 +93,19 @@ def train_uneven(
         samples = progress.add_task("training", total=len(run.data.train) * run.epochs)
 
         def report(epoch: Epoch) -> bool:
-            err.print(
-                f"epoch {epoch.number + 1}/{settings.epochs}: train loss {epoch.train_loss:.4f}, "
-                f"test loss {epoch.test_loss:.4f}, accuracy {epoch.accuracy:.2%}"
-            )
+            err.print(epoch_line(epoch, settings.epochs, score))
             return False
 
         def advance(size: int) -> None:
             if err.is_terminal:
                 progress.advance(samples, size)
 
-        outcome = train(replace(run, report=report, advance=advance, say=err.print))
+        def admit(coordinator: Coordinator) -> None:
+            if not settings.force:
+                check_admission(run, coordinator)
+
+        watched = replace(run, report=report, advance=advance, say=err.print, begun=admit)
+        outcome = train(watched)
     result, shown = result_of(run, settings, folder.name, outcome)
     save_model(run.model, str(folder / "model.safetensors"))
     write_trace(folder / "trace.json", shown)
@@ -94,7 +114,8 @@ def train_uneven(
     if as_json:
         out.print_json(result.model_dump_json())
     else:
-        _show(result, folder, out)
+        out.print(workers_table(result))
+        out.print(uneven_summary(result, str(folder)))
     return result, folder
 
 
@@ -135,6 +156,20 @@ def build(settings: UnevenSettings) -> Run:
         deadline_s=settings.deadline_s,
         trial_s=settings.profile_s / _NUM_TRIALS,
     )
+
+
+def check_admission(run: Run, coordinator: Coordinator) -> None:
+    """Refuse workers that do not help, by what they have tried: InvalidInput says which, and why.
+
+    One that joins later is not asked about.
+    """
+    hands = [one for one in coordinator.hands if one.speed is not None and not one.is_gone]
+    trials = [Trial(one.number, one.spec, one.tried) for one in hands]
+    cores = len(os.sched_getaffinity(0))
+    training = Training(run.workload, run.config, len(run.data.train), run.epochs, cores)
+    reasons = [verdict.why for verdict in judge(training, trials) if not verdict.helps]
+    if reasons:
+        raise InvalidInput(f"{'; '.join(reasons)} (--force has all take part)")
 
 
 class _Prediction(NamedTuple):
@@ -185,6 +220,7 @@ def result_of(
         utilisation=dict.fromkeys(outcome.names, 0.0) | statistics.utilisation(timeline),
         epochs=tuple(EpochRow(**asdict(epoch)) for epoch in outcome.epochs),
         accuracy=last.accuracy,
+        score=objective_of(run.data).name,
         loss=last.test_loss,
         trained_s=outcome.trained_s,
         samples_per_s=len(run.data.train) * len(outcome.epochs) / outcome.trained_s,
@@ -224,24 +260,3 @@ def _rows(
         )
         for name, spec, speed in zip(outcome.names, outcome.specs, outcome.speeds, strict=True)
     )
-
-
-def _show(result: UnevenResult, folder: Path, out: Console) -> None:
-    table = Table(title="Workers", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("worker", "asked for", "samples", "updates", "share", "predicted", "busy"):
-        table.add_column(column, justify="left" if column in ("worker", "asked for") else "right")
-    for row in result.workers:
-        predicted = row.predicted_share
-        table.add_row(
-            row.name,
-            row.spec,
-            f"{row.samples:,}",
-            f"{result.updates[row.name]:,}",
-            share(row.updates_share),
-            "" if predicted is None else share(predicted),
-            share(result.utilisation.get(row.name, 0.0)),
-        )
-    out.print(table)
-    out.print(f"accuracy   {share(result.accuracy)} of the test samples, loss {result.loss:.4f}")
-    out.print(f"throughput {number(result.samples_per_s)} samples/s")
-    out.print(f"written    {folder}/result.json, trace.json, report.html, model.safetensors")

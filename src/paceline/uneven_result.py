@@ -39,6 +39,7 @@ class WorkerRow(_Record):
 class UnevenResult(_Record):
     """What a run on uneven workers did.
 
+    `score` is what `accuracy` is called: "precision@1" where a sample may have several labels.
     `updates`, `utilisation` and what follows are by worker; `staleness` counts batches by how many
     updates of others they missed. `batch_sizes` are points where a size changed, `update_gaps` by
     how many updates the first worker was ahead of the last. Seconds are those of training, without
@@ -56,6 +57,7 @@ class UnevenResult(_Record):
     utilisation: dict[str, float]
     epochs: tuple[EpochRow, ...]
     accuracy: float
+    score: str = "accuracy"
     loss: float
     trained_s: float
     samples_per_s: float

@@ -40,6 +40,7 @@ from paceline.settings import RehearseSettings, TrainSettings
 from paceline.tables import (
     comparison_table,
     console,
+    epoch_line,
     rehearsal_summary,
     rehearsal_tables,
     show_plans,
@@ -128,7 +129,7 @@ def _train_or_plan(order: Order, settings: TrainSettings, group: Group) -> None:
         check_admission(setup, measured, forecasts)
 
     def report(epoch: Epoch) -> None:
-        err.print(f"epoch {epoch.number + 1}/{settings.epochs}: {_achieved(epoch)}")
+        err.print(epoch_line(epoch, settings.epochs, setup.score))
 
     with _Progress("training", setup.num_steps, err) as progress:
         trained = train_here(setup, forecasts, report, progress.advance, err.print)
@@ -181,13 +182,6 @@ def _print_result(
     for table in tables:
         out.print(table)
     out.print(text)
-
-
-def _achieved(epoch: Epoch) -> str:
-    return (
-        f"train loss {epoch.train_loss:.4f}, test loss {epoch.test_loss:.4f}, "
-        f"accuracy {epoch.accuracy:.2%}"
-    )
 
 
 class _Progress:

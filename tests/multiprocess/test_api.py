@@ -38,6 +38,43 @@ print(json.dumps({
 }))
 """
 
+UNEVEN = """
+import json
+
+import torch
+
+import paceline
+from paceline.core.errors import InvalidInput
+
+common = {"strategy": "hogbatch", "workers": "cpu:1,cpu:1@slow=16", "profile_s": 0.2}
+numbers = torch.get_rng_state()
+run = paceline.train(
+    "mlp-64-32-10", policy="adaptive", **common, learning_rate=0.1, epochs=3, options={"beta": 0.5}
+)
+print(json.dumps({
+    "accuracy": run.accuracy,
+    "result": json.loads(run.result.model_dump_json()),
+    "origin": run.timeline.origin,
+    "folder": str(run.folder),
+    "report": str(run.report("mine.html")),
+    "numbers": torch.equal(numbers, torch.get_rng_state()),
+}))
+slow = {"workers": "cpu:1,cpu:1@slow=200", "policy": "hogbatch", "force": True, "epochs": 1}
+labels = {"model": "mlp-500-8-983", "data": "delicious-like:samples=300"}
+print(json.dumps(paceline.train(**labels, **common | slow).result.updates))
+for wrong in (
+    {"options": {"policy": "adaptive"}},
+    {"workers": 0},
+    {"port": 7},
+    {"strategy": "host", "workers": 2},
+    {"learning_rate": 1e38, "workers": 1},
+):
+    try:
+        paceline.train("mlp-64-32-10", **common | {"policy": "hogbatch"} | wrong)
+    except InvalidInput as error:
+        print(error)
+"""
+
 IN_A_THREAD = """
 import threading
 import paceline
@@ -116,6 +153,38 @@ def test_a_program_trains_and_looks_at_its_run(start, tmp_path):
     assert said["reports"] == ["mine.html", f"{said['folder']}/report.html"]
     assert said["alike"]
     assert "lenet5" in (tmp_path / "mine.html").read_text()
+
+
+def test_a_program_trains_on_uneven_workers(start, tmp_path):
+    done = program(start, tmp_path, UNEVEN)
+    assert done.code == 0, done.err
+    first, forced, *refused = done.out.splitlines()
+    said = json.loads(first)
+    folder = tmp_path / said["folder"]
+    assert said["result"] == json.loads((folder / "result.json").read_text())
+    assert said["result"]["settings"]["options"] == {"policy": "adaptive", "beta": 0.5}
+    assert said["result"]["score"] == "accuracy"
+    assert said["accuracy"] == said["result"]["accuracy"] > 0.5
+    assert set(said["result"]["updates"]) == {"cpu0", "cpu1"}
+    assert said["origin"] == "measured"
+    assert said["report"] == "mine.html"
+    assert (tmp_path / "mine.html").read_text() == (folder / "report.html").read_text()
+    assert said["numbers"]  # those that the program draws are its own
+    assert min(json.loads(forced).values()) > 0
+    assert "epoch 3/3: train loss " in done.err
+    assert ", precision@1 " in done.err
+    for message, line in zip(
+        (
+            "policy: 'hogbatch', but options say 'adaptive'",
+            "workers: from 1 to 256 can train one model, not 0",
+            "port: workers of strategy hogbatch meet at none; leave it out",
+            "policy: goes only with strategy hogbatch",
+            "learning_rate: the loss of worker 0 (cpu:",
+        ),
+        refused,
+        strict=True,
+    ):
+        assert line.startswith(message)
 
 
 def test_a_thread_of_a_program_may_train(start, tmp_path):

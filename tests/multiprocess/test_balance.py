@@ -19,39 +19,41 @@ EXACT = [
     "micro_batches",
     "two_outputs_and_a_decay_in_the_loss",
 ]
-OF_HOST = "evaluation_on_one_rank_alone"  # DistributedDataParallel makes buckets in any forward
+OF_HOST = "evaluation_on_one_rank_alone"
+FLOAT32 = "gradients_float32"
 REFUSED = {
     "samplers_that_differ": "InvalidInput: sampler: samples, batch size, seed and most must",
     "a_sampler_of_other_ranks": "InvalidInput: sampler: made for rank 0 of ",
     "nothing_to_count": "InvalidInput: balance: the module's first tensor has no rows",
     "nothing_to_choose_from": "InvalidInput: balance: a rank has no samples in the first batch",
 }
-OTHERS = [
-    "gradients_float32",
-    "batch_norm_without_samples",
-    "shares_follow_a_slow_rank_in_the_middle_of_epochs",
-    "a_rank_that_does_not_help_gets_no_samples",
-    "a_lost_rank_is_named",
-    *REFUSED,
-]
+FOLLOWED = "shares_follow_a_slow_rank_in_the_middle_of_epochs"
+UNHELPFUL = "a_rank_that_does_not_help_gets_no_samples"
+OTHERS = ["batch_norm_without_samples", FOLLOWED, "a_lost_rank_is_named", *REFUSED]
+OF_TWO = [*EXACT, OF_HOST, FLOAT32, *OTHERS]
+OF_THREE = [*EXACT, OF_HOST, FLOAT32, UNHELPFUL]
 Found = dict[tuple[str, str], list]
 
 
-def run(folder: Path, num_ranks: int) -> Found:
-    names = ",".join([*EXACT, *OTHERS])
-    arguments = [(",".join(EXCHANGES), names), ("host", OF_HOST)]
-    lines = [
-        line
-        for some in arguments
-        for line in output(folder, num_ranks, "balance.py", *some).splitlines()
-    ]
-    rows = map(json.loads, lines)
+def run(folder: Path, num_ranks: int, names: list[str]) -> Found:
+    out = output(folder, num_ranks, "balance.py", ",".join(EXCHANGES), ",".join(names))
+    rows = map(json.loads, out.splitlines())
     return {(exchange, name): outcomes for exchange, name, outcomes in rows}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request, tmp_path_factory) -> Found:
-    return run(tmp_path_factory.mktemp(f"ranks{request.param}"), request.param)
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory) -> Found:
+    return run(tmp_path_factory.mktemp("two"), 2, OF_TWO)
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory) -> Found:
+    return run(tmp_path_factory.mktemp("three"), 3, OF_THREE)
+
+
+@pytest.fixture(params=["of_two", "of_three"])
+def found(request) -> Found:
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize(
@@ -67,22 +69,22 @@ def test_gradients_are_those_of_one_process(found: Found, exchange: str, name: s
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_float32_gradients_are_those_of_one_process(found: Found, exchange: str):
-    outcomes = found[exchange, "gradients_float32"]
+    outcomes = found[exchange, FLOAT32]
     assert max(one["worst"] for one in outcomes) <= 1e-6
     assert len({one["bits"] for one in outcomes}) == 1
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_no_samples_spoil_no_running_statistics(found: Found, exchange: str):
-    outcomes = found[exchange, "batch_norm_without_samples"]
+def test_no_samples_spoil_no_running_statistics(of_two: Found, exchange: str):
+    outcomes = of_two[exchange, "batch_norm_without_samples"]
     assert all(one["finite"] for one in outcomes), outcomes
     assert len({one["bits"] for one in outcomes}) == 1
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_shares_follow_a_slow_rank(found: Found, exchange: str):
+def test_shares_follow_a_slow_rank(of_two: Found, exchange: str):
     """Six times slower, beside whatever else the machine does: three times is far from both."""
-    outcomes = found[exchange, "shares_follow_a_slow_rank_in_the_middle_of_epochs"]
+    outcomes = of_two[exchange, FOLLOWED]
     assert not [one["error"] for one in outcomes if "error" in one]
     assert max(one["worst"] for one in outcomes) <= 1e-10
     assert len({one["bits"] for one in outcomes}) == 1
@@ -97,8 +99,8 @@ def test_shares_follow_a_slow_rank(found: Found, exchange: str):
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_rank_that_does_not_help_is_refused_and_trains_along(found: Found, exchange: str):
-    outcomes = found[exchange, "a_rank_that_does_not_help_gets_no_samples"]
+def test_a_rank_that_does_not_help_is_refused_and_trains_along(of_three: Found, exchange: str):
+    outcomes = of_three[exchange, UNHELPFUL]
     assert not [one["error"] for one in outcomes if "error" in one]
     assert max(one["worst"] for one in outcomes) <= 1e-10
     assert len({one["bits"] for one in outcomes}) == 1
@@ -108,14 +110,14 @@ def test_a_rank_that_does_not_help_is_refused_and_trains_along(found: Found, exc
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(found: Found, exchange: str, name: str):
-    for outcome in found[exchange, name]:
+def test_what_does_not_fit_is_refused(of_two: Found, exchange: str, name: str):
+    for outcome in of_two[exchange, name]:
         assert outcome["error"].startswith(REFUSED[name])
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_nobody_waits_for_ever_for_a_number_of_samples(found: Found, exchange: str):
-    *others, last = found[exchange, "a_lost_rank_is_named"]
+def test_nobody_waits_for_ever_for_a_number_of_samples(of_two: Found, exchange: str):
+    *others, last = of_two[exchange, "a_lost_rank_is_named"]
     assert last is None
     for outcome in others:
         assert outcome["error"].startswith("WorkerLost: ")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import get_args
@@ -11,78 +12,75 @@ import pytest
 
 from launched import PROGRAMS
 from paceline.strategies.hogbatch.config import PolicyName
+from processes import Started
 
 UNEVEN = str(PROGRAMS / "uneven.py")
 LONG = ("--profile-s", "0.1", "--epochs", "1000")
 TRAIN = ("-m", "paceline", "train", "mlp-64-32-10", "--strategy", "hogbatch")
+KILLS = {policy: f"kill/{policy}/cpu:1,cpu:1/3" for policy in get_args(PolicyName)}
+KILLS["adaptive"] = "kill/adaptive/cpu:1,cpu:1,cpu:1/3"
+STOP = "stop/adaptive/cpu:1,cpu:1/2"
+JOIN = "join/adaptive/cpu:2@slow=3/100000"
+NAN = "nan/adaptive/cpu:1,cpu:1/2"
+LABEL = "label/adaptive/cpu:1/1"
+LARGE = "large/hogbatch/cpu:1/1"
 
 
-def ran(start, *arguments: object) -> dict:
-    shared_memory = set(Path("/dev/shm").iterdir())
-    done = start(UNEVEN, *map(str, arguments)).finish()
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory
-    return json.loads(done.out)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, dict]:
+    """What came of each run; one process coordinates them one after another."""
+    asked = [*KILLS.values(), STOP, JOIN, NAN, LABEL, LARGE]
+    program = Started([sys.executable, UNEVEN, *asked], tmp_path_factory.mktemp("uneven"))
+    try:
+        done = program.finish(300)
+        assert done.code == 0, done.err
+        assert "Traceback" not in done.err
+        assert not program.members()
+    finally:
+        program.kill()
+    runs = dict(map(json.loads, done.out.splitlines()))
+    assert {one["left"] for one in runs.values()} == {0}
+    return runs
 
 
-@pytest.mark.parametrize("policy", ["hogwild", "adaptive"])
-def test_every_sample_is_used_once_an_epoch(start, policy: str):
-    found = ran(start, "all", policy, "cpu:1,cpu:2@slow=3", 3)
-    assert found["uses"] == [3.0] * 600
-    assert found["samples"] == 1800
-    assert (found["lost"], found["faults"]) == ([], [])
-    assert found["workers"] == [0, 1]
+@pytest.mark.parametrize("policy", KILLS)
+def test_a_killed_worker_gives_its_samples_to_the_others(found, policy: str):
+    run = found[KILLS[policy]]
+    assert run["uses"] == [3.0] * 600
+    assert len(run["lost"]) == 1
+    assert "was ended by SIGKILL" in run["lost"][0]
+    assert len(run["peaks"]) == KILLS[policy].count("cpu:") - 1
 
 
-@pytest.mark.parametrize("policy", get_args(PolicyName))
-def test_a_killed_worker_gives_its_samples_to_the_others(start, policy: str):
-    found = ran(start, "kill", policy, "cpu:1,cpu:1,cpu:1", 3)
-    assert found["uses"] == [3.0] * 600
-    assert len(found["lost"]) == 1
-    assert "was ended by SIGKILL" in found["lost"][0]
-    assert len(found["peaks"]) == 2
+def test_a_worker_that_does_not_answer_is_given_up(found):
+    run = found[STOP]
+    assert run["uses"] == [2.0] * 600
+    assert len(run["lost"]) == 1
+    assert run["lost"][0].endswith("did not answer within 3 s")
 
 
-def test_a_worker_that_does_not_answer_is_given_up(start):
-    found = ran(start, "stop", "adaptive", "cpu:1,cpu:1", 2)
-    assert found["uses"] == [2.0] * 600
-    assert len(found["lost"]) == 1
-    assert found["lost"][0].endswith("did not answer within 5 s")
+def test_a_worker_joins_late_and_every_sample_is_used_once_an_epoch(found):
+    run = found[JOIN]
+    assert run["workers"] == [0, 1]
+    assert run["uses"] == [float(run["epochs"])] * 600
+    assert run["samples"] == run["epochs"] * 600
+    assert (run["lost"], run["faults"]) == ([], [])
 
 
-def test_the_last_worker_ends_the_run(start):
-    found = ran(start, "kill", "adaptive", "cpu:1", 2)
-    assert found["error"].startswith("WorkerLost: worker 0 (cpu:1, process ")
-    assert found["error"].endswith("was ended by SIGKILL: no worker is left")
+def test_the_worker_whose_loss_is_no_number_is_named(found):
+    error, (pid,) = found[NAN]["error"], found[NAN]["hit"]
+    assert error.startswith("InvalidInput: learning_rate: the loss of worker ")
+    assert f"process {pid}) became nan in epoch 1" in error
 
 
-def test_a_worker_joins_late(start):
-    found = ran(start, "join", "adaptive", "cpu:1,cpu:1@slow=2", 100_000)
-    assert found["workers"] == [0, 1, 2]
-    assert found["uses"] == [float(found["epochs"])] * 600
-    assert found["lost"] == []
-
-
-def test_the_worker_whose_loss_is_no_number_is_named(start, tmp_path: Path):
-    found = ran(start, "nan", "adaptive", "cpu:1,cpu:1", 2)
-    (taken,) = tmp_path.glob("nan.*")
-    pid = taken.suffix.removeprefix(".")
-    assert found["error"].startswith("InvalidInput: learning_rate: the loss of worker ")
-    assert f"process {pid}) became nan in epoch 1" in found["error"]
-
-
-def test_a_label_out_of_range_is_named(start):
-    found = ran(start, "label", "adaptive", "cpu:1", 1)
-    assert found["error"] == (
+def test_a_label_out_of_range_is_named(found):
+    assert found[LABEL]["error"] == (
         "InvalidInput: numbers: training sample 7 has label 2; labels of 2 classes are 0 to 1"
     )
 
 
-def test_a_batch_larger_than_the_data_is_refused(start, monkeypatch):
-    monkeypatch.setenv("BATCH_SIZE", "601")
-    found = ran(start, "all", "hogbatch", "cpu:1", 1)
-    assert found["error"].startswith(
+def test_a_batch_larger_than_the_data_is_refused(found):
+    assert found[LARGE]["error"].startswith(
         "InvalidInput: batch_size: policy hogbatch gives worker 0 (cpu:1) batches of up to 601 "
     )
 
@@ -112,7 +110,10 @@ def test_a_run_from_the_command_line(paceline, tmp_path: Path):
     ("arguments", "message"),
     [
         (["--workers", "gpu:0"], "workers: gpu:0: this machine has 0 GPUs"),
-        (["--learning-rate", "1e38"], "learning_rate: the loss of worker "),
+        (
+            ["--workers", "cpu:1,cpu:1@slow=200", "--policy", "hogbatch"],
+            "worker 1 (cpu:1@slow=200) would slow the others down: with it all reach ",
+        ),
     ],
 )
 def test_what_a_worker_finds_wrong_is_one_line(paceline, arguments: list[str], message: str):
@@ -124,14 +125,14 @@ def test_what_a_worker_finds_wrong_is_one_line(paceline, arguments: list[str], m
     assert done.out == ""
 
 
-def training(start):
+def training(start, workers: str = "cpu:1"):
     """Start a run that would take minutes, and return it once it trains, and its workers."""
-    run = start(*TRAIN, "--workers", "cpu:1,cpu:1", *LONG)
+    run = start(*TRAIN, "--workers", workers, *LONG)
     lines = iter(run.process.stderr.readline, "")
     assert any(line.startswith("epoch 1/") for line in lines)
-    workers = [pid for pid, command in run.members().items() if "hogbatch.worker" in command]
-    assert len(workers) == 2
-    return run, workers
+    found = [pid for pid, command in run.members().items() if "hogbatch.worker" in command]
+    assert len(found) == workers.count("cpu:")
+    return run, found
 
 
 def test_a_killed_coordinator_takes_its_workers_with_it(start):
@@ -153,7 +154,7 @@ def test_an_interrupted_run_says_so_in_one_line(start):
 
 
 def test_a_worker_killed_from_outside_is_named_and_missed_by_nobody(start):
-    run, workers = training(start)
+    run, workers = training(start, "cpu:1,cpu:1")
     os.kill(workers[0], signal.SIGKILL)
     lines = iter(run.process.stderr.readline, "")
     said = next(line for line in lines if "the others go on" in line)
@@ -162,4 +163,6 @@ def test_a_worker_killed_from_outside_is_named_and_missed_by_nobody(start):
     os.kill(workers[1], signal.SIGKILL)
     done = run.finish(20)
     assert done.code == 1
-    assert "no worker is left" in done.err.splitlines()[-1]
+    last = done.err.splitlines()[-1]
+    assert last.startswith("paceline: worker 1 (cpu:1, process ")
+    assert last.endswith("was ended by SIGKILL: no worker is left")

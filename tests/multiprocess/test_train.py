@@ -128,6 +128,17 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_several_labels_are_scored_by_is_called_by_its_name(paceline, tmp_path):
+    data = ("--data", "delicious-like:samples=300", "--workers", "1")
+    done = paceline("train", "mlp-500-8-983", *data, *QUICK)
+    assert done.code == 0, done.err
+    assert ", precision@1 " in done.err
+    assert "\nprecision@1 " in done.out
+    assert "accuracy" not in done.out + done.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "result.json").read_text())["score"] == "precision@1"
+
+
 def test_a_model_of_the_users_own(paceline, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"

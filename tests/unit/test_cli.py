@@ -8,11 +8,19 @@ import pytest
 
 from command_line import MACHINE, write_run
 from paceline import launching
+from paceline.commands.options import Data
+from paceline.data.spec import FORMS
 from paceline.settings import RehearseSettings, TrainSettings
 from paceline.strategies import EXCHANGES, STRATEGIES
 
 GIGABIT = MACHINE.parent / "two-hosts-gigabit.toml"
 POWER8 = MACHINE.parent / "power8-p100.toml"
+
+
+@pytest.mark.parametrize("name", sorted({form.partition(":")[0] for form in FORMS}))
+def test_the_help_of_data_names_all_that_there_is(name: str):
+    (option,) = Data.__metadata__
+    assert re.search(rf"(?<![\w-]){name}\b(?!-)", option.help)
 
 
 def test_a_machine_is_planned_for_as_one_json_object(line):

@@ -8,6 +8,7 @@ from paceline.core.errors import InvalidInput
 from paceline.report import write_report
 from paceline.uneven_result import read_uneven
 
+HOST = ("--strategy", "host", "--workers", "2")
 TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch")
 
 
@@ -22,7 +23,7 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
         (["--workers", "cpu"], "workers: 'cpu' (worker 0) is not of the form cpu:THREADS"),
         (["--workers", "cpu:4000"], "workers: 4000 threads do not fit on"),
         (["--policy", "fair"], "strategy hogbatch: policy: Input should be 'hogwild', "),
-        (["--policy", "hogwild", "--set", "policy=adaptive"], "policy: 'hogwild', but --set says"),
+        (["--policy", "hogwild", "--set", "policy=adaptive"], "policy: 'hogwild', but options say"),
         (["--set", "threads=2"], "options: threads is said by workers, as in cpu:4"),
         (["--set", "workers=2"], "options: workers is said by workers"),
         (["--set", "staleness_decay=-1"], "staleness_decay: Input should be greater than or"),
@@ -36,8 +37,8 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
         (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
         (["--port", "7"], "port: workers of strategy hogbatch meet at none"),
         (["--batch-size", "0"], "batch_size: Input should be greater than or equal to 1"),
-        (["--strategy", "host", "--policy", "adaptive"], "policy: goes only with strategy hog"),
-        (["--strategy", "host", "--optimizer", "sgd"], "optimizer: goes only with strategy hog"),
+        ([*HOST, "--policy", "adaptive"], "policy: goes only with strategy hogbatch"),
+        ([*HOST, "--optimizer", "sgd"], "optimizer: goes only with strategy hogbatch"),
         (["--strategy", "host", "--workers", "cpu:1"], "workers: 'cpu:1' is not a number"),
     ],
 )
@@ -46,6 +47,18 @@ def test_what_cannot_be_done_is_one_line(line, arguments: list[str], message: st
     assert (line.code, line.out) == (2, "")
     (said,) = [text for text in line.err.splitlines() if text.startswith("paceline: ")]
     assert message in said
+
+
+@pytest.mark.parametrize("num_outputs", [982, 984])
+def test_labels_need_as_many_outputs(line, tmp_path: Path, monkeypatch, num_outputs: int):
+    name = f"net_of_{num_outputs}"
+    text = f"from torch import nn\ndef net():\n    return nn.Linear(500, {num_outputs})\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = ("--data", "delicious-like:samples=20", "--strategy", "hogbatch", "--workers", "cpu:1")
+    line("train", f"{name}:net", *data)
+    assert line.code == 2
+    assert f"has {num_outputs} outputs, but delicious-like has 983 labels, of which" in line.err
 
 
 def test_a_rank_of_torchrun_is_no_coordinator(line, monkeypatch):

@@ -14,7 +14,15 @@ Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:f
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Data = Annotated[
-    str, typer.Option(help="digits, libsvm:PATH, images:FOLDER or synthetic:SHAPE,...")
+    str,
+    typer.Option(
+        metavar="SPEC",
+        help="digits; synthetic:3x224x224,classes=10,samples=512, each part optional; "
+        "images:FOLDER, with a folder for each class; libsvm:PATH; covtype:FOLDER, w8a:FOLDER, "
+        "delicious:FOLDER or real-sim:FOLDER, with the files as they are published; or sets that "
+        "are like those: covtype-like, w8a-like, delicious-like or real-sim-like, of fewer samples "
+        "as in covtype-like:samples=5000.",
+    ),
 ]
 Workers = Annotated[
     int | None, typer.Option(help="Worker processes; 2, or as many as torchrun started.")
@@ -35,6 +43,18 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the strategy's configuration."),
 ]
+Codec = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PURPOSE=CODEC,...",
+        help="Of wheel: what travels encoded, as body-gradients=dynamic8,activations=half.",
+    ),
+]
+Snapshots = Annotated[
+    Path | None, typer.Option(help="Of wheel: the folder where its server is kept.")
+]
+SnapshotSeconds = Annotated[float, typer.Option(help="Of wheel: how often the server is kept.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Of wheel: go on from the snapshot.")]
 Port = Annotated[
     int, typer.Option(help="The loopback port where workers meet; 0 takes a free one.")
 ]

@@ -7,6 +7,7 @@ import typer
 
 from paceline.commands.options import (
     BatchSize,
+    Codec,
     Data,
     Deadline,
     Debug,
@@ -17,6 +18,8 @@ from paceline.commands.options import (
     Output,
     Port,
     ProfileSeconds,
+    Resume,
+    Snapshots,
     StrategyName,
     Workers,
     WorkersOrList,
@@ -28,6 +31,8 @@ from paceline.commands.options import (
 from paceline.core.errors import InvalidInput
 
 _NOT_SETTINGS = ("options", "workers", "as_json", "debug")
+_OF_WHEEL = ("codec", "snapshots", "snapshot_s", "resume")
+_NOT_OF_WHEEL = ("port", "balance", "force")
 Balance = Annotated[
     str | None, typer.Option(help="auto: the workers' parts of a batch follow their speeds.")
 ]
@@ -43,19 +48,26 @@ def train(
         str | None, typer.Option(help="Of hogbatch: who gets how many samples; adaptive.")
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Of hogbatch: one of torch's, or package.module:factory.")
+        str | None,
+        typer.Option(help="Of hogbatch and wheel: one of torch's, or package.module:factory."),
     ] = None,
+    codec: Codec = None,
     workers: WorkersOrList = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 3,
     batch_size: BatchSize = 64,
     learning_rate: Annotated[float, typer.Option(help="For batches of the batch size.")] = 0.05,
-    momentum: Annotated[float | None, typer.Option(help="0.9; with hogbatch 0.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="0.9; with hogbatch and wheel 0.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order.")] = 0,
     balance: Balance = None,
     force: Annotated[
         bool | None, typer.Option("--force", help="Take workers that do not help, too.")
     ] = None,
     profile_s: ProfileSeconds = 4.0,
+    snapshots: Snapshots = None,
+    snapshot_s: Annotated[
+        float | None, typer.Option(help="Of wheel: how often the server is kept; 60.")
+    ] = None,
+    resume: Resume = False,
     deadline_s: Deadline = 30.0,
     port: Port = 0,
     output: Output = Path("runs"),
@@ -65,13 +77,34 @@ def train(
     """Profile, plan and train a model, and write its result, trace and report."""
     settings = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
     settings = {name: value for name, value in settings.items() if value is not None}
+    if not settings["resume"]:
+        del settings["resume"]
+    if strategy == "wheel":
+        _train_wheel(settings, options, workers, as_json)
+        return
+    for name in _OF_WHEEL:
+        if name in settings:
+            raise InvalidInput(f"{name}: goes only with strategy wheel")
     if strategy == "hogbatch":
         _train_uneven(settings, options, workers, as_json)
         return
-    for name in ("policy", "optimizer"):
-        if name in settings:
-            raise InvalidInput(f"{name}: goes only with strategy hogbatch")
     carry_out("train", settings | common(options, number_of(workers)), as_json, debug)
+
+
+def _train_wheel(
+    settings: dict[str, Any], options: list[str] | None, workers: str | None, as_json: bool
+) -> None:
+    """Have this process be the hub of strategy wheel, and start the bodies."""
+    from paceline.commands import wheel
+
+    if "policy" in settings:
+        raise InvalidInput("policy: goes only with strategy hogbatch")
+    for name in _NOT_OF_WHEEL:
+        if settings.pop(name, None):
+            raise InvalidInput(f"{name}: goes not with strategy wheel")
+    number = number_of(workers)
+    settings |= {} if number is None else {"workers": number}
+    wheel.train(settings, options, settings.pop("codec", None), as_json)
 
 
 def _train_uneven(
@@ -82,13 +115,7 @@ def _train_uneven(
 
     if launching.under_torchrun():
         raise InvalidInput("strategy: hogbatch starts its workers itself; run it without torchrun")
-    if settings.pop("port"):
-        raise InvalidInput("port: workers of strategy hogbatch meet at none; leave it out")
-    chosen = fields(options)
-    policy = settings.pop("policy", None)
-    if policy is not None and chosen.setdefault("policy", policy) != policy:
-        raise InvalidInput(f"policy: {policy!r}, but --set says {chosen['policy']!r}")
-    settings |= {"options": chosen} | ({} if workers is None else {"workers": workers})
+    settings |= {"options": fields(options)} | ({} if workers is None else {"workers": workers})
     uneven.train_uneven(uneven.order(settings), as_json=as_json)
 
 

@@ -20,17 +20,21 @@ _GRID = "rgba(128,128,128,0.25)"
 _BORDER = "rgba(255,255,255,0.6)"
 
 
-def learning_curves(epochs: Sequence[EpochRow]) -> go.Figure:
-    """Return the losses and, beside them, the test accuracy after each epoch."""
+def learning_curves(epochs: Sequence[EpochRow], score: str) -> go.Figure:
+    """Return the losses and, beside them, the test accuracy after each epoch.
+
+    `score` is what the accuracy is called.
+    """
+    test_score = f"test {escape(score, quote=False)}"
     figure = go.Figure().set_subplots(
-        rows=1, cols=2, subplot_titles=("Loss", "Test accuracy"), horizontal_spacing=0.09
+        rows=1, cols=2, subplot_titles=("Loss", test_score.capitalize()), horizontal_spacing=0.09
     )
     numbers = [epoch.number + 1 for epoch in epochs]
     few = len(epochs) <= 15
     for column, name, values, style in (
         (1, "train loss", [epoch.train_loss for epoch in epochs], TRAIN),
         (1, "test loss", [epoch.test_loss for epoch in epochs], TEST),
-        (2, "test accuracy", [epoch.accuracy for epoch in epochs], TEST),
+        (2, test_score, [epoch.accuracy for epoch in epochs], TEST),
     ):
         form = ".2%" if column == 2 else ".4f"
         template = f"epoch %{{x}}: {name} %{{y:{form}}}<extra></extra>"

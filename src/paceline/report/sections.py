@@ -13,6 +13,7 @@ from paceline.report.markup import Html, element, fact_table, table
 from paceline.report.palette import PARTS
 from paceline.result import ComparisonRow, ComparisonTable, EpochRow, RehearsalResult, Result
 from paceline.uneven_result import UnevenResult
+from paceline.wheel_result import WheelResult
 
 _MOST_FAULTS = 20
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -52,8 +53,11 @@ def _strategy(name: str, chosen: bool) -> str:
     return element("span", element("b", name), element("span", "this run", class_="chip"))
 
 
-def learning(epochs: Sequence[EpochRow]) -> Html:
-    """Return loss and accuracy over the epochs, as a figure and as a table."""
+def learning(epochs: Sequence[EpochRow], score: str = "accuracy") -> Html:
+    """Return loss and accuracy over the epochs, as a figure and as a table.
+
+    `score` is what the accuracy is called.
+    """
     rows = [
         (
             str(epoch.number + 1),
@@ -64,11 +68,10 @@ def learning(epochs: Sequence[EpochRow]) -> Html:
         )
         for epoch in epochs
     ]
-    head = ("epoch", "train loss", "test loss", "test accuracy", "time")
+    head = ("epoch", "train loss", "test loss", f"test {score}", "time")
     details = element("details", element("summary", "The same in numbers"), table(head, rows))
-    return section(
-        "Loss and accuracy", "", figure_of(learning_curves(epochs), "learning", first=True), details
-    )
+    drawn = figure_of(learning_curves(epochs, score), "learning", first=True)
+    return section(f"Loss and {score}", "", drawn, details)
 
 
 def parts(comparison: ComparisonTable, *, first: bool = False) -> Html:
@@ -135,7 +138,7 @@ def trials(result: RehearsalResult) -> Html:
     return section("Chunk search", note, table(head, rows))
 
 
-def facts(result: Result | RehearsalResult | UnevenResult) -> Html:
+def facts(result: Result | RehearsalResult | UnevenResult | WheelResult) -> Html:
     """Return the settings of the run, and what it ran on."""
     peaks = [nbytes(peak).replace(" ", _UNBROKEN) for peak in result.peak_memory_bytes]
     machine = [*_readable(result.machine), ("peak memory of each worker", ", ".join(peaks))]

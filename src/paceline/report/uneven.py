@@ -23,7 +23,7 @@ _MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
 def sections_of(result: UnevenResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
     """Yield all sections of the page."""
     yield _header(result)
-    yield learning(result.epochs)
+    yield learning(result.epochs, result.score)
     yield loss_in_time(result)
     yield updates(result)
     yield sizes(result)
@@ -42,7 +42,11 @@ def _header(result: UnevenResult) -> Html:
     line = f"on {settings.data}, strategy {result.strategy}, policy {policy}: {settings.workers}"
     epochs = len(result.epochs)
     tiles = (
-        ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
+        (
+            f"test {result.score}",
+            share(result.accuracy, 2),
+            f"after {epochs} epoch{'s' * (epochs != 1)}",
+        ),
         ("test loss", f"{result.loss:.4f}", "at the end"),
         ("training", duration(result.trained_s), "without the tests between epochs"),
         ("samples/s", number(result.samples_per_s), "measured"),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from paceline.core.errors import InvalidInput
 from paceline.data.dataset import Dataset
 
 
@@ -47,6 +48,29 @@ def objective_of(data: Dataset) -> Objective:
 def objective_for(targets: Tensor) -> Objective:
     """Return the objective of a batch's targets."""
     return SEVERAL_LABELS if targets.dtype == torch.bool else ONE_CLASS
+
+
+@torch.no_grad()
+def check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
+    """Raise InvalidInput unless the model gives a score for each class of the data.
+
+    It may give more; but where a sample may have several labels, exactly one for each.
+    """
+    inputs, targets = data.train.__getitems__([0])
+    outputs = model.eval()(inputs)
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
+        shape = getattr(outputs, "shape", type(outputs).__name__)
+        raise InvalidInput(f"model {name}: gives {shape}, but must give (batch, classes)")
+    given, wanted = outputs.shape[1], data.num_classes
+    if objective_for(targets) is SEVERAL_LABELS and given != wanted:
+        raise InvalidInput(
+            f"model {name}: has {given} outputs, but {data.name} has {wanted} labels, of which a "
+            f"sample may have several: it needs {wanted} outputs"
+        )
+    if given < wanted:
+        raise InvalidInput(
+            f"model {name}: has {given} outputs, but {data.name} has {wanted} classes"
+        )
 
 
 def _class_loss(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:

@@ -148,6 +148,8 @@ def batch_norm_without_samples(place: Place):
 @case
 def evaluation_on_one_rank_alone(place: Place):
     """With gradients that nobody asks for: no other rank must be waited for."""
+    if place.exchange == "allreduce":  # DistributedDataParallel makes buckets in any forward
+        return None
     module, oracle = place.build(lambda: network().double())
     parallel = place.parallel(module, balance="auto")
     for step in range(3):
@@ -206,7 +208,7 @@ def shares_follow_a_slow_rank_in_the_middle_of_epochs(place: Place):
 
 @case
 def a_rank_that_does_not_help_gets_no_samples(place: Place):
-    return digits_like(place, slow=200.0, num_epochs=3, batch_size=60)
+    return digits_like(place, slow=100.0, num_epochs=2, batch_size=110)
 
 
 @case

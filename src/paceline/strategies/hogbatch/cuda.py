@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from paceline.core.cost import compute_lane, d2h_lane, exchange_lane, h2d_lane, reduce_lane
 from paceline.core.plan import Kind, Resource, task_name
 from paceline.core.timeline import Span
+from paceline.models.layers import layers_of
 from paceline.record.clock import CudaClock
+from paceline.record.marks import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.fit import HOST
-from paceline.strategies.hogbatch.marks import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.optimizers import Make
 from paceline.strategies.hogbatch.replica import Done, Samples, tensors_of
 from paceline.strategies.hogbatch.work import MODEL
@@ -53,7 +54,7 @@ class CudaReplica:
         self._updates = [torch.empty_like(t, device="cpu").pin_memory() for t, _ in self._pairs]
         self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._clock = CudaClock()
-        self._marks = LayerMarks(self._model, self._clock)
+        self._marks = LayerMarks(layers_of(self._model), self._clock)
         self.spans: list[Span] = []
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> Done:

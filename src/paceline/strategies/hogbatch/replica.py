@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from paceline.core.cost import compute_lane
 from paceline.core.plan import Kind, task_name
 from paceline.core.timeline import Span
+from paceline.models.layers import layers_of
 from paceline.record.clock import HostClock
-from paceline.strategies.hogbatch.marks import LayerMarks, Phase, layer_spans
+from paceline.record.marks import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.optimizers import Make
 from paceline.training.objective import objective_for
 
@@ -163,7 +164,7 @@ class CpuReplica:
             _Thread(refer(build(), shared), make, samples, slow) for _ in range(threads)
         ]
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
-        self._marks = LayerMarks(self._threads[0].model, HostClock())
+        self._marks = LayerMarks(layers_of(self._threads[0].model), HostClock())
         self._worker = worker
         self.spans: list[Span] = []
 

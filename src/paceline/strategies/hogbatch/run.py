@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -86,16 +87,17 @@ def train(run: Run) -> Outcome:
     not finite; WorkerLost if no worker is left.
     """
     check(run)
-    model = SharedTensors.of(tensors_of(run.model), "the model's parameters")
-    data = SharedTensors.of(_data_of(run.data), "the training samples")
-    refer(run.model, model.tensors)
-    try:
-        with Coordinator(run.config, _conduct(run), run.learning, model, data) as coordinator:
-            return _train(run, coordinator)
-    finally:
-        model.close()
-        data.close()
-        refer(run.model, {name: tensor.clone() for name, tensor in model.tensors.items()})
+    samples = _data_of(run.data)
+    with (
+        closing(SharedTensors.of(tensors_of(run.model), "the model's parameters")) as model,
+        closing(SharedTensors.of(samples, "the training samples")) as data,
+    ):
+        refer(run.model, model.tensors)
+        try:
+            with Coordinator(run.config, _conduct(run), run.learning, model, data) as coordinator:
+                return _train(run, coordinator)
+        finally:
+            refer(run.model, {name: tensor.clone() for name, tensor in model.tensors.items()})
 
 
 def check(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The layers of a traced batch: their borders, and the spans under the names that the plan has."""
+"""The layers of a traced batch: their borders, and the spans under the names that plans have."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.core.plan import Kind, Resource, task_name
 from paceline.core.timeline import Span
-from paceline.models.layers import LayerModule, layers_of
+from paceline.models.layers import LayerModule
 from paceline.record.clock import Clock
 from paceline.record.shares import between_entries, up_to_last
 
@@ -18,11 +18,11 @@ Borders = list[tuple[str, Any]]
 class LayerMarks:
     """Takes a mark where a layer is entered, and where its gradients are ready."""
 
-    def __init__(self, model: nn.Module, clock: Clock) -> None:
+    def __init__(self, layers: Sequence[LayerModule], clock: Clock) -> None:
         self._clock = clock
-        self._layers = layers_of(model)
+        self._layers = layers
         self._hooks: list[RemovableHandle] = []
-        self.names = tuple(layer.name for layer in self._layers)
+        self.names = tuple(layer.name for layer in layers)
         self.forward: Borders = []
         self.backward: Borders = []
 

@@ -1,0 +1,120 @@
+"""What the share of right samples is called: by one place, wherever it is shown."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from command_line import write_run
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Timeline
+from paceline.data.dataset import Dataset, TensorSamples
+from paceline.record.trace import write_trace
+from paceline.report import write_report
+from paceline.result import EpochRow, Result, read_result
+from paceline.settings import UnevenSettings
+from paceline.tables import epoch_line, summary, uneven_summary
+from paceline.training.loop import Epoch
+from paceline.training.objective import check_outputs
+from paceline.uneven_result import UnevenResult, read_uneven
+
+NAMES = pytest.mark.parametrize(
+    ("score", "other"), [("accuracy", "precision@1"), ("precision@1", "accuracy")]
+)
+
+
+def uneven(score: str) -> UnevenResult:
+    return UnevenResult(
+        id="run",
+        settings=UnevenSettings(model="mlp"),
+        machine={},
+        workers=(),
+        updates={},
+        utilisation={},
+        epochs=(EpochRow(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
+        accuracy=0.5,
+        score=score,
+        loss=1.0,
+        trained_s=3.0,
+        samples_per_s=10.0,
+        predicted_samples_per_s=None,
+        staleness={},
+        batch_sizes={},
+        update_gaps=(),
+        lost=(),
+        faults=(),
+        peak_memory_bytes=(),
+    )
+
+
+@NAMES
+def test_lines_in_a_terminal_say_which(tmp_path: Path, score: str, other: str) -> None:
+    result = read_result(write_run(tmp_path / "run", 1.0, 1.0))
+    assert isinstance(result, Result)
+    lines = (
+        epoch_line(Epoch(0, 2.0, 1.0, 0.5, 3.0), 4, score),
+        summary(result.model_copy(update={"score": score}), "folder").splitlines()[0],
+        uneven_summary(uneven(score), "folder").splitlines()[0],
+    )
+    for line in lines:
+        assert score in line
+        assert other not in line
+    assert lines[0].endswith(f"test loss 1.0000, {score} 50.00%")
+
+
+@NAMES
+def test_reports_say_which(tmp_path: Path, score: str, other: str) -> None:
+    folder = write_run(tmp_path / "run", 1.0, 1.0)
+    result = read_result(folder).model_copy(update={"score": score})
+    (folder / "result.json").write_text(result.model_dump_json())
+    both = tmp_path / "uneven"
+    both.mkdir()
+    (both / "result.json").write_text(uneven(score).model_dump_json())
+    write_trace(both / "trace.json", (Timeline([], "measured"),))
+    for one in (folder, both):
+        page = write_report(one).read_text()
+        assert f"<h2>Loss and {score}</h2>" in page
+        assert f">test {score}</th>" in page
+        assert f"Test {score}" in page
+        assert f"test {other}" not in page.lower()
+
+
+def test_a_result_of_before_is_an_accuracy(tmp_path: Path) -> None:
+    text = uneven("accuracy").model_dump_json()
+    assert '"score":"accuracy",' in text
+    (tmp_path / "result.json").write_text(text.replace('"score":"accuracy",', ""))
+    found = read_uneven(tmp_path)
+    assert found is not None
+    assert found.score == "accuracy"
+
+
+def data(targets: torch.Tensor) -> Dataset:
+    samples = TensorSamples(torch.zeros(2, 4), targets)
+    return Dataset("toy", samples, samples, 3, (4,))
+
+
+CLASSES, LABELS = torch.tensor([0, 2]), torch.tensor([[True, False, True]] * 2)
+
+
+@pytest.mark.parametrize(("targets", "outputs"), [(CLASSES, 3), (CLASSES, 5), (LABELS, 3)])
+def test_enough_outputs_are_taken(targets: torch.Tensor, outputs: int) -> None:
+    check_outputs(nn.Linear(4, outputs), data(targets), "net")
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs", "message"),
+    [
+        (CLASSES, 2, "model net: has 2 outputs, but toy has 3 classes"),
+        (LABELS, 2, "model net: has 2 outputs, but toy has 3 labels, .*: it needs 3 outputs"),
+        (LABELS, 4, "model net: has 4 outputs, but toy has 3 labels, .*: it needs 3 outputs"),
+    ],
+)
+def test_too_few_or_for_labels_too_many_are_refused(targets, outputs: int, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_outputs(nn.Linear(4, outputs), data(targets), "net")
+
+
+def test_what_is_no_table_of_scores_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"gives torch\.Size\(\[4\]\), but must give"):
+        check_outputs(nn.Flatten(0), data(CLASSES), "net")
