@@ -33,6 +33,7 @@ PURE = {
     "paceline.record": ["trace"],
     "paceline.data": ["balanced", "sampler"],
     "paceline.probe": ["text"],
+    "paceline.wire": ["client", "service"],
 }
 
 

@@ -13,6 +13,7 @@ from paceline.commands.looking import compare, report
 from paceline.commands.planning import plan
 from paceline.commands.probing import probe
 from paceline.commands.running import rehearse, train
+from paceline.commands.wheel import hub, worker
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
 _INTERRUPTED = 130  # what typer returns after Ctrl-C
@@ -43,7 +44,7 @@ def start(
         typer.echo(context.get_help())
 
 
-for command in (train, rehearse, plan, compare, report, papers, probe):
+for command in (train, rehearse, plan, compare, report, papers, probe, hub, worker):
     app.command()(command)
 
 

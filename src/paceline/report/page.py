@@ -14,8 +14,10 @@ from paceline.report.format import duration, number, share
 from paceline.report.markup import Html, element
 from paceline.report.sections import conformity, facts, learning, parts, plans, steps, trials
 from paceline.report.uneven import sections_of
+from paceline.report.wheel import sections_of as wheel_sections
 from paceline.result import RehearsalResult, Result, read_result
-from paceline.uneven_result import read_uneven
+from paceline.uneven_result import UnevenResult, read_uneven
+from paceline.wheel_result import read_wheel
 
 _ORIGINS: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
 _Tile = tuple[str, str, str]  # what, how much, and a note
@@ -28,12 +30,17 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
     if one of them is missing or damaged, or if they do not belong together.
     """
-    uneven = read_uneven(folder)
-    if uneven is not None:
+    asynchronous = read_uneven(folder) or read_wheel(folder)
+    if asynchronous is not None:
         if rehearsal is not None:
-            raise InvalidInput(f"{folder}: a run of uneven workers has no rehearsal")
+            raise InvalidInput(f"{folder}: a run of asynchronous workers has no rehearsal")
         timelines = read_trace(folder / "trace.json")
-        page = framed(f"{uneven.settings.model}, run {uneven.id}", sections_of(uneven, timelines))
+        body = (
+            sections_of(asynchronous, timelines)
+            if isinstance(asynchronous, UnevenResult)
+            else wheel_sections(asynchronous, timelines)
+        )
+        page = framed(f"{asynchronous.settings.model}, run {asynchronous.id}", body)
     else:
         result = read_result(folder)
         timelines = read_trace(folder / "trace.json")
@@ -67,7 +74,7 @@ def framed(title: str, body: Iterable[Html]) -> str:
 def _run(result: Result) -> Iterator[Html]:
     yield _header(result, f"on {result.settings.data}", _tiles(result))
     yield plans(result)
-    yield learning(result.epochs)
+    yield learning(result.epochs, result.score)
     yield parts(result.comparison)
 
 
@@ -97,7 +104,11 @@ def _header(result: Result | RehearsalResult, what: str, tiles: Iterable[_Tile])
 def _tiles(result: Result) -> tuple[_Tile, ...]:
     epochs = len(result.epochs)
     return (
-        ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
+        (
+            f"test {result.score}",
+            share(result.accuracy, 2),
+            f"after {epochs} epoch{'s' * (epochs != 1)}",
+        ),
         ("predicted step", duration(result.predicted_step_s), "before training"),
         ("measured step", duration(result.measured_step_s), "median of the untraced steps"),
         (

@@ -20,6 +20,10 @@ class Wheel:
     first device; they compute on its first device, and the bodies on the machine's other devices.
     `head` is the head's first layer, by default found by `split`. `activations`, `residuals`,
     `parameters` and `gradients` (of the body) are the codecs by which each travels.
+
+    Of a run, not of the plan: no worker begins a step more than `staleness` steps before the
+    slowest has completed as many; None lets it. The learning rate of an update whose gradients miss
+    k updates is divided by 1 + k * `staleness_decay`.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -30,3 +34,5 @@ class Wheel:
     residuals: _Codec | None = None
     parameters: _Codec | None = None
     gradients: _Codec | None = None
+    staleness: Annotated[int, Field(ge=0)] | None = 16
+    staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

@@ -98,7 +98,7 @@ class _Steps:
         """Yield the way of the body's parameters."""
         after: tuple[str, ...] = ()
         if step and self.prefetches:
-            after = (self.ways[worker].arrival(step - 1, Purpose.RESIDUALS),)
+            after = (self.ways[worker].reception(step - 1, Purpose.RESIDUALS),)
             if step > 1:
                 after += (task_name(step - 2, Kind.STEP, worker=worker),)
         elif step:

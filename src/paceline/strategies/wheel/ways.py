@@ -71,6 +71,11 @@ class Ways:
         """Return the name of the task after which the receiver can use the message."""
         return task_name(step, self.legs[purpose][-1].kind, purpose, self.worker)
 
+    def reception(self, step: int, purpose: Purpose) -> str:
+        """Return the name of the task after which the receiver has the message, still encoded."""
+        kinds = [leg.kind for leg in self.legs[purpose] if leg.kind is not Kind.DECODE]
+        return task_name(step, kinds[-1], purpose, self.worker)
+
 
 def _legs(
     machine: Machine, source: Device, target: Device, lane: Resource, message: Message

@@ -1,0 +1,118 @@
+"""The sections of a run of strategy wheel: what travelled, how stale updates were, who waited."""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+
+import plotly.graph_objects as go
+
+from paceline.core.timeline import Origin, Timeline
+from paceline.report.figures import styled
+from paceline.report.format import duration, nbytes, number, share
+from paceline.report.markup import Html, element, table
+from paceline.report.sections import conformity, facts, figure_of, learning, section, steps
+from paceline.wheel_result import PurposeRow, WheelResult
+
+_COLOUR = "#0072b2"
+_HEIGHT, _LEFT = 290, 60  # pixels
+_MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
+
+
+def sections_of(result: WheelResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
+    """Yield all sections of the page."""
+    yield _header(result)
+    yield learning(result.epochs, "accuracy")
+    yield purposes(result)
+    yield staleness(result)
+    if result.idle_shares:
+        yield idle(result)
+    yield steps(list(timelines.values()))
+    yield facts(result)
+    if result.lost:
+        yield section("Lost workers", "", element("ul", *(element("li", w) for w in result.lost)))
+    yield conformity(result.faults)
+
+
+def _header(result: WheelResult) -> Html:
+    settings = result.settings
+    lanes = settings.config().lanes
+    line = (
+        f"on {settings.data}, strategy wheel, {settings.workers} workers, {lanes} a device, "
+        f"{settings.batch_size} samples a step; the head begins with {result.head}"
+    )
+    epochs, error = len(result.epochs), result.prediction_error
+    tiles = [
+        ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
+        ("predicted step", _seconds(result.predicted_step_s), "before training"),
+        ("measured step", _seconds(result.measured_step_s), "on average, without tests"),
+        ("prediction error", "-" if error is None else share(error, signed=True), "of the step"),
+        ("samples/s", number(result.samples_per_s), "measured"),
+    ]
+    return element(
+        "header",
+        element("h1", settings.model),
+        element("div", line),
+        element("div", f"Run {result.id}", class_="soft"),
+        element("div", *(_tile(*tile) for tile in tiles), class_="tiles"),
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else duration(value)
+
+
+def _tile(label: str, value: str, note: str) -> Html:
+    parts = element("span", label), element("b", value), element("small", note)
+    return element("div", *parts, class_="tile")
+
+
+def purposes(result: WheelResult) -> Html:
+    """Return the bytes of the seven purposes, beside Table 1's formula."""
+    head = ("purpose", "where", "bytes", "by the formula", "of an update")
+    rows = [_row(row, max(1, result.updates)) for row in result.purposes]
+    sent, received = result.wire_nbytes
+    note = (
+        "Without headers. With them, and with what else hub and workers tell each other, the hub "
+        f"sent {nbytes(sent)} and received {nbytes(received)}."
+    )
+    return section("Bytes by purpose", note, table(head, rows, text_columns=(0, 1)))
+
+
+def _row(row: PurposeRow, updates: int) -> tuple[str, ...]:
+    where = "on the network" if row.travels else "within the hub"
+    counted, formula = nbytes(row.nbytes), nbytes(row.formula_nbytes)
+    return row.purpose, where, counted, formula, nbytes(row.nbytes / updates)
+
+
+def staleness(result: WheelResult) -> Html:
+    """Return how many updates missed how many others."""
+    bars: dict[int, int] = {}
+    for missed, times in result.staleness.items():
+        place = min(missed, _MOST_MISSED)
+        bars[place] = bars.get(place, 0) + times
+    total = sum(bars.values()) or 1
+    drawn = go.Figure(
+        go.Bar(
+            x=list(bars),
+            y=[times / total for times in bars.values()],
+            marker={"color": _COLOUR},
+        )
+    )
+    drawn.update_xaxes(title_text="updates that the gradients of an update missed")
+    drawn.update_yaxes(title_text="share of updates", tickformat=".0~%")
+    note = f"{result.mean_staleness:.2f} on average. Bar {_MOST_MISSED} holds all beyond, too."
+    return section("Staleness", note, figure_of(styled(drawn, _HEIGHT, _LEFT), "staleness"))
+
+
+def idle(result: WheelResult) -> Html:
+    """Return the share of the traced steps in which each body's device computed nothing."""
+    rows = [
+        (escape(device, quote=False), _planned(result, device), share(value))
+        for device, value in result.idle_shares.items()
+    ]
+    note = "Of the traced steps, as predicted and as measured."
+    return section("Idle devices", note, table(("device", "predicted", "measured"), rows))
+
+
+def _planned(result: WheelResult, device: str) -> str:
+    planned = result.predicted_idle_shares.get(device)
+    return "-" if planned is None else share(planned)

@@ -1,0 +1,138 @@
+"""The runner of strategy wheel: the hub, and the body processes of this machine."""
+
+import os
+from contextlib import ExitStack
+from hashlib import sha256
+
+from paceline.links.group import Group, Member
+from paceline.strategies.wheel.body import agreement
+from paceline.strategies.wheel.coding import check_codecs
+from paceline.strategies.wheel.crew import Crew
+from paceline.strategies.wheel.fit import device_name, devices_of, machine_of
+from paceline.strategies.wheel.half import example_of, layout_of
+from paceline.strategies.wheel.halves import Halves, cut
+from paceline.strategies.wheel.heads import HeadWorkers
+from paceline.strategies.wheel.hub import Hub
+from paceline.strategies.wheel.job import Job
+from paceline.strategies.wheel.keeping import Keeper
+from paceline.strategies.wheel.order import Fitted, Run, job_of, largest_nbytes, resolved
+from paceline.strategies.wheel.outcome import Outcome, outcome_of
+from paceline.strategies.wheel.profile import Profile
+from paceline.strategies.wheel.server import ParameterServer
+from paceline.strategies.wheel.tally import Conduct, Status, Tally
+from paceline.strategies.wheel.trial import try_head
+from paceline.training.loop import Epoch, evaluate
+from paceline.wire.service import Service
+
+
+def train(run: Run) -> Outcome:
+    """Train the run's model; its parameters are those of the server in the end.
+
+    Raises InvalidInput if model, head, codecs and data do not fit each other, or a loss is not
+    finite; WorkerLost if no worker is left.
+    """
+    run, parts = resolved(run)
+    job, largest = job_of(run), largest_nbytes(parts, run.config)
+    example = example_of(run.data).to(run.device)
+    run.model.to(run.device).train()
+    halves = cut(run.model, example, job.first)
+    check_codecs(run.config, halves.head_parameters[0].dtype)
+    layout, tally = layout_of(job, halves, run.data), Tally()
+    server = _server(run, halves)
+    keeper = Keeper(
+        run.snapshots, run.snapshot_s, server, run.run_id, sha256(layout.encode()).hexdigest()
+    )
+    if run.resume:
+        run.say(keeper.resume(tally, run.steps_per_epoch))
+    samples, classes = run.workload.batch_size, run.data.num_classes
+    own = try_head(run.model, example, job, run.make, samples, classes) if run.profile_s else None
+    heads = HeadWorkers(server, job, run.device, _name(run), largest)
+    fits: list[Fitted | None] = []
+
+    def begun(profiles: dict[int, Profile]) -> None:
+        fits.append(_fitted(run, own, profiles))
+        run.begun(fits[0])
+
+    def look(status: Status) -> None:
+        keeper.look(tally)
+        run.look(status)
+
+    with ExitStack() as stack:
+        service = _service(run, job, largest)
+        stack.callback(service.close)
+        crew = _crew(run, service.address, stack)
+        conduct = Conduct(
+            test=lambda number, loss, seconds: _tested(run, number, loss, seconds),
+            begun=begun,
+            look=look,
+            gone=crew.gone if crew else list,
+            say=run.say,
+            wait_s=run.wait_s,
+            is_local=crew is not None,
+        )
+        run.prepared(service.address, crew.pids if crew else {})
+        hub = Hub(service, server, heads, job, layout, run.steps_per_epoch, conduct, tally)
+        hub.run()
+        keeper.keep(tally)
+        service.close()
+        if crew:
+            crew.leave()
+        traffic = service.traffic.sent_nbytes, service.traffic.received_nbytes
+    return outcome_of(run, parts, hub, server, heads, fits[0], job.num_traced, traffic)
+
+
+def _server(run: Run, halves: Halves) -> ParameterServer:
+    config = run.config
+    trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
+    return ParameterServer(
+        run.model,
+        halves,
+        run.make(trained),
+        num_workers=config.workers,
+        staleness=config.staleness,
+        staleness_decay=config.staleness_decay,
+    )
+
+
+def _name(run: Run) -> str:
+    return device_name("cpu" if run.device.type == "cpu" else "gpu", 0)
+
+
+def _service(run: Run, job: Job, largest: int) -> Service:
+    return Service(
+        run.address,
+        run.run_id,
+        agreement(),
+        keys=run.keys,
+        num_workers=run.config.workers,
+        largest_nbytes=largest,
+        settings=job.packed(),
+        say=run.say,
+    )
+
+
+def _crew(run: Run, address: str, stack: ExitStack) -> Crew | None:
+    if run.devices is None:
+        return None
+    crew = Crew(address, run.run_id, run.config, run.devices, run.deadline_s)
+    stack.callback(crew.close)
+    return crew
+
+
+def _fitted(run: Run, own: Profile | None, profiles: dict[int, Profile]) -> Fitted | None:
+    """Return the machine, if all its devices were profiled."""
+    lanes = devices_of(run.config)
+    bodies = {n: profiles[own[0]] for n, own in lanes.items() if own[0] in profiles}
+    if own is None or len(bodies) < len(lanes):
+        return None
+    return machine_of(run.workload, run.config, own, bodies)
+
+
+def _tested(run: Run, number: int, loss: float, seconds: float) -> Epoch:
+    member = Member(0, os.getpid(), "", "", run.device.type)
+    alone = Group(0, 1, run.device, (member,), None, None, run.deadline_s)
+    test_loss, correct = evaluate(run.model, run.data.test, alone)
+    num_samples = len(run.data.test)
+    epoch = Epoch(number, loss, test_loss / num_samples, correct / num_samples, seconds)
+    run.report(epoch)
+    return epoch

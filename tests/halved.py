@@ -1,0 +1,158 @@
+"""Models that can be cut, and body workers driven by hand: for tests of wheel's server."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.models import MLP, CifarResNet, LeNet5
+from paceline.strategies.wheel.flat import flatten, load, take_gradients
+from paceline.strategies.wheel.halves import Halves, cut
+from paceline.strategies.wheel.server import ParameterServer
+from paceline.training.objective import objective_for
+
+
+class Dropping(nn.Module):
+    """Convolutions with batch norm and dropout of three kinds, and a `view` before the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout2d(0.3)
+        self.fc1 = nn.Linear(4 * 3 * 3, 16)
+        self.fc2 = nn.Linear(16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = F.max_pool2d(self.drop(F.relu(self.norm(self.conv(images)))), 2)
+        values = F.dropout(maps.view(maps.size(0), -1), 0.2, self.training)
+        hidden = F.dropout(torch.relu(self.fc1(values)), 0.5, training=self.training)
+        return self.fc2(hidden)
+
+
+class Around(nn.Module):
+    """The head adds what crosses the cut to what its first layer makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        scale = self.scale
+        hidden = torch.tanh(self.a(samples))
+        return (hidden + self.b(hidden)) * scale
+
+
+class Case(NamedTuple):
+    """A model, the shape of a sample, its number of classes, and where it can be cut."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    num_classes: int
+    cuts: tuple[str, ...]
+
+    def model(self, dtype: torch.dtype = torch.float64) -> nn.Module:
+        torch.manual_seed(3)
+        return self.build().to(dtype)
+
+    def inputs(self, num_samples: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
+        generator = torch.Generator().manual_seed(num_samples)
+        return torch.randn(num_samples, *self.shape, generator=generator, dtype=dtype)
+
+    def labels(self, num_samples: int = 4) -> Tensor:
+        return torch.arange(num_samples) % self.num_classes
+
+
+CASES = {
+    "lenet5": Case(LeNet5, (1, 32, 32), 10, ("conv2", "fc3", "fc5")),
+    "mlp": Case(lambda: MLP([12, 9, 8, 4]), (12,), 4, ("layers.3", "layers.5")),
+    "dropping": Case(Dropping, (1, 8, 8), 5, ("norm", "fc1", "fc2")),
+    "around": Case(Around, (6,), 8, ("b",)),
+    "resnet": Case(lambda: CifarResNet(1), (3, 8, 8), 10, ("blocks.1.conv1.0", "classifier.2")),
+}
+
+
+def batches(case: Case, count: int, size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches that differ."""
+    for number in range(count):
+        generator = torch.Generator().manual_seed(100 + number)
+        inputs = torch.randn(size, *case.shape, generator=generator, dtype=torch.float64)
+        yield inputs, torch.randint(case.num_classes, (size,), generator=generator)
+
+
+def sequential(
+    model: nn.Module, optimizer: torch.optim.Optimizer, source: Iterator[tuple[Tensor, Tensor]]
+) -> list[float]:
+    """Train as if nobody had cut the model, and return the losses."""
+    losses = []
+    for inputs, labels in source:
+        loss = objective_for(labels).loss(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+class Hand:
+    """A body worker with parameters of its own, whose steps are taken one by one."""
+
+    def __init__(self, server: ParameterServer, halves: Halves, worker: int = 0) -> None:
+        self.server, self.halves, self.worker = server, halves, worker
+
+    def fetch(self) -> int:
+        version, flat = self.server.body_parameters()
+        load(self.halves.body_parameters, flat)
+        return version
+
+    def forward(
+        self, step: int, version: int, inputs: Tensor, labels: Tensor, weight: float = 1.0
+    ) -> tuple[Tensor, float]:
+        """Return the body's gradients as one vector, and the loss."""
+        activations = self.halves.body(inputs)
+        residuals, loss = self.server.answer(
+            self.worker, step, version, activations.detach(), labels, weight
+        )
+        torch.autograd.backward(activations, residuals)
+        gradients = take_gradients(self.halves.body_names, self.halves.body_parameters)
+        return flatten(gradients), loss
+
+    def step(self, step: int, inputs: Tensor, labels: Tensor) -> tuple[int, float]:
+        """Take a step; return the new version, and the loss."""
+        version = self.fetch()
+        gradients, loss = self.forward(step, version, inputs, labels)
+        return self.server.update(self.worker, step, version, gradients), loss
+
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def plain(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.25)
+
+
+def serve(
+    case: Case, first: str, make: Make = plain, num_workers: int = 1, **options
+) -> tuple[ParameterServer, list[Hand]]:
+    """Return a server, and workers whose bodies are copies, as in processes of their own."""
+    model = case.model()
+    halves = cut(model, case.inputs(), first)
+    options = {"staleness": 0} | options
+    server = ParameterServer(model, halves, make(model), num_workers=num_workers, **options)
+    hands = [Hand(server, copy.deepcopy(halves), worker) for worker in range(num_workers)]
+    for hand in hands:
+        server.joined(hand.worker)
+    return server, hands
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def equal(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

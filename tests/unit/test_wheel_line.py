@@ -1,0 +1,143 @@
+"""What the command line says of a run of wheel that cannot be: before any process is started."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import InvalidInput
+from paceline.report import write_report
+from paceline.wheel_result import read_wheel
+from paceline.wheel_settings import codec_options, numbers
+
+TRAIN = ("train", "lenet5", "--strategy", "wheel")
+HUB = ("hub", "lenet5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "cpu:1"], "workers: 'cpu:1' is not a number"),
+        (["--workers", "0"], "workers: Input should be greater than or equal to 1"),
+        (["--workers", "65"], "batch_size: 64 samples cannot be shared by 65 workers"),
+        (["--set", "lanes=0"], "strategy wheel: lanes: Input should be greater than or equal"),
+        (["--set", "workers=2"], "options: workers is a setting of its own"),
+        (["--set", "hub=a"], "options: hub names a host of a machine file"),
+        (["--set", "staleness=0"], "staleness: lanes that alternate fetch a step ahead"),
+        (["--set", "staleness=-1"], "strategy wheel: staleness: Input should be greater"),
+        (["--set", "head=none"], "head: 'none' is no layer of model lenet5"),
+        (["--codec", "dynamic8"], "codec: 'dynamic8' is not of the form body-gradients=dynamic8"),
+        (["--codec", "labels=half"], "codec: 'labels' travels by none; choose from activations,"),
+        (["--codec", "residuals=zip"], "codec: 'zip' is not known"),
+        (["--codec", "residuals=half,residuals=half"], "codec: residuals is named twice"),
+        (["--codec", "residuals=half", "--set", "residuals=dynamic8"], "codec: residuals travels"),
+        (["--codec", "activations=onebit"], "only body-gradients can travel by it"),
+        (["--codec", "residuals=auto"], "codec: 'auto' is a choice between codecs"),
+        (["--codec", "body-gradients=threshold:0.1"], "codec: nobody knows beforehand how many"),
+        (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
+        (["--resume"], "resume: goes only with snapshots"),
+        (["--snapshots", "none", "--resume"], "none: there is no snapshot"),
+        (["--snapshot-s", "-1"], "snapshot_s: Input should be greater than or equal to 0"),
+        (["--policy", "adaptive"], "policy: goes only with strategy hogbatch"),
+        (["--port", "7"], "port: goes not with strategy wheel"),
+        (["--balance", "auto"], "balance: goes not with strategy wheel"),
+        (
+            ["--batch-size", "1500", "--workers", "1500", "--set", "lanes=1500"],
+            "1438 samples cannot be shared by 1500 workers",
+        ),
+        (["--workers", "60"], "workers: 30 processes and the hub do not fit on"),
+        (["--strategy", "host", "--codec", "activations=half"], "codec: goes only with strategy w"),
+        (["--strategy", "host", "--resume"], "resume: goes only with strategy wheel"),
+        (["--strategy", "hogbatch", "--snapshots", "a"], "snapshots: goes only with strategy wh"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(line, arguments: list[str], message: str):
+    line(*TRAIN, *arguments)
+    assert (line.code, line.out) == (2, ""), line.err
+    (said,) = [text for text in line.err.splitlines() if text.startswith("paceline: ")]
+    assert message in said
+
+
+def test_a_model_without_a_head_is_told_to_be_data_parallel(line):
+    line("train", "resnet110", "--strategy", "wheel", "--data", "synthetic:3x32x32,classes=10")
+    assert line.code == 2
+    assert "choose a data-parallel strategy" in line.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hub"], "model: name what to train, or a folder by --generate-keys"),
+        ([*HUB], "bind: name the address that workers reach"),
+        ([*HUB, "--bind", "tcp://0.0.0.0:5555"], "bind: 0.0.0.0 is every interface"),
+        ([*HUB, "--bind", "tcp://*:5555"], "address: 'tcp://*:5555' is not of the form"),
+        ([*HUB, "--bind", "tcp://10.9.9.9:5555"], "needs keys; write them with"),
+        ([*HUB, "--bind", "tcp://127.0.0.1:5555", "--keys", "none"], "none/hub.key: No such file"),
+        (["worker"], "Missing option '--connect'"),
+        (["worker", "--connect", "tcp://10.9.9.9:5555"], "needs keys; write them with"),
+        (["worker", "--connect", "tcp://127.0.0.1"], "is not of the form tcp://10.0.0.1:5555"),
+        (["worker", "--connect", "tcp://127.0.0.1:1", "--workers", "a"], "are no numbers of work"),
+        (["worker", "--connect", "tcp://127.0.0.1:1", "--device", "tpu"], "device: 'tpu' cannot"),
+        (
+            ["worker", "--connect", "tcp://127.0.0.1:1", "--keys", "none"],
+            "none/worker.key: No such file",
+        ),
+        (["worker", "--connect", "tcp://127.0.0.1:1", "--deadline-s", "nan"], "deadline_s: must"),
+    ],
+)
+def test_what_neither_hub_nor_worker_can_do_is_one_line(line, arguments, message: str):
+    line(*arguments)
+    assert (line.code, line.out) == (2, ""), line.err
+    assert message in line.err.splitlines()[-1]
+
+
+def test_a_hub_that_is_not_there_is_waited_for_and_named(line):
+    line("worker", "--connect", "tcp://127.0.0.1:1", "--deadline-s", "0.2", "--device", "cpu")
+    assert line.code == 1
+    assert (
+        "no hub at tcp://127.0.0.1:1 has taken worker 0 in within 0.2 s"
+        in line.err.splitlines()[-1]
+    )
+
+
+def test_keys_are_written_once_and_readable_by_nobody_else(line, tmp_path: Path):
+    line("hub", "--generate-keys", "keys")
+    assert line.code == 0
+    assert [Path(path).name for path in line.out.split()] == [
+        "hub.key",
+        "hub.pub",
+        "worker.key",
+        "worker.pub",
+    ]
+    for name in ("hub.key", "worker.key"):
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+    line("hub", "--generate-keys", "keys")
+    assert line.code == 2
+    assert "is there already" in line.err
+
+
+def test_codecs_by_purpose_are_fields_of_the_configuration():
+    text = "body-gradients=dynamic8, activations=half,body-parameters=bfloat16,residuals=linear8"
+    assert codec_options(text) == {
+        "gradients": "dynamic8",
+        "activations": "half",
+        "parameters": "bfloat16",
+        "residuals": "linear8",
+    }
+    assert codec_options(None) == {}
+
+
+@pytest.mark.parametrize("text", ["", "1,1", "-1", "0;1"])
+def test_numbers_of_workers_are_different_and_not_negative(text: str):
+    assert numbers("2,3") == (2, 3)
+    with pytest.raises(InvalidInput, match="are no numbers of workers"):
+        numbers(text)
+
+
+def test_a_damaged_result_is_named(tmp_path: Path):
+    (tmp_path / "result.json").write_text('{"kind": "wheel", "id": 3}')
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    with pytest.raises(InvalidInput, match=r"result\.json: id: Input should be a valid string"):
+        write_report(tmp_path)
+    (tmp_path / "result.json").write_text('{"id": "of another kind"}')
+    assert read_wheel(tmp_path) is None

@@ -1,0 +1,237 @@
+"""The parts of wheel's body processes that stand alone: turns, shares, coded values, timelines."""
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+
+from paceline.core.cost import compute_lane
+from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.plan import Kind
+from paceline.core.timeline import Span, Timeline
+from paceline.core.wire_format import wire_format
+from paceline.data.dataset import Dataset, TensorSamples
+from paceline.strategies.wheel.coding import Coder, check_codecs
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.half import difference
+from paceline.strategies.wheel.share import SampleShare
+from paceline.strategies.wheel.split import Message, Purpose
+from paceline.strategies.wheel.timeline import idle_shares, timeline_of
+from paceline.strategies.wheel.trace import Leaf, Record, packed, record_of
+from paceline.strategies.wheel.turns import Stopped, Turns
+
+DEADLINE_S = 20.0
+
+
+def together(*works) -> None:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def test_turns_go_round_in_order_until_a_lane_leaves():
+    turns, said, inside = Turns([3, 1, 2]), [], []
+
+    def lane(number: int, times: int) -> None:
+        for _ in range(times):
+            with turns.of(number):
+                inside.append(number)
+                said.append((number, list(inside)))
+                inside.remove(number)
+        turns.leave(number)
+
+    together(*(lambda n=n, t=t: lane(n, t) for n, t in ((2, 3), (1, 1), (3, 2))))
+    assert [number for number, _ in said] == [3, 1, 2, 3, 2, 2]
+    assert all(alone == [number] for number, alone in said)
+
+
+def test_a_lane_that_cannot_use_its_turn_lets_the_others_go_first():
+    turns, said = Turns([0, 1]), []
+
+    def waiting() -> None:
+        with turns.of(0):
+            while len(said) < 2:
+                turns.let_others(0)
+            said.append(0)
+        turns.leave(0)
+
+    def busy() -> None:
+        for _ in range(2):
+            with turns.of(1):
+                said.append(1)
+        turns.leave(1)
+
+    together(waiting, busy)
+    assert said == [1, 1, 0]
+
+
+def test_a_failure_of_one_lane_stops_those_that_wait():
+    turns, stopped = Turns([0, 1]), []
+
+    def waits() -> None:
+        try:
+            with turns.of(1):
+                raise AssertionError("lane 0 has never had its turn")
+        except Stopped:
+            stopped.append(1)
+
+    def fails() -> None:
+        turns.stop()
+
+    together(waits, fails)
+    assert stopped == [1]
+    with pytest.raises(Stopped):
+        turns.check()
+
+
+def data_of(num_samples: int, targets: torch.Tensor | None = None) -> Dataset:
+    classes = torch.zeros(num_samples, dtype=torch.int64) if targets is None else targets
+    samples = TensorSamples(torch.arange(float(num_samples))[:, None], classes)
+    return Dataset("numbers", samples, samples, 2, (1,))
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 7), (3, 10), (4, 5)])
+def test_the_shares_of_all_workers_are_every_sample_once_an_epoch(workers: int, batch_size: int):
+    data = data_of(101)
+    shares = [SampleShare(data, batch_size, w, workers, 2, 9) for w in range(workers)]
+    steps = shares[0].steps_per_epoch
+    for epoch in range(2):
+        seen: Counter[float] = Counter()
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            weights = 0.0
+            for share in shares:
+                inputs, _ = share.batch(step)
+                seen.update(inputs[:, 0].tolist())
+                weights += share.weight(step)
+            assert weights == pytest.approx(workers)
+            assert shares[0].ends_epoch(step) == (step + 1 == (epoch + 1) * steps)
+        assert set(seen.values()) == {1}
+        assert len(seen) == 101
+    assert shares[0].num_steps == 2 * steps
+
+
+def test_two_threads_may_ask_a_share_about_two_epochs():
+    share, found = SampleShare(data_of(60), 6, 0, 1, 40, 3), {}
+    expected = [SampleShare(data_of(60), 6, 0, 1, 40, 3).rows(step) for step in range(400)]
+
+    def ask(number: int) -> None:
+        order = range(400) if number else reversed(range(400))
+        found[number] = {step: share.rows(step) for step in order}
+
+    together(lambda: ask(0), lambda: ask(1))
+    assert all(rows == expected[step] for own in found.values() for step, rows in own.items())
+
+
+def test_several_labels_a_sample_are_refused():
+    labels = torch.zeros(8, 2, dtype=torch.bool)
+    share = SampleShare(data_of(8, labels), 4, 0, 1, 1, 0)
+    with pytest.raises(InvalidInput, match="several labels"):
+        share.batch(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_without_a_codec_come_as_they_were(dtype: torch.dtype):
+    values = torch.randn(5, 7, dtype=dtype).t()
+    coder = Coder(Purpose.ACTIVATIONS, None, dtype)
+    parts = coder.encode(values)
+    assert sum(part.numel() for part in parts) == values.numel() * dtype.itemsize
+    came = coder.decode(coder.name, parts, 35)
+    assert torch.equal(came.view(7, 5), values)
+
+
+@pytest.mark.parametrize("codec", ["dynamic8", "half", "bfloat16", "onebit"])
+def test_encoded_values_take_the_bytes_of_the_plan(codec: str):
+    values = torch.randn(3000)
+    coder = Coder(Purpose.BODY_GRADIENTS, codec, torch.float32)
+    parts = coder.encode(values)
+    assert sum(part.numel() for part in parts) == wire_format(codec).nbytes(3000)
+    came = coder.decode(coder.name, parts, 3000)
+    assert (came - values).abs().mean() < values.abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("codec", "nbytes", "count", "message"),
+    [
+        ("", 12, 4, "residuals: 12 bytes in 1 parts; 4 values of torch.float32 are 16 in one"),
+        ("half", 16, 4, "came by codec 'half', and not by 'none'"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(codec, nbytes, count, message: str):
+    coder = Coder(Purpose.RESIDUALS, None, torch.float32)
+    with pytest.raises(InvalidInput, match=message):
+        coder.decode(codec, (torch.zeros(nbytes, dtype=torch.uint8),), count)
+
+
+def test_no_codec_carries_what_is_not_finite():
+    with pytest.raises(NonFinite, match="residuals: 1 of 4 values are NaN"):
+        Coder(Purpose.RESIDUALS, "half", torch.float32).encode(
+            torch.tensor([1.0, 2.0, float("nan"), 3.0])
+        )
+
+
+def test_float64_travels_by_no_codec():
+    with pytest.raises(InvalidInput, match="activations=half encodes float32"):
+        check_codecs(Wheel(activations="half"), torch.float64)
+    check_codecs(Wheel(), torch.float64)
+
+
+def test_the_first_difference_of_two_layouts_is_named():
+    here = '{"body": {"a": "float32 [2]"}, "samples": [5, 1]}'
+    assert difference(here, here) is None
+    there = here.replace("[2]", "[3]")
+    assert difference(here, there) == "body, a: float32 [3] and not float32 [2]"
+    assert difference(here, here.replace("5", "6")) == "samples: [6, 1] and not [5, 1]"
+
+
+def test_a_record_travels_and_its_clock_is_set_right():
+    span = Span("s0/load@worker0", Kind.LOAD, (compute_lane("cpu1"),), 10.0, 11.0)
+    record = Record([span], [Leaf("labels", 0, 0, 11.0)], [])
+    found = Record()
+    found.add(record_of(packed(record)), ahead_s=4.0)
+    assert found.spans == [span._replace(start_s=6.0, end_s=7.0)]
+    assert found.left == [Leaf("labels", 0, 0, 7.0)]
+    with pytest.raises(InvalidInput, match="a trace that cannot be read"):
+        record_of(b'{"spans": 3}')
+
+
+SENT = {purpose: Message(1, 100, None) for purpose in Purpose}
+
+
+def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they_came():
+    record = Record(
+        left=[
+            Leaf("body-gradients", 0, 0, 0.0),
+            Leaf("labels", 1, 0, 1.0),
+            Leaf("activations", 1, 0, 1.0),
+            Leaf("residuals", 1, 0, 4.0),
+        ],
+        came=[
+            Leaf("body-gradients", 0, 0, 5.0),
+            Leaf("labels", 1, 0, 3.0),
+            Leaf("activations", 1, 0, 3.0),
+            Leaf("residuals", 1, 0, 6.0),
+        ],
+    )
+    timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, SENT)
+    spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
+    first = 1.0  # when the first of them begins, which is zero
+    assert spans == {
+        "s0/send[labels]@worker1": (1.0 - first, 2.0 - first),
+        "s0/send[activations]@worker1": (2.0 - first, 3.0 - first),
+        "s0/send[body-gradients]@worker0": (3.0 - first, 5.0 - first),
+        "s0/send[residuals]@worker1": (4.0 - first, 6.0 - first),
+    }
+
+
+def test_idle_is_what_lies_between_the_layers_of_a_device():
+    lane = (compute_lane("cpu1"),)
+    spans = [
+        Span("s0/forward[a]@worker0", Kind.FORWARD, lane, 2.0, 4.0, "a"),
+        Span("s0/encode[activations]@worker0", Kind.ENCODE, lane, 4.0, 5.0, "activations"),
+        Span("s0/backward[a]@worker0", Kind.BACKWARD, lane, 7.0, 10.0, "a"),
+    ]
+    assert idle_shares(Timeline(spans, "measured"), ["cpu1", "cpu2"]) == {"cpu1": 3 / 8}
