@@ -123,7 +123,9 @@ def test_a_snapshot_is_two_files_and_replaces_the_one_before(tmp_path: Path):
     for version in (3, 3, 4):
         server.version = version
         save_here(tmp_path, server)
-        (tmp_path / "snapshot-9-interrupted.safetensors.partial").touch()
+        (tmp_path / "snapshot-9-interrupted.safetensors").touch()
+        (tmp_path / ".partial").mkdir()
+        (tmp_path / ".partial" / ".tmp123").touch()
     save_here(tmp_path, server)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.partition("-")[0] for name in names] == ["manifest.json", "snapshot"]
@@ -150,7 +152,7 @@ def test_a_save_that_fails_leaves_the_one_before(
 
     def to_disk(path: Path) -> None:
         calls.append(path)
-        if path.name.endswith(".partial") and len(calls) == 2 * failing - 1:
+        if len(calls) == 2 * failing - 1:  # after each file its folder
             raise OSError(ENOSPC, "No space left on device")
 
     monkeypatch.setattr(snapshot, "_to_disk", to_disk)
@@ -158,17 +160,19 @@ def test_a_save_that_fails_leaves_the_one_before(
     with pytest.raises(InvalidInput, match=r"one before is kept: .* No space left"):
         save_here(tmp_path, server)
     assert set(names) <= {path.name for path in tmp_path.iterdir()}
-    assert not list(tmp_path.glob("*.partial"))
+    assert not (tmp_path / ".partial").exists()
     after = mlp()
     assert load(tmp_path, after, layout=LAYOUT).version == 1
 
 
-def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot(start):
+def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot(start, tmp_path: Path):
     done = start(str(PROGRAM)).finish()
     assert done.code == 0, done.err
     versions = [int(line) for line in done.out.split()]
     assert len(versions) == 12
     assert versions == sorted(set(versions))
+    save_here(tmp_path / "snapshots", mlp())
+    assert len(list((tmp_path / "snapshots").iterdir())) == 2  # what was left half-way is gone
 
 
 def other_shape() -> ParameterServer:

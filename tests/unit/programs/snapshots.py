@@ -45,12 +45,14 @@ for kill in range(KILLS):
     if not child:
         save_for_ever()
     deadline = time.monotonic() + 60
-    while version() == before and time.monotonic() < deadline:
-        time.sleep(0.0005)
-    time.sleep(0.0013 * kill)
-    seen = version()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        while version() == before and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        time.sleep(0.0013 * kill)
+        seen = version()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert load(FOLDER, server, layout="layout", run_id="run").version >= seen > before
     assert {float(end) for p in model.parameters() for end in (p.min(), p.max())} == {
         server.version

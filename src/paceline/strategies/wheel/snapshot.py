@@ -1,7 +1,8 @@
 """Snapshots of a parameter server: a hub that was killed goes on from the last one.
 
-    manifest.json                 names the file of tensors; replaced at once, by renaming
+    manifest.json                    names the file of tensors; replaced at once, by renaming
     snapshot-VERSION-*.safetensors
+    .partial/                        what is being written; the next save removes what a kill left
 
 A save that is interrupted at any moment leaves the manifest, and the file that it names, as they
 were. Half-done steps are not kept: their workers begin them again.
@@ -9,6 +10,7 @@ were. Half-done steps are not kept: their workers begin them again.
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -107,14 +109,16 @@ def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file be there whole and on the disk, or not at all."""
-    partial = path.with_name(path.name + _PARTIAL)
+    # A folder of its own, as the libraries that write have temporary files, too.
+    folder = path.parent / _PARTIAL
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     try:
-        write(partial)
-        _to_disk(partial)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        write(folder / path.name)
+        _to_disk(folder / path.name)
+        (folder / path.name).replace(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     _to_disk(path.parent)
 
 
@@ -127,8 +131,8 @@ def _to_disk(path: Path) -> None:
 
 
 def _remove_others(folder: Path, name: str) -> None:
-    """Remove earlier snapshots, and what interrupted ones have left."""
-    for path in folder.glob(f"{_PREFIX}*.safetensors*"):
+    """Remove earlier snapshots, and those of which an interrupted save wrote no manifest."""
+    for path in folder.glob(f"{_PREFIX}*.safetensors"):
         if path.name != name:
             path.unlink(missing_ok=True)
 
