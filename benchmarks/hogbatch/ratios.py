@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from cases import outcome_of, settings
+from cases import settings
 
 from paceline.core.timeline import Timeline
 from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.run import train
+from paceline.uneven import build, predict
 
 RATIOS = {4: 64, 16: 512, 236: 4096}  # slower by, and the upper threshold of a batch
 
@@ -23,13 +25,18 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
         options={"policy": "adaptive", "cpu_batch": [1, most]},
         epochs=2 if quick else 4,
     )
-    outcome = outcome_of(wanted)
+    run = build(wanted)
+    outcome = train(run)
+    planned = predict(run, outcome)
     whole = outcome.history.timeline(outcome.names)
     after_s = whole.start_s + whole.makespan_s / 2
     late = Timeline([span for span in whole.spans if span.start_s >= after_s], "measured")
     updates = statistics.num_updates(late)
     made = [updates.get(name, 0.0) for name in outcome.names]
+    slower, all_made = outcome.names[1], outcome.history.updates(outcome.names)
     return {
+        "share_of_slower": all_made[slower] / sum(all_made.values()),
+        "planned_share": planned.shares[slower] if planned else None,
         "most": most,
         "updates": updates,
         "factor": max(made) / min(made) if min(made) else None,

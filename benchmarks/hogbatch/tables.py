@@ -44,10 +44,15 @@ def _ratios(figures: dict[str, Any]) -> str:
             "-" if row["factor"] is None else f"{row['factor']:.2f}",
             ", ".join(f"{share:.1%}" for share in row["busy"].values()),
             f"{row['samples_per_s']:,.0f}",
+            f"{row['share_of_slower']:.1%}",
+            "-" if row["planned_share"] is None else f"{row['planned_share']:.1%}",
         )
         for ratio, row in figures.items()
     ]
-    head = ("speeds", "batch", "updates of each", "factor", "busy", "samples/s")
+    head = (
+        *("speeds", "batch", "updates of each", "factor", "busy", "samples/s"),
+        *("slower worker's share of all updates", "planned"),
+    )
     return table("Policy adaptive, second half of the run", head, rows)
 
 

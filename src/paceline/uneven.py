@@ -36,6 +36,7 @@ from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.fit import Trial
 from paceline.strategies.hogbatch.history import changes
 from paceline.strategies.hogbatch.plan import plan
+from paceline.strategies.hogbatch.policy import Worker, policy_of
 from paceline.strategies.hogbatch.replay import replay, traced_sizes
 from paceline.strategies.hogbatch.run import Outcome, Run, train
 from paceline.strategies.hogbatch.worker import Learning
@@ -48,7 +49,8 @@ from paceline.uneven_result import UnevenResult, WorkerRow
 
 _NUM_TRIALS = 2  # of each worker
 _MOST_POINTS = 500
-_MOST_PLANNED = 8192  # samples
+_MOST_PLANNED = 8192  # samples, or so many of the largest batches:
+_MOST_BATCHES_PLANNED = 50
 
 
 def order(values: dict[str, Any]) -> UnevenSettings:
@@ -188,8 +190,7 @@ def predict(run: Run, outcome: Outcome) -> _Prediction | None:
     if outcome.lost or len(threads) > 1 or len(outcome.specs) != len(run.specs):
         return None
     config = replace(run.config, threads=threads.pop())
-    num_samples = min(len(run.data.train) * len(outcome.epochs), _MOST_PLANNED)
-    steps = ceil(num_samples / (run.batch_size * config.workers))
+    steps = ceil(_num_planned(run, outcome) / (run.batch_size * config.workers))
     planned = plan(run.workload, outcome.machine, config, Window(steps))
     timeline = simulate(planned, Roofline.of(outcome.machine))
     done = sum(statistics.num_samples(timeline).values())
@@ -201,6 +202,19 @@ def predict(run: Run, outcome: Outcome) -> _Prediction | None:
     total = sum(updates.values())
     shares = {device: made / total for device, made in updates.items()}
     return _Prediction(shares, done / timeline.makespan_s)
+
+
+def _num_planned(run: Run, outcome: Outcome) -> int:
+    """Return how many samples the plan hands out: enough for batch sizes to settle."""
+    speeds = [speed or 1.0 for speed in outcome.speeds]
+    workers = [
+        Worker(spec.kind, spec.threads, speed)
+        for spec, speed in zip(run.specs, speeds, strict=True)
+    ]
+    policy = policy_of(run.config, workers, run.batch_size)
+    largest = max(policy.largest_batch(number) for number in range(len(workers)))
+    most = max(_MOST_PLANNED, _MOST_BATCHES_PLANNED * largest)
+    return min(len(run.data.train) * len(outcome.epochs), most)
 
 
 def result_of(
