@@ -39,6 +39,7 @@ class WheelResult(_Record):
     `head` is the head's first layer. A step is one of every worker; the measured one is the mean
     over the run but its beginning, without the tests between epochs. `staleness` counts updates by
     how many others they missed. `wire_nbytes` are all that the hub sent and received, with headers.
+    Bytes, samples/s and the measured step are those since the last restart, if there was one.
     `idle_shares` are those of the traced steps, in which each device computed nothing. `lost` are
     workers that ended before the run, `faults` where traced steps depart from the plan.
     """

@@ -111,6 +111,34 @@ def test_a_killed_body_is_missed_by_nobody(start):
     assert "Traceback" not in done.err
 
 
+FAILING = """
+import sys
+from torch import nn
+
+class Bang(nn.Module):
+    calls = 0
+    def forward(self, values):
+        Bang.calls += 1
+        if "body" in sys.argv[0] and Bang.calls > 50:
+            raise RuntimeError("bang")
+        return values
+
+def net():
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), Bang(), nn.Flatten(), nn.Linear(144, 200)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(200, 10))
+"""
+
+
+def test_what_fails_in_a_body_is_said_in_one_line(paceline, tmp_path: Path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = paceline("train", "failing:net", *TRAIN[4:], "--epochs", "100")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert re.fullmatch(
+        r"paceline: worker [01] failed: RuntimeError\('bang'\)", done.err.splitlines()[-1]
+    )
+
+
 def test_a_killed_hub_takes_the_bodies_of_its_machine_with_it(start):
     run, bodies = training(start, "--workers", "2")
     assert len(bodies) == 1

@@ -78,8 +78,7 @@ def work(post: Post, say: Say) -> None:
         except Refused:
             raise
         except Exception as error:
-            by_us = isinstance(error, PacelineError)
-            _tell(clients, " ".join(str(error).split()) if by_us else repr(error))
+            _tell(clients, error)
             raise
     finally:
         for client in clients.values():
@@ -96,11 +95,18 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _tell(clients: Mapping[int, Client], why: str) -> None:
+def _tell(clients: Mapping[int, Client], error: Exception) -> None:
     """Have the hub know why these workers end, if it is there."""
+    by_input = int(isinstance(error, InvalidInput))
+    message = Message(Topic.FAILED.value, by_input, parts=(_said(error).encode(),))
     for client in clients.values():
         with suppress(PacelineError):
-            client.request(Message(Topic.FAILED.value, parts=(why.encode(),))).result()
+            client.request(message).result()
+
+
+def _said(error: Exception) -> str:
+    """Return an error as one line."""
+    return " ".join((str(error) if isinstance(error, PacelineError) else repr(error)).split())
 
 
 def _train(post: Post, device: torch.device, clients: Mapping[int, Client], say: Say) -> None:
@@ -177,9 +183,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the hub gets it too, and ends us
     try:
         work(post, lambda text: print_line(text))
-    except PacelineError as error:
+    except Exception as error:
         if not isinstance(error, Refused):
-            print_line(f"{_listed(post.workers)}: {error}")
+            print_line(f"{_listed(post.workers)}: {_said(error)}")
         sys.exit(2 if isinstance(error, InvalidInput) else 1)
 
 

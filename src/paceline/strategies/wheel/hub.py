@@ -48,6 +48,7 @@ class Hub:
         self.tally = Tally() if tally is None else tally
         self._before_s = sum(epoch.seconds for epoch in self.tally.epochs)
         self._began_s = self._paused_s = self._looked_s = 0.0
+        self._failure: InvalidInput | WorkerLost | None = None
         self.profiles: dict[int, Profile] = {}
         self.record = Record()
 
@@ -72,6 +73,8 @@ class Hub:
                     self._lose(event.worker, event.why)
                 elif isinstance(event, Joined):
                     self._lose(event.worker, "has begun anew")
+                if self._failure is not None:
+                    raise self._failure
                 self._look()
         except (InvalidInput, WorkerLost) as error:
             self._dismiss(str(error))
@@ -113,11 +116,12 @@ class Hub:
                 return Message(Topic.PROBE.value, parts=(self._heads.filling(message.step),))
             case Topic.CLOCK:
                 return Message(Topic.CLOCK.value, time.monotonic_ns())
-        self._take_note(worker, message.topic, parts_of(message))
+        self._take_note(worker, message, parts_of(message))
         return Message(message.topic, message.step)
 
-    def _take_note(self, worker: int, topic: str, parts: Parts) -> None:
+    def _take_note(self, worker: int, message: Message, parts: Parts) -> None:
         """Note what a worker says that asks for nothing."""
+        topic = message.topic
         if len(parts) != 1:
             raise InvalidInput(f"{topic}: {len(parts)} parts")
         match topic:
@@ -129,7 +133,8 @@ class Hub:
             case Topic.DONE:
                 self._finish(worker, bytes(parts[0]))
             case Topic.FAILED:
-                self._fail(worker, bytes(parts[0]).decode(errors="replace"))
+                why = f"worker {worker} failed: {bytes(parts[0]).decode(errors='replace')}"
+                self._fail(worker, why, by_input=bool(message.step))
             case _:
                 raise InvalidInput(f"a message about {topic!r}, which there is not")
 
@@ -167,11 +172,12 @@ class Hub:
         self.record.add(record_of(record))
         self._roll.finish(worker)
 
-    def _fail(self, worker: int, why: str) -> None:
+    def _fail(self, worker: int, why: str, *, by_input: bool) -> None:
         if self._conduct.is_local:
-            raise InvalidInput(why)
-        self._conduct.say(f"worker {worker} failed: {why}")
-        self._lose(worker, "has failed")
+            self._failure = InvalidInput(why) if by_input else WorkerLost(why)
+        else:
+            self._conduct.say(why)
+            self._lose(worker, "has failed")
 
     def _lose(self, worker: int, why: str) -> None:
         """Go on without a worker."""

@@ -3,7 +3,9 @@
 import os
 from contextlib import ExitStack
 from hashlib import sha256
+from math import isfinite
 
+from paceline.core.errors import InvalidInput
 from paceline.links.group import Group, Member
 from paceline.strategies.wheel.body import agreement
 from paceline.strategies.wheel.coding import check_codecs
@@ -133,6 +135,11 @@ def _tested(run: Run, number: int, loss: float, seconds: float) -> Epoch:
     alone = Group(0, 1, run.device, (member,), None, None, run.deadline_s)
     test_loss, correct = evaluate(run.model, run.data.test, alone)
     num_samples = len(run.data.test)
+    if not (isfinite(loss) and isfinite(test_loss)):
+        raise InvalidInput(
+            f"learning_rate: the training loss is {loss} and the test loss {test_loss} after epoch "
+            f"{number + 1}; choose a smaller one"
+        )
     epoch = Epoch(number, loss, test_loss / num_samples, correct / num_samples, seconds)
     run.report(epoch)
     return epoch
