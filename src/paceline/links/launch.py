@@ -20,7 +20,7 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, Worker
 from paceline.links.group import failure
 
 # A step frees what the next one takes again: if it is given back, each page costs a fault.
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # for the others to notice by themselves that one is gone, and to say so
 _TERMINATION_S = 2.0
@@ -99,7 +99,7 @@ def _start(command: Sequence[str], rank: int, num_workers: int, port: int) -> _W
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
-    environment = _ALLOCATOR | os.environ | {name: str(value) for name, value in place.items()}
+    environment = KEEPING_MEMORY | os.environ | {name: str(value) for name, value in place.items()}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)  # noqa: S603
     return _Worker(rank, process, os.pidfd_open(process.pid))
 

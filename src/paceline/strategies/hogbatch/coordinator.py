@@ -3,9 +3,11 @@
     worker       ScheduleWork: what it has done ----> coordinator
     coordinator  ExecuteWork: which samples, at what learning rate ----> the same worker
 
-One loop over the workers' sockets. A worker that ends, or does not answer in time, gives its
-samples back, and the others go on; one may join at any time. What is done is counted when its
-worker says so, or has left the number of the batch in the shared memory before it died.
+One loop over the workers' sockets. One whose batches are short has its next samples beforehand:
+asking takes as long as waking two processes does, and is not to be waited for. A worker that ends,
+or does not answer in time, gives its samples back, and the others go on; one may join at any time.
+What is done is counted when its worker says so, or has left the number of the batch in the shared
+memory before it died.
 """
 
 import time
@@ -45,6 +47,8 @@ from paceline.strategies.hogbatch.worker import COMMITS, ORDER, Learning
 from paceline.strategies.hogbatch.workers import WorkerSpec
 
 _NS = 1e-9
+_SHORT_S = 0.05  # of a batch: asking for the next takes some 0.5 ms
+_FEWEST_LEFT = 10  # batches of an epoch, for them to be handed out beforehand
 _NUM_TIMES = len(ScheduleWork(READY).times)
 
 
@@ -222,16 +226,27 @@ class Coordinator:
         self._conduct.advance(work.size)
 
     def _count(self, hand: Hand, work: ExecuteWork, updates: int) -> None:
-        hand.work = None
+        hand.has_done()
         hand.updates += updates_of(_as_worker(hand), work.size, self._config.beta)
         hand.missed = self._num_updates - hand.seen
         self._num_updates += updates
+        hand.seen = self._num_updates  # when it began what it has in hand
         self._pool.use(range(work.first, work.first + work.size))
 
     def _hand_out(self, hand: Hand) -> None:
-        """Give a worker its next samples, if there are any."""
-        if self._pool.is_empty:
-            return
+        """Give a worker its next samples, if there are any; if they are few, those after them."""
+        while not self._pool.is_empty and len(hand.given) < (2 if self._is_quick(hand) else 1):
+            self._give(hand)
+
+    def _is_quick(self, hand: Hand) -> bool:
+        """Whether it asks often, and others will not have to wait for it at the epoch's end."""
+        if not hand.given or not hand.speed:
+            return False
+        batch_s = hand.given[-1].size / hand.speed
+        left_s = len(self._pool) / sum(one.speed or 0.0 for one in self._active)
+        return batch_s < _SHORT_S and left_s > _FEWEST_LEFT * batch_s
+
+    def _give(self, hand: Hand) -> None:
         active = self._active
         counts = Counts([one.updates for one in active], [one.size for one in active])
         assert self._policy is not None
@@ -243,25 +258,23 @@ class Coordinator:
         conduct = self._conduct
         traced = self._epoch == conduct.traced_epoch and hand.num_traced < conduct.most_traced
         hand.num_traced += traced
-        hand.seen = self._num_updates
+        if not hand.given:
+            hand.seen = self._num_updates
         number = self._num_batches
         self._num_batches += 1
-        work = ExecuteWork(Order.TRAIN, number, taken.start, len(taken), rate, traced)
-        hand.work = work
-        hand.tell(work)
+        hand.give(ExecuteWork(Order.TRAIN, number, taken.start, len(taken), rate, traced))
 
     def _hand_out_to_idle(self) -> None:
         for hand in self._active:
-            if not hand.is_busy:
+            if not hand.given:
                 self._hand_out(hand)
 
     def _lose(self, hand: Hand, why: str) -> None:
         """Go on without a worker: what it had was done, or goes to the others."""
         reason = f"{hand.title} {why}"
         self.lost.append(reason)
-        work = hand.work
         self._choose_policy()
-        if work is not None:
+        for work in tuple(hand.given):
             self._settle(hand, work)
         if not self._crew.living:
             raise WorkerLost(f"{reason}: no worker is left")
@@ -271,8 +284,8 @@ class Coordinator:
     def _settle(self, hand: Hand, work: ExecuteWork) -> None:
         """Count what a lost worker had been given, or take it back."""
         taken = range(work.first, work.first + work.size)
-        if int(self._commits[hand.number]) != work.batch:
-            hand.work = None
+        if int(self._commits[hand.number]) < work.batch:
+            hand.has_done()
             self._pool.give_back(taken)
             return
         updates = min(hand.spec.threads, work.size)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Span
+from paceline.links.launch import KEEPING_MEMORY
 from paceline.links.shared_tensors import SharedTensors
 from paceline.strategies.hogbatch.messages import MOST_NBYTES, ExecuteWork
 from paceline.strategies.hogbatch.worker import Employment, Learning, Memory
@@ -22,17 +24,16 @@ from paceline.strategies.hogbatch.workers import WorkerSpec
 _MODULE = "paceline.strategies.hogbatch.worker"
 _ENDING_S = 10.0
 _STANDARD_ERROR = 2
-# Large gradients are freed after each batch, and would come back from the kernel page by page.
-_KEEPING_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 @dataclass(eq=False)
 class Hand:
     """A worker as the coordinator sees it. `speed` is in samples/s, None before it was tried.
 
-    `updates` are as the policy counts them; `size` is what the policy last said. `missed` is how
-    many updates of others its latest batch has missed, and `seen` how many there were of all when
-    it got its batch. While it is `awaited`, it has been silent since `silent_since_s`.
+    `updates` are as the policy counts them; `size` is what the policy last said. `given` is what it
+    works on, and what comes after that. `missed` is how many updates of others its latest batch has
+    missed, and `seen` how many there were of all when it began its batch. While it is `awaited`, it
+    has been silent since `silent_since_s`.
     """
 
     number: int
@@ -40,7 +41,7 @@ class Hand:
     process: subprocess.Popen[bytes]
     wire: socket.socket
     trace: int
-    work: ExecuteWork | None = None
+    given: deque[ExecuteWork] = field(default_factory=deque)
     to_try: list[int] = field(default_factory=list)
     tried: dict[int, float] = field(default_factory=dict)
     speed: float | None = None
@@ -65,9 +66,19 @@ class Hand:
         return f"worker {self.number} ({self.spec}, process {self.process.pid})"
 
     @property
-    def is_busy(self) -> bool:
-        """Whether it is at work on samples."""
-        return self.work is not None
+    def work(self) -> ExecuteWork | None:
+        """What it works on, if on samples."""
+        return self.given[0] if self.given else None
+
+    def give(self, work: ExecuteWork) -> None:
+        """Have it train on samples, after what it has been given before."""
+        self.given.append(work)
+        self.tell(work)
+
+    def has_done(self) -> None:
+        """Note that it is done with what it works on, and goes on with the next, if it has one."""
+        self.given.popleft()
+        self.is_awaited, self.silent_since_s = bool(self.given), time.monotonic()
 
     def tell(self, work: ExecuteWork) -> None:
         """Send it a message. Of a worker that is gone the socket will say so by itself."""
@@ -150,7 +161,7 @@ def start(
         with other:
             process = subprocess.Popen(  # noqa: S603 - our own module
                 command,
-                env=_KEEPING_MEMORY | os.environ | {"OMP_NUM_THREADS": "1"},
+                env=KEEPING_MEMORY | os.environ | {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=_STANDARD_ERROR,  # standard output holds the result, and nothing else
                 pass_fds=(other.fileno(), trace, model.fd, data.fd),

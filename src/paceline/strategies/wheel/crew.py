@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.links.cores import physical_cores
+from paceline.links.launch import KEEPING_MEMORY
 from paceline.strategies.wheel.body import Post
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.fit import devices_of
@@ -15,8 +16,6 @@ from paceline.strategies.wheel.fit import devices_of
 _MODULE = "paceline.strategies.wheel.body"
 _ENDING_S = 5.0
 _STANDARD_ERROR = 2
-# Large gradients are freed after each step, and would come back from the kernel page by page.
-_KEEPING_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 @dataclass
@@ -99,7 +98,7 @@ def threads_each(num_devices: int) -> int:
 def _start(post: Post) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", _MODULE, post.model_dump_json()],
-        env=_KEEPING_MEMORY | os.environ,
+        env=KEEPING_MEMORY | os.environ,
         stdin=subprocess.DEVNULL,
         stdout=_STANDARD_ERROR,  # standard output holds the result, and nothing else
     )
