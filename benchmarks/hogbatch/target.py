@@ -19,23 +19,30 @@ def measure(quick: bool) -> dict[str, Any]:
     The rate is the one that is fastest with a seed of its own, which is not counted.
     """
     ratios = RATIOS[1:] if quick else RATIOS
-    return {f"{ratio}:1": _of(ratio, quick) for ratio in ratios}
+    found = {f"{ratio}:1": _all(_ways(ratio), quick) for ratio in ratios}
+    return found | {"the fast worker alone": _all(_alone(), quick)}
 
 
 def _ways(ratio: int) -> dict[str, dict[str, Any]]:
     both = f"cpu:1,cpu:1@slow={ratio}"
-    ways: dict[str, dict[str, Any]] = {
+    return {
         "adaptive": {"workers": both, "options": {"policy": "adaptive"}},
         "fixed equal": {"workers": both, "options": {"policy": "hogbatch"}},
     }
-    for size in ALONE_SIZES:
-        options = {"policy": "cpu_gpu", "cpu_batch": [size, size]}
-        ways[f"fast alone, {size}"] = {"workers": "cpu:1", "options": options}
-    return ways
 
 
-def _of(ratio: int, quick: bool) -> dict[str, Any]:
-    return {name: _way(way, quick) for name, way in _ways(ratio).items()}
+def _alone() -> dict[str, dict[str, Any]]:
+    return {
+        f"batch {size}": {
+            "workers": "cpu:1",
+            "options": {"policy": "cpu_gpu", "cpu_batch": [size, size]},
+        }
+        for size in ALONE_SIZES
+    }
+
+
+def _all(ways: dict[str, dict[str, Any]], quick: bool) -> dict[str, Any]:
+    return {name: _way(way, quick) for name, way in ways.items()}
 
 
 def _way(way: dict[str, Any], quick: bool) -> dict[str, Any]:
