@@ -26,7 +26,10 @@ def measure(quick: bool) -> dict[str, Any]:
 def _ways(ratio: int) -> dict[str, dict[str, Any]]:
     both = f"cpu:1,cpu:1@slow={ratio}"
     return {
-        "adaptive": {"workers": both, "options": {"policy": "adaptive"}},
+        "adaptive": {
+            "workers": both,
+            "options": {"policy": "adaptive", "cpu_batch": [ALONE_SIZES[0], ALONE_SIZES[-1]]},
+        },
         "fixed equal": {"workers": both, "options": {"policy": "hogbatch"}},
     }
 

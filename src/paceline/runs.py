@@ -37,7 +37,7 @@ from paceline.training.objective import check_outputs, objective_of
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
 from paceline.training.this_machine import facts
-from paceline.wheel_settings import WheelSettings
+from paceline.wheel_settings import WheelRehearseSettings, WheelSettings
 
 _TOLERANCE = 2 * ERROR_BAR
 SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
@@ -265,7 +265,9 @@ def result_of(setup: Setup, run_id: str, forecasts: Sequence[Forecast], trained:
     )
 
 
-def make_folder(settings: RunSettings | UnevenSettings | WheelSettings, run_id: str) -> Path:
+def make_folder(
+    settings: RunSettings | UnevenSettings | WheelSettings | WheelRehearseSettings, run_id: str
+) -> Path:
     """Make the run's folder and return it; InvalidInput if that cannot be."""
     folder = settings.output / run_id
     try:

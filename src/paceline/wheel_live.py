@@ -18,9 +18,9 @@ _LINE_EVERY_S = 10.0
 class Live:
     """Shows throughput, staleness and bytes of a run of so many samples."""
 
-    def __init__(self, err: Console, num_samples: int) -> None:
+    def __init__(self, err: Console, num_samples: int, doing: str = "training") -> None:
         self._err = err
-        columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"))
+        columns = (TextColumn(doing), BarColumn(), TextColumn("{task.description}"))
         self._progress = Progress(
             *columns, console=err, transient=True, disable=not err.is_terminal
         )

@@ -1,4 +1,4 @@
-"""The result of a run of strategy wheel, as result.json holds it."""
+"""The result of a run or a rehearsal of strategy wheel, as result.json holds it."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from paceline.core.errors import InvalidInput
 from paceline.result import EpochRow
 from paceline.settings import first_fault
-from paceline.wheel_settings import WheelSettings
+from paceline.wheel_settings import WheelRehearseSettings, WheelSettings
 
 
 class _Record(BaseModel):
@@ -19,6 +19,7 @@ class _Kind(BaseModel):
     """What tells such a result from others."""
 
     kind: str | None = None
+    origin: str | None = None
 
 
 class PurposeRow(_Record):
@@ -33,27 +34,19 @@ class PurposeRow(_Record):
     formula_nbytes: int
 
 
-class WheelResult(_Record):
-    """What a run of strategy wheel did.
+class _Served(_Record):
+    """What a hub found, in a run or in a rehearsal.
 
-    `head` is the head's first layer. A step is one of every worker; the measured one is the mean
-    over the run but its beginning, without the tests between epochs. `staleness` counts updates by
+    `head` is the head's first layer. A step is one of every worker. `staleness` counts updates by
     how many others they missed. `wire_nbytes` are all that the hub sent and received, with headers.
-    Bytes, samples/s and the measured step are those since the last restart, if there was one.
     `idle_shares` are those of the traced steps, in which each device computed nothing. `lost` are
     workers that ended before the run, `faults` where traced steps depart from the plan.
     """
 
-    kind: Literal["wheel"] = "wheel"
     id: str
-    settings: WheelSettings
     strategy: Literal["wheel"] = "wheel"
     machine: dict[str, Any]
     head: str
-    epochs: tuple[EpochRow, ...]
-    accuracy: float
-    loss: float
-    trained_s: float
     samples_per_s: float
     updates: int
     steps: tuple[int, ...]
@@ -62,22 +55,60 @@ class WheelResult(_Record):
     purposes: tuple[PurposeRow, ...]
     wire_nbytes: tuple[int, int]
     predicted_step_s: float | None
-    measured_step_s: float | None
     idle_shares: dict[str, float]
     predicted_idle_shares: dict[str, float]
     lost: tuple[str, ...]
     faults: tuple[str, ...]
     peak_memory_bytes: tuple[int, ...]
 
+
+class WheelResult(_Served):
+    """What a run of strategy wheel did.
+
+    The measured step is the mean over the run but its beginning, without the tests between epochs.
+    Bytes, samples/s and the measured step are those since the last restart, if there was one.
+    """
+
+    kind: Literal["wheel"] = "wheel"
+    settings: WheelSettings
+    epochs: tuple[EpochRow, ...]
+    accuracy: float
+    loss: float
+    trained_s: float
+    measured_step_s: float | None
+
     @property
     def prediction_error(self) -> float | None:
         """How far the predicted step is from the measured one, as a share of the measured."""
-        if self.predicted_step_s is None or not self.measured_step_s:
-            return None
-        return self.predicted_step_s / self.measured_step_s - 1
+        return _error(self.predicted_step_s, self.measured_step_s)
 
 
-def read_wheel(folder: Path) -> WheelResult | None:
+class WheelRehearsal(_Served):
+    """What a rehearsal of strategy wheel did; `devices` says what the devices stood for.
+
+    The rehearsed step is the mean over all but the first ones and the last; between the quartiles
+    are half of them.
+    """
+
+    kind: Literal["wheel"] = "wheel"
+    origin: Literal["rehearsed"] = "rehearsed"
+    settings: WheelRehearseSettings
+    devices: str
+    rehearsed_step_s: float
+    lower_quartile_s: float
+    upper_quartile_s: float
+
+    @property
+    def prediction_error(self) -> float | None:
+        """How far the predicted step is from the rehearsed one, as a share of the rehearsed."""
+        return _error(self.predicted_step_s, self.rehearsed_step_s)
+
+
+def _error(predicted_s: float | None, happened_s: float | None) -> float | None:
+    return predicted_s / happened_s - 1 if predicted_s is not None and happened_s else None
+
+
+def read_wheel(folder: Path) -> WheelResult | WheelRehearsal | None:
     """Return the result in a run's folder, or None if it is of another kind.
 
     InvalidInput names the file and what is wrong.
@@ -85,9 +116,11 @@ def read_wheel(folder: Path) -> WheelResult | None:
     path = folder / "result.json"
     try:
         text = path.read_bytes()
-        if _Kind.model_validate_json(text).kind != "wheel":
+        found = _Kind.model_validate_json(text)
+        if found.kind != "wheel":
             return None
-        return WheelResult.model_validate_json(text)
+        record = WheelRehearsal if found.origin == "rehearsed" else WheelResult
+        return record.model_validate_json(text)
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:

@@ -208,7 +208,7 @@ def result_of(
         steps=updates.steps,
         staleness=dict(updates.staleness),
         mean_staleness=updates.mean_staleness,
-        purposes=_rows(outcome),
+        purposes=rows_of(outcome),
         wire_nbytes=outcome.wire_nbytes,
         predicted_step_s=planned.step_s if planned else None,
         measured_step_s=measured_step_s(outcome, settings.workers),
@@ -221,7 +221,8 @@ def result_of(
     return result, ((planned.timeline,) if planned else ()) + (outcome.traced,)
 
 
-def _rows(outcome: Outcome) -> tuple[PurposeRow, ...]:
+def rows_of(outcome: Outcome) -> tuple[PurposeRow, ...]:
+    """Return the bytes of each purpose."""
     return tuple(
         PurposeRow(
             purpose=purpose.value,

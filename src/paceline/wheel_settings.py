@@ -1,4 +1,4 @@
-"""The settings of a run of strategy wheel, and of a worker that joins one."""
+"""The settings of a run or a rehearsal of strategy wheel, and of a worker that joins one."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from paceline.core.errors import InvalidInput
-from paceline.settings import validated
+from paceline.settings import Milliseconds, validated
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import Purpose
 
@@ -69,20 +69,75 @@ class WheelSettings(BaseModel):
 
     def config(self) -> Wheel:
         """Return the strategy's configuration; InvalidInput names a field that is wrong."""
-        for field, why in (
-            ("workers", "is a setting of its own, not one of the strategy"),
-            ("hub", "names a host of a machine file; a run's hub is where it is started"),
-        ):
-            if field in self.options:
-                raise InvalidInput(f"options: {field} {why}")
-        values = self.options | {"workers": self.workers}
-        config: Wheel = validated(TypeAdapter(Wheel), values, f"strategy {self.strategy}")
-        return config
+        return _config_of(self.options, self.workers)
+
+
+class WheelRehearseSettings(BaseModel):
+    """What `paceline rehearse --strategy wheel` does: `steps` of every worker are rehearsed.
+
+    Layers and updates take the time of `device`, a device of a machine file, where the totals of a
+    whole model's phases may say more. With `bind` the hub listens there for workers of other
+    machines, as in `WheelSettings`; they learn from it that the run is a rehearsal.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    device: str
+    strategy: Literal["wheel"] = "wheel"
+    options: dict[str, Any] = {}
+    workers: Annotated[int, Field(ge=1, le=4096)] = 2
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    forward_ms: Milliseconds = None
+    backward_ms: Milliseconds = None
+    update_ms: Milliseconds = None
+    input_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    steps: Annotated[int, Field(ge=3)] = 20
+    profile_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 1.0
+    deadline_s: _Seconds = 30.0
+    wait_s: _Seconds = 600.0
+    output: Path = Path("runs")
+    bind: str | None = None
+    keys: Path | None = None
+    run: str = "wheel"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.keys is not None and self.bind is None:
+            raise ValueError("keys: are for workers of other machines; name the address by bind")
+        if self.batch_size < self.workers:
+            raise ValueError(
+                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
+            )
+        return self
+
+    def config(self) -> Wheel:
+        """Return the strategy's configuration; InvalidInput names a field that is wrong."""
+        return _config_of(self.options, self.workers)
+
+
+def _config_of(options: dict[str, Any], workers: int) -> Wheel:
+    for field, why in (
+        ("workers", "is a setting of its own, not one of the strategy"),
+        ("hub", "names a host of a machine file; a run's hub is where it is started"),
+    ):
+        if field in options:
+            raise InvalidInput(f"options: {field} {why}")
+    values = options | {"workers": workers}
+    config: Wheel = validated(TypeAdapter(Wheel), values, "strategy wheel")
+    return config
 
 
 def validated_wheel(values: dict[str, Any]) -> WheelSettings:
     """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
     settings: WheelSettings = validated(TypeAdapter(WheelSettings), values)
+    settings.config()
+    return settings
+
+
+def validated_wheel_rehearsal(values: dict[str, Any]) -> WheelRehearseSettings:
+    """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
+    settings: WheelRehearseSettings = validated(TypeAdapter(WheelRehearseSettings), values)
     settings.config()
     return settings
 

@@ -17,7 +17,7 @@ from paceline.report.uneven import sections_of
 from paceline.report.wheel import sections_of as wheel_sections
 from paceline.result import RehearsalResult, Result, read_result
 from paceline.uneven_result import UnevenResult, read_uneven
-from paceline.wheel_result import read_wheel
+from paceline.wheel_result import WheelRehearsal, read_wheel
 
 _ORIGINS: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
 _Tile = tuple[str, str, str]  # what, how much, and a note
@@ -40,7 +40,8 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
             if isinstance(asynchronous, UnevenResult)
             else wheel_sections(asynchronous, timelines)
         )
-        page = framed(f"{asynchronous.settings.model}, run {asynchronous.id}", body)
+        what = "rehearsal" if isinstance(asynchronous, WheelRehearsal) else "run"
+        page = framed(f"{asynchronous.settings.model}, {what} {asynchronous.id}", body)
     else:
         result = read_result(folder)
         timelines = read_trace(folder / "trace.json")

@@ -13,7 +13,7 @@ from paceline.report.markup import Html, element, fact_table, table
 from paceline.report.palette import PARTS
 from paceline.result import ComparisonRow, ComparisonTable, EpochRow, RehearsalResult, Result
 from paceline.uneven_result import UnevenResult
-from paceline.wheel_result import WheelResult
+from paceline.wheel_result import WheelRehearsal, WheelResult
 
 _MOST_FAULTS = 20
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -138,7 +138,9 @@ def trials(result: RehearsalResult) -> Html:
     return section("Chunk search", note, table(head, rows))
 
 
-def facts(result: Result | RehearsalResult | UnevenResult | WheelResult) -> Html:
+def facts(
+    result: Result | RehearsalResult | UnevenResult | WheelResult | WheelRehearsal,
+) -> Html:
     """Return the settings of the run, and what it ran on."""
     peaks = [nbytes(peak).replace(" ", _UNBROKEN) for peak in result.peak_memory_bytes]
     machine = [*_readable(result.machine), ("peak memory of each worker", ", ".join(peaks))]

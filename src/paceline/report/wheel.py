@@ -1,4 +1,4 @@
-"""The sections of a run of strategy wheel: what travelled, how stale updates were, who waited."""
+"""The sections of a run or a rehearsal of strategy wheel: what travelled, how stale updates were, who waited."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -10,17 +10,20 @@ from paceline.report.figures import styled
 from paceline.report.format import duration, nbytes, number, share
 from paceline.report.markup import Html, element, table
 from paceline.report.sections import conformity, facts, figure_of, learning, section, steps
-from paceline.wheel_result import PurposeRow, WheelResult
+from paceline.wheel_result import PurposeRow, WheelRehearsal, WheelResult
 
 _COLOUR = "#0072b2"
 _HEIGHT, _LEFT = 290, 60  # pixels
 _MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
+_Result = WheelResult | WheelRehearsal
+_Tile = tuple[str, str, str]
 
 
-def sections_of(result: WheelResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
+def sections_of(result: _Result, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
     """Yield all sections of the page."""
     yield _header(result)
-    yield learning(result.epochs, "accuracy")
+    if isinstance(result, WheelResult):
+        yield learning(result.epochs, "accuracy")
     yield purposes(result)
     yield staleness(result)
     if result.idle_shares:
@@ -32,21 +35,17 @@ def sections_of(result: WheelResult, timelines: Mapping[Origin, Timeline]) -> It
     yield conformity(result.faults)
 
 
-def _header(result: WheelResult) -> Html:
+def _header(result: _Result) -> Html:
     settings = result.settings
     lanes = settings.config().lanes
+    if isinstance(result, WheelRehearsal):
+        what, tiles = f"rehearsed, not trained: {result.devices}", _rehearsed_tiles(result)
+    else:
+        what, tiles = f"on {result.settings.data}", _tiles(result)
     line = (
-        f"on {settings.data}, strategy wheel, {settings.workers} workers, {lanes} a device, "
+        f"{what}, strategy wheel, {settings.workers} workers, {lanes} a device, "
         f"{settings.batch_size} samples a step; the head begins with {result.head}"
     )
-    epochs, error = len(result.epochs), result.prediction_error
-    tiles = [
-        ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
-        ("predicted step", _seconds(result.predicted_step_s), "before training"),
-        ("measured step", _seconds(result.measured_step_s), "on average, without tests"),
-        ("prediction error", "-" if error is None else share(error, signed=True), "of the step"),
-        ("samples/s", number(result.samples_per_s), "measured"),
-    ]
     return element(
         "header",
         element("h1", settings.model),
@@ -54,6 +53,32 @@ def _header(result: WheelResult) -> Html:
         element("div", f"Run {result.id}", class_="soft"),
         element("div", *(_tile(*tile) for tile in tiles), class_="tiles"),
     )
+
+
+def _tiles(result: WheelResult) -> tuple[_Tile, ...]:
+    epochs = len(result.epochs)
+    return (
+        ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
+        ("predicted step", _seconds(result.predicted_step_s), "before training"),
+        ("measured step", _seconds(result.measured_step_s), "on average, without tests"),
+        ("prediction error", _error(result), "of the step"),
+        ("samples/s", number(result.samples_per_s), "measured"),
+    )
+
+
+def _rehearsed_tiles(result: WheelRehearsal) -> tuple[_Tile, ...]:
+    lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
+    return (
+        ("predicted step", _seconds(result.predicted_step_s), "before the rehearsal"),
+        ("rehearsed step", duration(result.rehearsed_step_s), f"half lie in {lower} to {upper}"),
+        ("prediction error", _error(result), "predicted against rehearsed"),
+        ("samples/s", number(result.samples_per_s), "rehearsed"),
+    )
+
+
+def _error(result: _Result) -> str:
+    error = result.prediction_error
+    return "-" if error is None else share(error, signed=True)
 
 
 def _seconds(value: float | None) -> str:
@@ -65,7 +90,7 @@ def _tile(label: str, value: str, note: str) -> Html:
     return element("div", *parts, class_="tile")
 
 
-def purposes(result: WheelResult) -> Html:
+def purposes(result: _Result) -> Html:
     """Return the bytes of the seven purposes, beside Table 1's formula."""
     head = ("purpose", "where", "bytes", "by the formula", "of an update")
     rows = [_row(row, max(1, result.updates)) for row in result.purposes]
@@ -83,7 +108,7 @@ def _row(row: PurposeRow, updates: int) -> tuple[str, ...]:
     return row.purpose, where, counted, formula, nbytes(row.nbytes / updates)
 
 
-def staleness(result: WheelResult) -> Html:
+def staleness(result: _Result) -> Html:
     """Return how many updates missed how many others."""
     bars: dict[int, int] = {}
     for missed, times in result.staleness.items():
@@ -103,16 +128,17 @@ def staleness(result: WheelResult) -> Html:
     return section("Staleness", note, figure_of(styled(drawn, _HEIGHT, _LEFT), "staleness"))
 
 
-def idle(result: WheelResult) -> Html:
+def idle(result: _Result) -> Html:
     """Return the share of the traced steps in which each body's device computed nothing."""
     rows = [
         (escape(device, quote=False), _planned(result, device), share(value))
         for device, value in result.idle_shares.items()
     ]
-    note = "Of the traced steps, as predicted and as measured."
-    return section("Idle devices", note, table(("device", "predicted", "measured"), rows))
+    happened = "measured" if isinstance(result, WheelResult) else "rehearsed"
+    note = f"Of the traced steps, as predicted and as {happened}."
+    return section("Idle devices", note, table(("device", "predicted", happened), rows))
 
 
-def _planned(result: WheelResult, device: str) -> str:
+def _planned(result: _Result, device: str) -> str:
     planned = result.predicted_idle_shares.get(device)
     return "-" if planned is None else share(planned)

@@ -36,18 +36,16 @@ def machine_of(
     `bodies` are the profiles of the first worker of each device, by the device's number.
     """
     profiles = {0: hub} | {number: bodies[number] for number in devices_of(config)}
-    kernels = dict.fromkeys(one.boot_id for one in profiles.values())
-    hosts = {kernel: f"host{number}" for number, kernel in enumerate(kernels)}
-    devices = [
-        _device(workload, number, one, hosts[one.boot_id]) for number, one in profiles.items()
-    ]
+    there = dict.fromkeys(one.host for one in profiles.values())
+    hosts = {host: f"host{number}" for number, host in enumerate(there)}
+    devices = [_device(workload, number, one, hosts[one.host]) for number, one in profiles.items()]
     links: dict[tuple[str, str], Link] = {}
     for one in bodies.values():
-        between = (hosts[hub.boot_id], hosts[one.boot_id])
+        between = (hosts[hub.host], hosts[one.host])
         links.setdefault(between, _link(between, one.link_bytes_per_s, one.latency_s))
     for number, one in profiles.items():
         if one.copy_bytes_per_s is not None:
-            ends = (hosts[one.boot_id], device_name(one.kind, number))
+            ends = (hosts[one.host], device_name(one.kind, number))
             links[ends] = _link(ends, one.copy_bytes_per_s, 0.0)
     machine = Machine(
         name="this-run",

@@ -15,6 +15,7 @@ from paceline.strategies.wheel import flat
 from paceline.strategies.wheel.coding import Coder, Parts, buffer_of, codecs_of, parts_of
 from paceline.strategies.wheel.halves import Halves, cut
 from paceline.strategies.wheel.job import Job
+from paceline.strategies.wheel.paced import PacedWhole, stand_in
 from paceline.strategies.wheel.port import Port
 from paceline.strategies.wheel.split import Purpose
 from paceline.strategies.wheel.trace import Trace
@@ -25,7 +26,20 @@ _EXAMPLES = 2
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
     """Return the layers of the model whose parameters have these names."""
-    return tuple(layer for layer in layers_of(model) if layer.parameters[0][0] in names)
+    layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
+    return tuple(layer for layer in layers if layer.parameters[0][0] in names)
+
+
+def halves_for(job: Job, data: Dataset) -> tuple[nn.Module, Halves]:
+    """Return a job's model and its halves, or what stands in for them in a rehearsal.
+
+    InvalidInput if the model cannot be cut.
+    """
+    if job.pace is not None:
+        return stand_in(job.model, job.first, job.pace)
+    torch.manual_seed(job.seed)
+    model = find(job.model).build(job.num_classes).train()
+    return model, cut(model, example_of(data), job.first)
 
 
 def coders_of(job: Job, dtype: torch.dtype) -> dict[Purpose, Coder]:
@@ -79,9 +93,7 @@ class BodyHalf:
     def __init__(
         self, job: Job, worker: int, device: torch.device, name: str, data: Dataset
     ) -> None:
-        torch.manual_seed(job.seed)
-        model = find(job.model).build(job.num_classes).train()
-        halves = cut(model, example_of(data), job.first)
+        model, halves = halves_for(job, data)
         self.body, self.device, self.name = halves.body.to(device), device, name
         self.layout = layout_of(job, halves, data)
         self._names, self._parameters = halves.body_names, halves.body_parameters

@@ -1,8 +1,9 @@
 """The hub: it waits for body workers, answers them in the order of arrival, and tests the model.
 
-A request is executed at once, but for two: the first BEGIN waits until all workers are there, and a
-fetch until no live worker is too far behind (`ParameterServer.may_begin`). A worker that is lost
-takes its half-done step with it, and the others go on; it may come back.
+A request is executed at once, but for three: the first BEGIN waits until all workers are there, a
+fetch until no live worker is too far behind (`ParameterServer.may_begin`), and a worker that tries
+its way to the hub until no other one does. A worker that is lost takes
+its half-done step with it, and the others go on; it may come back.
 """
 
 import time
@@ -42,6 +43,8 @@ class Hub:
         self._service, self._server, self._heads = service, server, heads
         self._steps_per_epoch, self._conduct = steps_per_epoch, conduct
         self._held: list[Request] = []  # fetches of those who are too far ahead
+        self._trials: list[Request] = []  # of ways to here, while another worker tries its own
+        self._trying: int | None = None
         self._roll = Roll(
             job.config.workers, layout, server, service.reply, self._note_beginning, conduct
         )
@@ -113,11 +116,30 @@ class Hub:
                 self._roll.begin(request)
                 return None
             case Topic.PROBE:
-                return Message(Topic.PROBE.value, parts=(self._heads.filling(message.step),))
+                return self._try(request)
             case Topic.CLOCK:
                 return Message(Topic.CLOCK.value, time.monotonic_ns())
         self._take_note(worker, message, parts_of(message))
         return Message(message.topic, message.step)
+
+    def _try(self, request: Request) -> Message | None:
+        """Fill the way to a worker that tries it; one after the other, as they may share it."""
+        if self._trying not in (None, request.worker):
+            self._trials.append(request)
+            return None
+        self._trying = request.worker
+        filling = self._heads.filling(request.message.step)
+        return Message(Topic.PROBE.value, parts=(filling,))
+
+    def _end_trial(self, worker: int) -> None:
+        """Let the next worker try its way, if this one did."""
+        waiting = [request for request in self._trials if request.worker != worker]
+        if self._trying in (None, worker):
+            self._trying, self._trials = None, []
+            for request in waiting:
+                self._execute(request)
+        else:
+            self._trials = waiting
 
     def _take_note(self, worker: int, message: Message, parts: Parts) -> None:
         """Note what a worker says that asks for nothing."""
@@ -127,6 +149,7 @@ class Hub:
         match topic:
             case Topic.PROFILE:
                 self.profiles[worker] = Profile.of(bytes(parts[0]))
+                self._end_trial(worker)
             case Topic.BUFFERS:
                 if worker == min(self._roll.live, default=worker):
                     load_buffers(self._server.halves.body, parts[0])
@@ -181,6 +204,7 @@ class Hub:
 
     def _lose(self, worker: int, why: str) -> None:
         """Go on without a worker."""
+        self._end_trial(worker)
         self._held = [request for request in self._held if request.worker != worker]
         if not self._roll.lose(worker):
             return

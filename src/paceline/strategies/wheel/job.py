@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.core.errors import InvalidInput
 from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.pace import Pace
 from paceline.strategies.wheel.split import Purpose
 
 PROTOCOL = "paceline wheel 1"
@@ -40,6 +41,7 @@ class Job(BaseModel):
 
     Data are loaded for samples of `input_shape`, if that is known. `boot_id` tells the hub's clock.
     Steps count from 0 over the whole run; `num_traced` of them are traced, from `first_traced` on.
+    With a `pace` the run is a rehearsal: layers take its times, and nothing is learnt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,6 +59,7 @@ class Job(BaseModel):
     num_traced: Annotated[int, Field(ge=0)]
     profile_s: Annotated[float, Field(ge=0)]
     boot_id: str
+    pace: Pace | None = None
 
     @property
     def traced(self) -> range:

@@ -15,6 +15,7 @@ from paceline.data.dataset import Dataset
 from paceline.data.sampler import ShardedBatches
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.job import Job
+from paceline.strategies.wheel.pace import Pace
 from paceline.strategies.wheel.profile import boot_id
 from paceline.strategies.wheel.split import (
     FROM_HUB,
@@ -46,7 +47,8 @@ class Run:
     `workload` describes one worker's part of a step. `devices` are those of the body processes that
     are started on this machine; None waits for workers of others. `prepared` is told where the hub
     listens, and the workers of each process that was started, `begun` the machine that was found,
-    if it was profiled.
+    if it was profiled. A run with a `pace` is a rehearsal, in which stand-ins of the model take
+    these times; nothing is tested.
     """
 
     model_name: str
@@ -72,6 +74,7 @@ class Run:
     snapshots: Path | None = None
     snapshot_s: float = 60.0
     resume: bool = False
+    pace: Pace | None = None
     report: Callable[[Epoch], None] = lambda epoch: None
     prepared: Callable[[str, dict[int, tuple[int, ...]]], None] = lambda address, pids: None
     begun: Callable[[Fitted | None], None] = lambda fitted: None
@@ -131,6 +134,7 @@ def job_of(run: Run) -> Job:
         num_traced=num_traced,
         profile_s=run.profile_s,
         boot_id=boot_id(),
+        pace=run.pace,
     )
 
 

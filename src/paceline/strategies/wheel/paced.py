@@ -1,14 +1,19 @@
 """Halves for rehearsals: stand-ins that take a body's and a head's time and compute nothing."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedModel, paced
+from paceline.models.workload import workload_of
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.halves import Halves
-from paceline.strategies.wheel.split import Split
+from paceline.strategies.wheel.pace import NUM_CLASSES, Pace
+from paceline.strategies.wheel.split import Split, split
 
 _FLOAT32_NBYTES = 4
 
@@ -30,6 +35,11 @@ class PacedWhole(nn.Module):
         body, head = self._halves
         scores: Tensor = head(body(inputs))
         return scores
+
+    @property
+    def layers(self) -> tuple[LayerModule, ...]:
+        """The layers of both halves: their modules are called, and not those of the whole."""
+        return tuple(chain.from_iterable(map(layers_of, self._halves)))
 
     def _module(self, path: Sequence[str]) -> nn.Module:
         module: nn.Module = self
@@ -67,6 +77,16 @@ class _Link:
             scores, inputs[0], self._zeros
         )
         return linked
+
+
+def stand_in(model: str, first: str, pace: Pace) -> tuple[PacedWhole, Halves]:
+    """Return what stands in for the model of that name, the same in every process of a rehearsal.
+
+    `first` is the head's first layer. InvalidInput if the model cannot be described or paced.
+    """
+    workload = workload_of(model, pace.samples, pace.input_shape)
+    parts = split(workload, Wheel(head=first))
+    return paced_halves(parts, pace.forward_s, pace.backward_s, pace.update_s, NUM_CLASSES)
 
 
 def paced_halves(

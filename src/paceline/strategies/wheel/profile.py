@@ -24,10 +24,11 @@ _NUM_PINGS = 20
 _NUM_LARGE = 3
 _CODEC_VALUES = 1 << 18
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 
 
 class Profile(BaseModel):
-    """A device, and its way to the hub if it is a body worker's.
+    """A device, and its way to the hub if it is a body worker's. `host` tells its network.
 
     `seconds` are those of each part of a step, by kind and layer; `codecs` are values a second
     encoded and decoded, by kernel. A GPU copies `copy_bytes_per_s` to its host.
@@ -36,7 +37,7 @@ class Profile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["cpu", "gpu"]
-    boot_id: str
+    host: str
     seconds: tuple[tuple[Kind, str, float], ...]
     codecs: dict[Kernel, tuple[float, float]]
     copy_bytes_per_s: float | None = None
@@ -55,6 +56,11 @@ class Profile(BaseModel):
 def boot_id() -> str:
     """Return what tells this kernel, and its clock, from others."""
     return _BOOT_ID.read_text().strip()
+
+
+def _host() -> str:
+    """Return what tells this network from that of other machines, and of containers on this one."""
+    return f"{boot_id()} {_NETWORK.readlink()}"
 
 
 def profiled(
@@ -78,7 +84,7 @@ def profiled(
             break
     return Profile(
         kind="cpu" if device.type == "cpu" else "gpu",
-        boot_id=boot_id(),
+        host=_host(),
         seconds=tuple((*key, value) for key, value in _medians(spans).items()),
         codecs=_codec_speeds(config),
         copy_bytes_per_s=None if device.type == "cpu" else _copy_speed(device),

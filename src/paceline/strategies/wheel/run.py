@@ -1,9 +1,13 @@
 """The runner of strategy wheel: the hub, and the body processes of this machine."""
 
+import copy
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from hashlib import sha256
 from math import isfinite
+
+from torch import nn
 
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group, Member
@@ -19,6 +23,7 @@ from paceline.strategies.wheel.job import Job
 from paceline.strategies.wheel.keeping import Keeper
 from paceline.strategies.wheel.order import Fitted, Run, job_of, largest_nbytes, resolved
 from paceline.strategies.wheel.outcome import Outcome, outcome_of
+from paceline.strategies.wheel.paced import stand_in
 from paceline.strategies.wheel.profile import Profile
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tally import Conduct, Status, Tally
@@ -35,9 +40,8 @@ def train(run: Run) -> Outcome:
     """
     run, parts = resolved(run)
     job, largest = job_of(run), largest_nbytes(parts, run.config)
-    example = example_of(run.data).to(run.device)
-    run.model.to(run.device).train()
-    halves = cut(run.model, example, job.first)
+    model, halves = _halved(run, run.model, job)
+    run = replace(run, model=model)
     check_codecs(run.config, halves.head_parameters[0].dtype)
     layout, tally = layout_of(job, halves, run.data), Tally()
     server = _server(run, halves)
@@ -46,8 +50,7 @@ def train(run: Run) -> Outcome:
     )
     if run.resume:
         run.say(keeper.resume(tally, run.steps_per_epoch))
-    samples, classes = run.workload.batch_size, run.data.num_classes
-    own = try_head(run.model, example, job, run.make, samples, classes) if run.profile_s else None
+    own = _tried(run, job) if run.profile_s else None
     heads = HeadWorkers(server, job, run.device, _name(run), largest)
     fits: list[Fitted | None] = []
 
@@ -83,6 +86,21 @@ def train(run: Run) -> Outcome:
     return outcome_of(run, parts, hub, server, heads, fits[0], job.num_traced, traffic)
 
 
+def _halved(run: Run, model: nn.Module, job: Job) -> tuple[nn.Module, Halves]:
+    """Return the model on the hub's device, or what stands in for it, and its halves."""
+    if job.pace is not None:
+        return stand_in(job.model, job.first, job.pace)
+    model.to(run.device).train()
+    return model, cut(model, example_of(run.data).to(run.device), job.first)
+
+
+def _tried(run: Run, job: Job) -> Profile:
+    copied = run.model if job.pace is not None else copy.deepcopy(run.model)
+    model, halves = _halved(run, copied, job)
+    samples, classes = run.workload.batch_size, run.data.num_classes
+    return try_head(model, halves, job, run.make, samples, classes)
+
+
 def _server(run: Run, halves: Halves) -> ParameterServer:
     config = run.config
     trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
@@ -93,6 +111,7 @@ def _server(run: Run, halves: Halves) -> ParameterServer:
         num_workers=config.workers,
         staleness=config.staleness,
         staleness_decay=config.staleness_decay,
+        looks=run.pace is None,
     )
 
 
@@ -131,6 +150,8 @@ def _fitted(run: Run, own: Profile | None, profiles: dict[int, Profile]) -> Fitt
 
 
 def _tested(run: Run, number: int, loss: float, seconds: float) -> Epoch:
+    if run.pace is not None:  # nothing was learnt
+        return Epoch(number, loss, loss, 0.0, seconds)
     member = Member(0, os.getpid(), "", "", run.device.type)
     alone = Group(0, 1, run.device, (member,), None, None, run.deadline_s)
     test_loss, correct = evaluate(run.model, run.data.test, alone)

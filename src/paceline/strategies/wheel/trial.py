@@ -1,17 +1,16 @@
 """What the head and an update take on the hub's device, tried on a copy of the model."""
 
-import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.plan import Kind
 from paceline.record.clock import clock_for
 from paceline.record.marks import LayerMarks
 from paceline.strategies.wheel.half import layers_in
-from paceline.strategies.wheel.halves import cut
+from paceline.strategies.wheel.halves import Halves
 from paceline.strategies.wheel.job import Job
 from paceline.strategies.wheel.profile import Profile, profiled
 from paceline.strategies.wheel.server import ParameterServer
@@ -21,19 +20,21 @@ Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def try_head(
-    model: nn.Module, example: Tensor, job: Job, make: Make, samples: int, num_classes: int
+    model: nn.Module, halves: Halves, job: Job, make: Make, samples: int, num_classes: int
 ) -> Profile:
-    """Return the profile of the hub's device: answers to `samples`, and updates."""
-    copied = copy.deepcopy(model).train()
-    halves = cut(copied, example, job.first)
-    optimizer = make([p for p in copied.parameters() if p.requires_grad])
+    """Return the profile of the hub's device: answers to `samples`, and updates.
+
+    `model` is a copy, which nobody else uses.
+    """
+    optimizer = make([p for p in model.parameters() if p.requires_grad])
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # whatever the gradients are, nothing grows
-    server = ParameterServer(copied, halves, optimizer, num_workers=1, staleness=None)
+    looks = job.pace is None
+    server = ParameterServer(model, halves, optimizer, num_workers=1, staleness=None, looks=looks)
     server.joined(0)
     device, dtype = halves.head_parameters[0].device, halves.head_parameters[0].dtype
     clock = clock_for(device)
-    marks = LayerMarks(layers_in(copied, halves.head_names), clock)
+    marks = LayerMarks(layers_in(model, halves.head_names), clock)
     trace = Trace(0, "hub", marks, clock, range(2**31))
 
     def watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:
