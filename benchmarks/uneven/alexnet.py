@@ -15,7 +15,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "allreduce, balanced": {**_UNEVEN, "strategy": "allreduce", "balance": "auto"},
     "host, balanced": {**_UNEVEN, "strategy": "host", "balance": "auto"},
 }
-_BATCH_SIZE, _NUM_ROUNDS, _NUM_STEPS = 20, 3, 5
+_BATCH_SIZE, _NUM_ROUNDS, _NUM_STEPS = 20, 2, 4
 
 
 def measure(quick: bool) -> dict[str, Any]:
