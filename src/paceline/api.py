@@ -28,6 +28,10 @@ from paceline.strategies import STRATEGIES
 from paceline.uneven import order as uneven_order
 from paceline.uneven import train_uneven
 from paceline.uneven_result import UnevenResult
+from paceline.wheel_rehearsal import rehearse_wheel
+from paceline.wheel_result import WheelRehearsal, WheelResult
+from paceline.wheel_run import train_wheel
+from paceline.wheel_settings import validated_wheel, validated_wheel_rehearsal
 from paceline.worker import Verb
 
 
@@ -35,7 +39,7 @@ from paceline.worker import Verb
 class Run:
     """A finished run: its result, and the folder with result.json, trace.json and report.html."""
 
-    result: Result | UnevenResult
+    result: Result | UnevenResult | WheelResult
     folder: Path
 
     @property
@@ -60,7 +64,7 @@ class Run:
 class Rehearsal:
     """A finished rehearsal: its result, and the folder with the same files as a run's."""
 
-    result: RehearsalResult
+    result: RehearsalResult | WheelRehearsal
     folder: Path
 
     @property
@@ -90,8 +94,15 @@ def train(model: str, data: str = "digits", **settings: Any) -> Run:
 
     With strategy="hogbatch" they are those of `paceline.settings.UnevenSettings`, `policy` may be
     one of them, and the result is a `paceline.uneven_result.UnevenResult`. This process then
-    coordinates the workers, and raises InvalidInput for what they found wrong.
+    coordinates the workers, and raises InvalidInput for what they found wrong. With "wheel" they are
+    those of `paceline.wheel_settings.WheelSettings`, the result is a
+    `paceline.wheel_result.WheelResult`, and this process is the hub.
     """
+    if settings.get("strategy") == "wheel":
+        _check_alone("train")
+        with torch.random.fork_rng(devices=[]):
+            wanted = validated_wheel(settings | {"model": model, "data": data})
+            return Run(*train_wheel(wanted, quiet=True))
     if settings.get("strategy") == "hogbatch":
         return _train_uneven(settings | {"model": model, "data": data})
     folder = _done("train", settings | {"model": model, "data": data})
@@ -112,7 +123,15 @@ def rehearse(model: str, **settings: Any) -> Rehearsal:
 
     `settings` are the fields of `paceline.settings.RehearseSettings`: `device` or `stretch` among
     them. Raises the same errors as `train`.
+
+    With strategy="wheel" they are those of `paceline.wheel_settings.WheelRehearseSettings`, and the
+    result is a `paceline.wheel_result.WheelRehearsal`. This process is then the hub.
     """
+    if settings.get("strategy") == "wheel":
+        _check_alone("rehearse")
+        with torch.random.fork_rng(devices=[]):
+            wanted = validated_wheel_rehearsal(settings | {"model": model})
+            return Rehearsal(*rehearse_wheel(wanted, quiet=True))
     folder = _done("rehearse", settings | {"model": model})
     result = read_result(folder)
     assert isinstance(result, RehearsalResult)

@@ -33,6 +33,11 @@ from paceline.core.errors import InvalidInput
 _NOT_SETTINGS = ("options", "workers", "as_json", "debug")
 _OF_WHEEL = ("codec", "snapshots", "snapshot_s", "resume")
 _NOT_OF_WHEEL = ("port", "balance", "force")
+_REHEARSED_BY_WHEEL = ("codec", "bind", "keys", "run", "wait_s", "profile_s")
+_NOT_REHEARSED_BY_WHEEL = (
+    *("stretch", "balance", "port"),
+    *("chunk_search", "search_step", "search_range", "interval"),
+)
 Balance = Annotated[
     str | None, typer.Option(help="auto: the workers' parts of a batch follow their speeds.")
 ]
@@ -147,6 +152,22 @@ def rehearse(
     search_step: Annotated[int | None, typer.Option(help="Of the runtime search; 5.")] = None,
     search_range: Annotated[int | None, typer.Option(help="Of the runtime search; 5.")] = None,
     interval: Annotated[int | None, typer.Option(help="Steps of a trial of a search; 10.")] = None,
+    codec: Codec = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Of wheel: the address for workers of other machines.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Of wheel: the folder of keys, as for paceline hub.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Of wheel: what hub and workers call their run.")
+    ] = None,
+    wait_s: Annotated[
+        float | None, typer.Option(help="Of wheel: how long to wait for workers; 600.")
+    ] = None,
+    profile_s: Annotated[
+        float | None, typer.Option(help="Of wheel: how long to measure before; 1, or 0: not.")
+    ] = None,
     deadline_s: Deadline = 30.0,
     port: Port = 0,
     output: Output = Path("runs"),
@@ -156,7 +177,32 @@ def rehearse(
     """Rehearse training on devices you need not have: real exchange, layers that only take time."""
     settings = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
     settings["input_shape"] = shape(input_shape)
+    if strategy == "wheel":
+        _rehearse_wheel(settings | common(options, workers), as_json)
+        return
+    for name in _REHEARSED_BY_WHEEL:
+        if settings.pop(name) is not None:
+            raise InvalidInput(f"{name}: goes only with strategy wheel")
     carry_out("rehearse", settings | common(options, workers), as_json, debug)
+
+
+def _rehearse_wheel(settings: dict[str, Any], as_json: bool) -> None:
+    """Have this process be the hub of a rehearsal, and start the bodies or wait for them."""
+    from paceline import launching
+    from paceline.commands.wheel import with_codecs
+    from paceline.wheel_rehearsal import rehearse_wheel
+    from paceline.wheel_settings import validated_wheel_rehearsal
+
+    if launching.under_torchrun():
+        raise InvalidInput("strategy: wheel starts its workers itself; run it without torchrun")
+    for name in _NOT_REHEARSED_BY_WHEEL:
+        if settings.pop(name):
+            raise InvalidInput(f"{name}: goes not with strategy wheel")
+    settings["options"] = with_codecs(settings["options"], settings.pop("codec"))
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "device" not in given:
+        raise InvalidInput("device: name the device whose time layers take, as k40-gigabit/gpu0")
+    rehearse_wheel(validated_wheel_rehearsal(given), as_json=as_json)
 
 
 def carry_out(

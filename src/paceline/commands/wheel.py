@@ -93,15 +93,22 @@ def train(
     """Have this process be the hub."""
     from paceline import launching
     from paceline.wheel_run import train_wheel
-    from paceline.wheel_settings import codec_options, validated_wheel
+    from paceline.wheel_settings import validated_wheel
 
     if launching.under_torchrun():
         raise InvalidInput("strategy: wheel starts its workers itself; run it without torchrun")
-    chosen, named = fields(options), codec_options(codec)
-    for field, value in named.items():
+    chosen = with_codecs(fields(options), codec)
+    train_wheel(validated_wheel(settings | {"options": chosen}), as_json=as_json)
+
+
+def with_codecs(chosen: dict[str, Any], codec: str | None) -> dict[str, Any]:
+    """Return the fields of --set and those that --codec stands for; they must not differ."""
+    from paceline.wheel_settings import codec_options
+
+    for field, value in codec_options(codec).items():
         if chosen.setdefault(field, value) != value:
             raise InvalidInput(f"codec: {field} travels by {value!r}, but --set says otherwise")
-    train_wheel(validated_wheel(settings | {"options": chosen}), as_json=as_json)
+    return chosen
 
 
 def worker(

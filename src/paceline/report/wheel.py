@@ -1,4 +1,4 @@
-"""The sections of a run or a rehearsal of strategy wheel: what travelled, how stale updates were, who waited."""
+"""The sections of a run of strategy wheel, or a rehearsal: bytes, staleness, who waited."""
 
 from collections.abc import Iterator, Mapping
 from html import escape

@@ -119,6 +119,8 @@ def _train(post: Post, device: torch.device, clients: Mapping[int, Client], say:
         )
     if post.threads:
         torch.set_num_threads(post.threads)
+    if job.pace is not None:  # nothing is computed, on whatever device
+        device = torch.device("cpu")
     data = load(job.data, job.input_shape, job.seed)
     turns = Turns(post.workers)
     kind = "cpu" if device.type == "cpu" else "gpu"

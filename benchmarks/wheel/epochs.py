@@ -1,0 +1,119 @@
+"""Figure 7 of Du et al. 2017, on the digits: accuracy by epoch, asynchronous and synchronous SGD.
+
+Both ways have four workers and the same batches. Each has the learning rate of one grid with which
+it first reached the target, on a seed that is not counted.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import svg
+from readme import table
+
+HERE = Path(__file__).parent
+_TARGET, _WORKERS, _BATCH_SIZE, _EPOCHS = 0.97, 4, 64, 30
+_RATES = (0.05, 0.1, 0.2, 0.4)
+_TRIED, _SEEDS = 100, range(5)
+_WAYS = {
+    "synchronous SGD": ("--strategy", "allreduce", "--profile-s", "0.2"),
+    "wheel": ("--strategy", "wheel", "--profile-s", "0"),
+}
+_COLOURS = {"synchronous SGD": "#d55e00", "wheel": "#0072b2"}
+_LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 40.0, 700.0, 320.0
+_THIN = 'stroke-width="1" opacity="0.4"'
+_LOWEST = 0.8
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the accuracies after each epoch, by way and seed."""
+    epochs = 2 if quick else _EPOCHS
+    rates, seeds = (_RATES[:1], _SEEDS[:2]) if quick else (_RATES, _SEEDS)
+    ways = {}
+    for name in _WAYS:
+        tried = {rate: _accuracies(name, rate, _TRIED, epochs) for rate in rates}
+        rate = min(tried, key=lambda rate: (_reached(tried[rate]) or epochs + 1, -tried[rate][-1]))
+        ways[name] = {
+            "learning_rate": rate,
+            "accuracies": [_accuracies(name, rate, seed, epochs) for seed in seeds],
+        }
+    return {"epochs": epochs, "ways": ways}
+
+
+def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
+    sizes = ("--workers", str(_WORKERS), "--batch-size", str(_BATCH_SIZE))
+    learning = ("--learning-rate", str(rate), "--momentum", "0", "--epochs", str(epochs))
+    with TemporaryDirectory() as folder:
+        words = ("networks:digits", *_WAYS[way], *sizes, *learning, "--seed", str(seed))
+        command = [sys.executable, "-m", "paceline", "train", *words, "--output", folder, "--json"]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            cwd=HERE / "trained",
+        )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return [epoch["accuracy"] for epoch in json.loads(done.stdout)["epochs"]]
+
+
+def _reached(accuracies: list[float]) -> int | None:
+    """Return the number of epochs until the target; None if it was not reached."""
+    return next((n + 1 for n, one in enumerate(accuracies) if one >= _TARGET), None)
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the table."""
+    ways = figures["ways"]
+    found = {name: [_reached(own) for own in way["accuracies"]] for name, way in ways.items()}
+    lines = [
+        (
+            name,
+            f"{way['learning_rate']:g}",
+            *("never" if one is None else str(one) for one in found[name]),
+            f"{mean(found[name]):.1f}" if None not in found[name] else "",
+            f"{mean(own[-1] for own in way['accuracies']):.2%}",
+        )
+        for name, way in ways.items()
+    ]
+    seeds = [f"seed {seed}" for seed in range(len(lines[0]) - 4)]
+    head = ("", "learning rate", *seeds, "mean", f"accuracy after {figures['epochs']}")
+    title = f"Digits, {_WORKERS} workers: epochs until {_TARGET:.0%} of the test samples"
+    ours, theirs = found["wheel"], found["synchronous SGD"]
+    ratio = "" if None in (*ours, *theirs) else f"\n\n{mean(ours) / mean(theirs):.2f} x the epochs"
+    return f"{table(title, head, lines)}{ratio}"
+
+
+def drawn(figures: dict[str, Any]) -> str:
+    """Return the picture: the mean accuracy of each way by epoch, and its range over the seeds."""
+    lines = [svg.opening(_LEFT + _WIDTH + 20, _TOP + _HEIGHT + 50)]
+    lines.append(svg.text(_LEFT, 24, "Accuracy by epoch: mean, and range over the seeds"))
+    for tenth in range(5):
+        value = _LOWEST + tenth * (1 - _LOWEST) / 4
+        lines.append(svg.box(_LEFT, _height(value), _WIDTH, 1, "#ddd"))
+        lines.append(svg.text(8, _height(value) + 5, f"{value:.0%}"))
+    for number, (name, way) in enumerate(figures["ways"].items()):
+        by_epoch = list(zip(*way["accuracies"], strict=True))
+        colour = _COLOURS[name]
+        for of, style in ((mean, 'stroke-width="2"'), (min, _THIN), (max, _THIN)):
+            points = _points(map(of, by_epoch), figures["epochs"])
+            lines.append(svg.path(points, f'stroke="{colour}" {style}'))
+        left = _LEFT + 200 * number
+        lines.append(svg.box(left, _TOP + _HEIGHT + 22, 14, 14, colour))
+        lines.append(svg.text(left + 20, _TOP + _HEIGHT + 34, name))
+    lines.append(svg.text(_LEFT + _WIDTH - 60, _TOP + _HEIGHT + 34, f"{figures['epochs']} epochs"))
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _points(values: Any, epochs: int) -> list[tuple[float, float]]:
+    return [(_LEFT + _WIDTH * (n + 1) / epochs, _height(value)) for n, value in enumerate(values)]
+
+
+def _height(accuracy: float) -> float:
+    return _TOP + _HEIGHT * (1 - max(0.0, accuracy - _LOWEST) / (1 - _LOWEST))

@@ -1,0 +1,100 @@
+"""Strategy wheel on two hosts: the hub on the first, and a body process wherever one is wanted."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "network"))
+
+from host import missing  # noqa: E402
+from hosts import Finished, TwoHosts  # noqa: E402
+from wire import ADDRESSES  # noqa: E402
+
+from paceline.links.launch import KEEPING_MEMORY  # noqa: E402
+from paceline.wire.keys import generate  # noqa: E402
+
+_HUB = f"tcp://{ADDRESSES[0]}:5555"
+_ENVIRONMENT = {**KEEPING_MEMORY, "OMP_NUM_THREADS": "1"}
+_PACELINE = (sys.executable, "-m", "paceline")
+
+
+def two_hosts(part: str, rate: str | None) -> TwoHosts:
+    """Return two hosts, not built yet; the program ends if this machine cannot build them."""
+    problem = missing()
+    if problem:
+        sys.exit(f"{part}: {problem}")
+    return TwoHosts(rate)
+
+
+def carried_out(
+    hosts: TwoHosts,
+    words: Sequence[str],
+    bodies: Sequence[int],
+    *,
+    workers: int,
+    lanes: int,
+    deadline_s: float = 600.0,
+) -> dict[str, Any]:
+    """Return the result of `paceline WORDS` as a hub, with a body on each host of `bodies`.
+
+    Every host has one core. The numbers of `workers` are dealt to the bodies, `lanes` to each.
+    """
+    with TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        generate(keys)
+        sizes = ("--workers", str(workers), "--set", f"lanes={lanes}")
+        place = ("--bind", _HUB, "--keys", str(keys), "--output", folder, "--json")
+        roles: list[list[list[str]]] = [[[*_PACELINE, *words, *sizes, *place]], []]
+        for number, host in enumerate(bodies):
+            own = range(number * lanes, min((number + 1) * lanes, workers))
+            listed = ",".join(map(str, own))
+            joining = ("--connect", _HUB, "--keys", str(keys), "--workers", listed)
+            options = ("--device", "cpu", "--threads", "1", "--deadline-s", "120")
+            roles[host].append([*_PACELINE, "worker", *joining, *options])
+        finished = _finished(hosts, roles, deadline_s)
+    result: dict[str, Any] = json.loads(finished[0].out)
+    if result["lost"]:
+        sys.exit("\n".join(result["lost"]))
+    return result
+
+
+def _finished(
+    hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float
+) -> tuple[Finished, Finished]:
+    per_host = max(map(len, roles))
+    commands = [words for role in roles for words in [*role, *[[]] * (per_host - len(role))]]
+    finished = hosts.run(
+        [sys.executable, str(HERE / "role.py"), json.dumps(commands)],
+        per_host,
+        _ENVIRONMENT,
+        cores=(0, 1),
+        cwd=HERE / "trained",
+        deadline_s=deadline_s,
+    )
+    if any(one.code for one in finished):
+        sys.exit("\n".join(one.err for one in finished))
+    return finished
+
+
+def on_ranks(
+    hosts: TwoHosts, case: dict[str, Any], quick: bool, *, per_host: int = 1
+) -> dict[str, Any]:
+    """Return what torch's DistributedDataParallel takes and sends in `case`, as ddp.py has it."""
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "figures.json"
+        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "ddp", str(output)]
+        finished = hosts.run(
+            [*program, *(["--quick"] if quick else [])],
+            per_host,
+            _ENVIRONMENT | {"CASE": json.dumps(case)},
+            cores=(0, 1),
+            deadline_s=1200.0,
+        )
+        if any(one.code for one in finished):
+            sys.exit("\n".join(one.err for one in finished))
+        figures: dict[str, Any] = json.loads(output.read_text())
+    return figures

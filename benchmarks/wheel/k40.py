@@ -1,0 +1,23 @@
+"""The devices of Du et al. 2017: K40c that take what `paceline papers wheel` has calibrated."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from paceline.papers.wheel import calibrated_machine
+
+_FILE = Path(__file__).parents[2] / "machines" / "k40-gigabit.toml"
+_CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)
+
+
+@contextmanager
+def device() -> Iterator[str]:
+    """Write a machine file whose devices take the calibrated time to hand over; name one."""
+    sync_s = calibrated_machine().devices[0].sync_latency_s or 0.0
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / _FILE.name
+        added = rf'\g<0>\nsync_latency_s = "{1e6 * sync_s:.6f} us"'
+        path.write_text(_CALL.sub(added, _FILE.read_text()))
+        yield f"{path}:gpu0"

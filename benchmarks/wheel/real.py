@@ -1,0 +1,96 @@
+"""AlexNet with real arithmetic: 16 images a worker, two hosts of one core at 200 Mbit/s.
+
+Wheel has a body on the host that the hub is not on, or one on each; DistributedDataParallel has a
+rank on each, and torch's hooks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddp import ALONE, FLOAT32
+from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
+
+from readme import table
+
+_RATE, _SAMPLES, _LANES = "200mbit", 16, 2
+_CASTS = ("DDP, fp16_compress_hook", "DDP, bf16_compress_hook")
+_LOW_RANK = "DDP, powerSGD_hook of rank 2"
+_ENCODED = "body-gradients=dynamic8,body-parameters=half,activations=dynamic8,residuals=dynamic8"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Strategy wheel with bodies on these hosts, and what travels encoded."""
+
+    bodies: tuple[int, ...]
+    codec: str | None = None
+
+
+_CASES = {
+    "wheel, a body beside the hub's host": _Case((1,)),
+    "wheel, a body on each host": _Case((1, 0)),
+    "wheel, a body beside the hub's host, encoded": _Case((1,), _ENCODED),
+    "wheel, a body on each host, encoded": _Case((1, 0), _ENCODED),
+}
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return samples a second of all ways, and of wheel how long devices were idle."""
+    cases = dict(list(_CASES.items())[:2]) if quick else _CASES
+    steps = 6 if quick else 30
+    with two_hosts("real", _RATE) as hosts:
+        wheels = {name: _wheel(hosts, case, steps) for name, case in cases.items()}
+        hooks = [*_CASTS[:1]] if quick else [*_CASTS, _LOW_RANK]
+        case = {"batch_size": _SAMPLES, "device": None, "hooks": hooks, "blocks": 4, "steps": 1}
+        rows = on_ranks(hosts, case, quick)
+    for row in rows.values():
+        row["samples_per_s"] = row["samples"] / row["seconds"]["median"]
+    return {"wheel": wheels, "ddp": rows}
+
+
+def _wheel(hosts: TwoHosts, case: _Case, steps: int) -> dict[str, Any]:
+    workers = _LANES * len(case.bodies)
+    batch = workers * _SAMPLES
+    data = f"synthetic:3x227x227,samples={batch * steps}"
+    sizes = ("--batch-size", str(batch), "--epochs", "1", "--momentum", "0.9")
+    words = ["hub", "networks:alexnet", "--data", data, *sizes, "--learning-rate", "0.0001"]
+    words += ["--codec", case.codec] if case.codec else []
+    result = carried_out(hosts, words, case.bodies, workers=workers, lanes=_LANES)
+    step_s, predicted_s = result["measured_step_s"], result["predicted_step_s"]
+    return {
+        "samples_per_s": batch / step_s,
+        "predicted_samples_per_s": batch / predicted_s,
+        "idle": result["idle_shares"],
+        "predicted_idle": result["predicted_idle_shares"],
+        "wire_nbytes": sum(result["wire_nbytes"]) / result["updates"] * workers,
+        "staleness": result["mean_staleness"],
+    }
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables."""
+    wheels, rows = figures["wheel"], figures["ddp"]
+    plain = rows[FLOAT32]["samples_per_s"]
+    cast = max(rows[name]["samples_per_s"] for name in _CASTS if name in rows)
+    lines = [
+        (
+            name,
+            f"{row['samples_per_s']:.2f}",
+            f"{row['samples_per_s'] / plain:.2f}",
+            f"{row['samples_per_s'] / cast:.2f}",
+            f"{row['predicted_samples_per_s']:.2f}" if "predicted_samples_per_s" in row else "",
+            _idle(row),
+            _bytes(name, row),
+        )
+        for name, row in (wheels | rows).items()
+    ]
+    head = ("", "samples/s", "times DDP float32", "times the best cast", "predicted", "idle", "MB")
+    return table("AlexNet, 16 images a worker, 200 Mbit/s", head, lines)
+
+
+def _idle(row: dict[str, Any]) -> str:
+    return ", ".join(f"{share:.0%}" for share in row.get("idle", {}).values())
+
+
+def _bytes(name: str, row: dict[str, Any]) -> str:
+    return "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.1f}"

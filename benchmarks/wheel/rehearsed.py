@@ -1,0 +1,149 @@
+"""Figure 8 of Du et al. 2017, rehearsed: AlexNet on K40c, 256 images a worker, 1 Gbit/s.
+
+Two hosts of one core each, layers paced, all else real. With four devices, two of them are on the
+first host: the hub's, and one that it reaches by itself (section 4.1).
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import k40
+from ddp import ALONE, FLOAT32
+from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
+
+from paceline.papers.wheel import paper
+from readme import table
+
+_RATE, _SAMPLES, _IMAGES = "1gbit", 256, 5120
+_FP16 = "DDP, fp16_compress_hook"
+_NUM_DEVICES = 4
+_FIGURE = "Figure 8"
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A bar of figure 8 that strategy wheel makes: who works where, and what is printed."""
+
+    name: str
+    printed: str
+    workers: int
+    lanes: int
+    bodies: tuple[int, ...]
+
+
+_ALONE = ("one device, nothing cut", "Caffe")
+_BARS = (
+    _Bar("partitioned over two devices", "partitioned, two GPUs", 1, 1, (1,)),
+    _Bar("wheel, two devices", "Wheel, two GPUs", 2, 2, (1,)),
+    _Bar("wheel, four devices", "Wheel, four GPUs", 6, 2, (1, 0, 1)),
+)
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return seconds of 5,120 images: printed, planned, predicted by the run, and rehearsed."""
+    steps = 3 if quick else 20
+    figure = next(one for one in paper().tables if one.title.startswith(_FIGURE))
+    cells = {cell.name: cell for cell in figure.cells}
+    with k40.device() as device:
+        bars = {_ALONE[0]: _alone(device, steps) | _known(cells[_ALONE[1]])}
+        with two_hosts("rehearsed", _RATE) as hosts:
+            for bar in _BARS:
+                bars[bar.name] = _wheel(hosts, bar, device, steps) | _known(cells[bar.printed])
+            case = {
+                "batch_size": _SAMPLES,
+                "device": device,
+                "hooks": [_FP16],
+                "blocks": 4,
+                "steps": 2,
+            }
+            rows = on_ranks(hosts, case, quick, per_host=_NUM_DEVICES // 2)
+    for name in (ALONE, FLOAT32, _FP16):
+        images = rows[name]["samples"]
+        rows[name]["images_s"] = _IMAGES / images * rows[name]["seconds"]["median"]
+    return {"bars": bars, "beside": rows}
+
+
+def _known(cell: Any) -> dict[str, float]:
+    return {"printed_s": cell.printed, "planned_s": cell.ours}
+
+
+def _alone(device: str, steps: int) -> dict[str, float]:
+    with TemporaryDirectory() as folder:
+        sizes = ("--workers", "1", "--batch-size", str(_SAMPLES), "--steps", str(steps))
+        words = ("rehearse", "alexnet", "--device", device, *sizes, "--output", folder, "--json")
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", *words],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return _seconds(json.loads(done.stdout), 1)
+
+
+def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any]:
+    sizes = ("--batch-size", str(_SAMPLES * bar.workers), "--steps", str(steps))
+    words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", device, *sizes)
+    result = carried_out(hosts, words, bar.bodies, workers=bar.workers, lanes=bar.lanes)
+    return _seconds(result, bar.workers) | {
+        "idle": result["idle_shares"],
+        "predicted_idle": result["predicted_idle_shares"],
+        "faults": len(result["faults"]),
+    }
+
+
+def _seconds(result: dict[str, Any], workers: int) -> dict[str, float]:
+    """Return the seconds of all images, of which a step of every worker has its part."""
+    steps = _IMAGES / _SAMPLES / workers
+    return {
+        "predicted_s": steps * result["predicted_step_s"],
+        "rehearsed_s": steps * result["rehearsed_step_s"],
+        "quartile1_s": steps * result["lower_quartile_s"],
+        "quartile3_s": steps * result["upper_quartile_s"],
+    }
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables."""
+    bars, beside = figures["bars"], figures["beside"]
+    alone_s = bars[_ALONE[0]]["rehearsed_s"]
+    lines = [
+        (
+            name,
+            f"{bar['printed_s']:.2f}",
+            f"{bar['planned_s']:.2f}",
+            f"{bar['predicted_s']:.2f}",
+            f"{bar['rehearsed_s']:.2f} [{bar['quartile1_s']:.2f}, {bar['quartile3_s']:.2f}]",
+            f"{bar['predicted_s'] / bar['rehearsed_s'] - 1:+.1%}",
+            f"{bar['rehearsed_s'] / bar['printed_s'] - 1:+.1%}",
+            f"{alone_s / bar['rehearsed_s']:.2f}",
+        )
+        for name, bar in bars.items()
+    ]
+
+    def times(row: dict[str, Any]) -> str:
+        return f"{alone_s / row['images_s']:.2f}"
+
+    lines += [
+        (f"{name}, four devices", "", "", "", f"{row['images_s']:.2f}", "", "", times(row))
+        for name, row in beside.items()
+        if name != ALONE
+    ]
+    head = ("", "printed", "planned", "predicted", "rehearsed", "error", "of printed", "times one")
+    title = "Figure 8: seconds of 5,120 images"
+    return f"{table(title, head, lines)}\n\n{_idle(bars)}"
+
+
+def _idle(bars: dict[str, Any]) -> str:
+    lines = [
+        (name, device, f"{bar['predicted_idle'].get(device, 0):.1%}", f"{idle:.1%}")
+        for name, bar in bars.items()
+        for device, idle in bar.get("idle", {}).items()
+    ]
+    return table("Idle devices", ("", "device", "predicted", "rehearsed"), lines)

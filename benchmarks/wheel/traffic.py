@@ -1,0 +1,109 @@
+"""Bytes of a step of AlexNet, 256 images: by purpose, by the interface, and by Table 1's formula.
+
+What an interface counts has the headers of TCP, IP and Ethernet. Two runs that differ by a few
+steps show what a step adds: neither has a profile, and both trace as many steps.
+"""
+
+from typing import Any
+
+from ddp import FLOAT32
+from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
+
+from paceline.papers.wheel import paper, ungrouped_alexnet
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
+from readme import table
+
+_SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
+_PACE = ("--forward-ms", "20", "--backward-ms", "40", "--update-ms", "1")
+_FEWEST, _MORE = 44, 20  # steps; from 42 on, as many are traced
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the bytes of a step."""
+    fewest, more = (6, 4) if quick else (_FEWEST, _MORE)
+    with two_hosts("bytes", None) as hosts:
+        few, few_nbytes, first = _wheel(hosts, fewest)
+        many, many_nbytes, _ = _wheel(hosts, fewest + more)
+        case = {"batch_size": _SAMPLES, "device": _DEVICE, "hooks": [], "blocks": 3, "steps": 2}
+        ddp = on_ranks(hosts, case, quick)[FLOAT32]["wire_nbytes"]
+    updates = many["updates"] - few["updates"]
+    purposes = {
+        row["purpose"]: {
+            "nbytes": row["nbytes"] / many["updates"],
+            "formula_nbytes": row["formula_nbytes"] / many["updates"],
+            "travels": row["travels"],
+        }
+        for row in many["purposes"]
+    }
+    return {
+        "head": first,
+        "purposes": purposes,
+        "with_headers_nbytes": (sum(many["wire_nbytes"]) - sum(few["wire_nbytes"])) / updates,
+        "interface_nbytes": (many_nbytes - few_nbytes) / updates,
+        "data_parallel_nbytes": ddp,
+        "ungrouped": _ungrouped(),
+    }
+
+
+def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
+    """Return the result, what the first host's interface counted, and the head's first layer."""
+    words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", _DEVICE, *_PACE)
+    sizes = ("--batch-size", str(2 * _SAMPLES), "--steps", str(steps), "--profile-s", "0")
+    before = hosts.nbytes()[0]
+    result = carried_out(hosts, [*words, *sizes], (1,), workers=2, lanes=2)
+    counted = hosts.nbytes()[0] - before
+    return result, counted.sent + counted.received, result["head"]
+
+
+def _ungrouped() -> dict[str, float]:
+    """Return Table 1's totals in values, as printed and by the formula."""
+    cells = {cell.name: cell for cell in paper().tables[0].cells}
+    config = Wheel()
+    sent = messages(split(ungrouped_alexnet(), config), config)
+    return {
+        "printed_hybrid": float(cells["hybrid: Total"].printed),
+        "printed_data": float(cells["data: Total"].printed),
+        "hybrid": sum(sent[one].num_values for one in (*TO_HUB, *FROM_HUB)) / 1e6,
+    }
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables."""
+    purposes, counted = figures["purposes"], figures["interface_nbytes"]
+    travels = [row for row in purposes.values() if row["travels"]]
+    formula = sum(row["formula_nbytes"] for row in travels)
+    lines = [
+        (
+            name,
+            "on the wire" if row["travels"] else "within the hub",
+            _mb(row["nbytes"]),
+            _mb(row["formula_nbytes"]),
+            "",
+        )
+        for name, row in purposes.items()
+    ]
+    whole = {
+        "all that travels": sum(row["nbytes"] for row in travels),
+        "with headers": figures["with_headers_nbytes"],
+        "by the interface": counted,
+    }
+    lines += [
+        (name, "on the wire", _mb(nbytes), _mb(formula), f"{nbytes / formula - 1:+.2%}")
+        for name, nbytes in whole.items()
+    ]
+    head = ("purpose", "where", "MB an update", "by the formula", "more")
+    title = f"AlexNet, {_SAMPLES} images a worker; the head begins with {figures['head']}"
+    ddp, ungrouped = figures["data_parallel_nbytes"], figures["ungrouped"]
+    said = (
+        f"Data parallelism (DDP float32, a rank on each host): {_mb(ddp)} MB a step by the "
+        f"interface, {ddp / counted:.1f} times as many. Table 1, whose AlexNet has no groups: "
+        f"{ungrouped['printed_data']:g} M and {ungrouped['printed_hybrid']:g} M values, "
+        f"{ungrouped['printed_data'] / ungrouped['printed_hybrid']:.1f} times; by the formula "
+        f"{ungrouped['hybrid']:.1f} M."
+    )
+    return f"{table(title, head, lines)}\n\n{said}"
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.3f}"
