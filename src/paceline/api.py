@@ -94,8 +94,9 @@ def train(model: str, data: str = "digits", **settings: Any) -> Run:
 
     With strategy="hogbatch" they are those of `paceline.settings.UnevenSettings`, `policy` may be
     one of them, and the result is a `paceline.uneven_result.UnevenResult`. This process then
-    coordinates the workers, and raises InvalidInput for what they found wrong. With "wheel" they are
-    those of `paceline.wheel_settings.WheelSettings`, the result is a
+    coordinates the workers, and raises InvalidInput for what they found wrong.
+
+    With "wheel" they are those of `paceline.wheel_settings.WheelSettings`, the result is a
     `paceline.wheel_result.WheelResult`, and this process is the hub.
     """
     if settings.get("strategy") == "wheel":
