@@ -21,6 +21,7 @@ from paceline.strategies.wheel.trace import Record, record_of
 from paceline.wire.inbox import Joined, Lost, Request
 from paceline.wire.messages import Message
 from paceline.wire.service import Service
+from paceline.wire.texts import one_line
 
 _LOOK_S = 0.2
 _DISMISSAL_S = 2.0
@@ -156,8 +157,8 @@ class Hub:
             case Topic.DONE:
                 self._finish(worker, bytes(parts[0]))
             case Topic.FAILED:
-                why = f"worker {worker} failed: {bytes(parts[0]).decode(errors='replace')}"
-                self._fail(worker, why, by_input=bool(message.step))
+                told = one_line(bytes(parts[0]).decode(errors="replace"))
+                self._fail(worker, f"worker {worker} failed: {told}", by_input=bool(message.step))
             case _:
                 raise InvalidInput(f"a message about {topic!r}, which there is not")
 

@@ -10,6 +10,7 @@ from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tally import Conduct
 from paceline.wire.inbox import Request
 from paceline.wire.messages import Message
+from paceline.wire.texts import one_line
 
 Reply = Callable[[Request, Message], None]
 
@@ -62,7 +63,7 @@ class Roll:
         there = bytes(parts[0]).decode(errors="replace") if parts else ""
         found = difference(self._layout, there)
         if found is not None:
-            raise InvalidInput(f"it has another run than the hub: {found}")
+            raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
         self._waiting[request.worker] = request
         if self.has_begun:
             self._let_begin()
