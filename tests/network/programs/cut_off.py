@@ -1,0 +1,65 @@
+"""A hub on the first host, and on the second its worker, which is cut off in mid-training.
+
+cut_off.py KEYS SECONDS: rank 0 is the hub, rank 1 takes its interface down for so long.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PORT = 5555
+BEFORE_NBYTES = 3_000_000  # a few dozen steps
+ADDRESS = f"tcp://{os.environ['MASTER_ADDR']}:{PORT}"
+INTERFACE = os.environ["GLOO_SOCKET_IFNAME"]
+ALONE = {name: value for name, value in os.environ.items() if "RANK" not in name}  # no torchrun
+PACELINE = [sys.executable, "-m", "paceline"]
+RUN = ["lenet5", "--workers", "1", "--set", "lanes=1", "--set", "staleness=0", "--epochs", "6"]
+
+
+def sent_nbytes() -> int:
+    """What this host has sent through its interface."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    found = next(line.split(":")[1] for line in lines if line.split(":")[0].strip() == INTERFACE)
+    return int(found.split()[8])
+
+
+def link(state: str) -> None:
+    subprocess.run(["ip", "link", "set", INTERFACE, state], check=True)
+
+
+def hub(keys: str) -> int:
+    words = ["--bind", ADDRESS, "--keys", keys, "--profile-s", "0", "--deadline-s", "60"]
+    return subprocess.run([*PACELINE, "hub", *RUN, *words], env=ALONE, check=False).returncode
+
+
+def worker(keys: str, seconds: float) -> int:
+    words = [
+        "--connect",
+        ADDRESS,
+        "--workers",
+        "0",
+        "--keys",
+        keys,
+        "--threads",
+        "1",
+        "--deadline-s",
+        "60",
+    ]
+    with subprocess.Popen([*PACELINE, "worker", *words], env=ALONE) as body:
+        while sent_nbytes() < BEFORE_NBYTES and body.poll() is None:
+            time.sleep(0.01)
+        link("down")
+        before = sent_nbytes()
+        time.sleep(seconds)
+        link("up")
+        code = body.wait()
+    print(json.dumps({"before": before, "after": sent_nbytes()}))
+    return code
+
+
+if __name__ == "__main__":
+    keys, seconds = sys.argv[1], float(sys.argv[2])
+    sys.exit(hub(keys) if os.environ["RANK"] == "0" else worker(keys, seconds))
