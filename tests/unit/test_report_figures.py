@@ -72,7 +72,7 @@ def test_learning_curves_count_epochs_from_one() -> None:
         EpochRow(number=i, train_loss=3 - i, test_loss=4 - i, accuracy=i / 2, seconds=1)
         for i in range(2)
     ]
-    lines = {line.name: (line.x, line.y) for line in learning_curves(epochs).data}
+    lines = {line.name: (line.x, line.y) for line in learning_curves(epochs, "accuracy").data}
     assert lines == {
         "train loss": ((1, 2), (3, 2)),
         "test loss": ((1, 2), (4, 3)),
