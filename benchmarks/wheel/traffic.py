@@ -16,6 +16,7 @@ from readme import table
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
 _PACE = ("--forward-ms", "20", "--backward-ms", "40", "--update-ms", "1")
+_PAYLOAD = 1448 / 1514  # of a full frame: what TCP carries, and Ethernet's bytes
 _FEWEST, _MORE = 44, 20  # steps; from 42 on, as many are traced
 
 
@@ -87,6 +88,7 @@ def text(figures: dict[str, Any]) -> str:
         "all that travels": sum(row["nbytes"] for row in travels),
         "with headers": figures["with_headers_nbytes"],
         "by the interface": counted,
+        "by the interface, payload of its frames": _PAYLOAD * counted,
     }
     lines += [
         (name, "on the wire", _mb(nbytes), _mb(formula), f"{nbytes / formula - 1:+.2%}")

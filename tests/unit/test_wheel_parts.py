@@ -235,3 +235,14 @@ def test_idle_is_what_lies_between_the_layers_of_a_device():
         Span("s0/backward[a]@worker0", Kind.BACKWARD, lane, 7.0, 10.0, "a"),
     ]
     assert idle_shares(Timeline(spans, "measured"), ["cpu1", "cpu2"]) == {"cpu1": 3 / 8}
+
+
+def test_idle_is_counted_while_all_lanes_of_a_device_are_traced():
+    lane = (compute_lane("cpu1"),)
+    times = [(0, 0.0, 2.0), (1, 4.0, 6.0), (0, 7.0, 9.0), (1, 13.0, 14.0)]
+    spans = [
+        Span(f"s{i}/forward[a]@worker{worker}", Kind.FORWARD, lane, start, end, "a")
+        for i, (worker, start, end) in enumerate(times)
+    ]
+    # Before 4 and after 9 the other lane has steps that are not among these.
+    assert idle_shares(Timeline(spans, "measured"), ["cpu1"]) == {"cpu1": pytest.approx(1 / 5)}

@@ -6,7 +6,7 @@ from itertools import chain
 
 from paceline.core.cost import compute_lane, download_lane, upload_lane
 from paceline.core.plan import COMPUTE, Kind, Resource, task_name
-from paceline.core.timeline import Span, Timeline, length, union
+from paceline.core.timeline import Span, Timeline, intersection, length, union
 from paceline.strategies.wheel.split import TO_HUB, Message, Purpose
 from paceline.strategies.wheel.trace import Record
 
@@ -61,14 +61,20 @@ def _in_turn(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def idle_shares(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return the share of the time in which each device computes nothing, from its first layer on.
+    """Return the share of the time in which each device computes nothing, while all its lanes do.
 
-    The time ends with its last layer.
+    That is from when the last of its workers begins until the first one ends: before and after, the
+    device is busy with steps that were not traced.
     """
     shares = {}
     for device in devices:
-        track = timeline.tracks.get(compute_lane(device), ())
-        busy = union(span for span in track if span.kind in COMPUTE)
-        if busy:
-            shares[device] = 1 - length(busy) / max(busy[-1][1] - busy[0][0], 1e-12)
+        workers: dict[str, list[Span]] = defaultdict(list)
+        for span in timeline.tracks.get(compute_lane(device), ()):
+            if span.kind in COMPUTE:
+                workers[span.name.rpartition("@")[2]].append(span)
+        start_s = max((min(span.start_s for span in own) for own in workers.values()), default=0.0)
+        end_s = min((max(span.end_s for span in own) for own in workers.values()), default=0.0)
+        if end_s > start_s:
+            busy = union(chain.from_iterable(workers.values()))
+            shares[device] = 1 - length(intersection(busy, [(start_s, end_s)])) / (end_s - start_s)
     return shares
