@@ -19,6 +19,20 @@ def is_running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def members_of(group: int) -> dict[int, str]:
+    """The processes of a process group that still run, with their command lines."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            command = (stat.parent / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            found[int(stat.parent.name)] = command
+    return found
+
+
 @dataclass
 class Finished:
     code: int
@@ -52,16 +66,7 @@ class Started:
 
     def members(self) -> dict[int, str]:
         """The processes of the group that still run, with their command lines."""
-        found = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-                command = (stat.parent / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-            if int(fields[2]) == self.process.pid and fields[0] not in "ZX":
-                found[int(stat.parent.name)] = command
-        return found
+        return members_of(self.process.pid)
 
     def workers(self) -> list[int]:
         """The process numbers of the ranks, in the order in which they were started."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,8 @@ class Scenario:
             self.at = time.monotonic() + self.scenario["step"]
         if self.at is not None and time.monotonic() >= self.at:
             struck.write_text(str(time.monotonic()))
-            os.kill(victim, signal.Signals[self.scenario["signal"]])
+            with suppress(ProcessLookupError):  # ended by itself: what the others say will show it
+                os.kill(victim, signal.Signals[self.scenario["signal"]])
 
     def _after(self, victim: int, seconds: float) -> None:
         if seconds > self.scenario.get("resumed_s", float("inf")) and victim in self.running:
