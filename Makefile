@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
 
 test: .venv/developed
-	$(BIN)/python -m pytest tests --ignore=tests/gpu
+	$(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=2 --dist=loadfile
 
 test-gpu: .venv/developed
 	$(BIN)/python -m pytest tests/gpu
