@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.strategies.hogbatch.ahead import MOST_TOLD
 from paceline.strategies.hogbatch.messages import (
     MOST_NBYTES,
     ExecuteWork,
@@ -26,15 +27,17 @@ def test_work_arrives_as_it_was_sent(work: ExecuteWork):
     assert ExecuteWork.of(work.packed()) == work
 
 
-@given(SCHEDULE)
-def test_a_request_arrives_as_it_was_sent(message: ScheduleWork):
-    assert read(message.packed()) == message
+@given(st.lists(SCHEDULE, min_size=1, max_size=MOST_TOLD))
+def test_requests_arrive_as_they_were_sent(messages: list[ScheduleWork]):
+    packet = b"".join(message.packed() for message in messages)
+    assert len(packet) <= MOST_NBYTES
+    assert read(packet) == tuple(messages)
 
 
 def test_a_loss_that_is_no_number_arrives():
-    message = read(ScheduleWork(3, loss=float("nan")).packed())
-    assert isinstance(message, ScheduleWork)
-    assert isnan(message.loss)
+    messages = read(ScheduleWork(3, loss=float("nan")).packed())
+    assert not isinstance(messages, Failure)
+    assert isnan(messages[0].loss)
 
 
 @given(st.booleans(), st.text(max_size=9000))
@@ -55,7 +58,7 @@ def test_bytes_that_are_no_message_are_refused(packet: bytes):
     if len(packet) != len(ExecuteWork(Order.STOP).packed()):
         with pytest.raises(ValueError, match="are no ExecuteWork"):
             ExecuteWork.of(packet)
-    is_schedule = packet[:1] == b"\1" and len(packet) == size
+    is_schedule = bool(packet) and len(packet) % size == 0 and set(packet[::size]) == {1}
     is_failure = packet[:1] == b"\2" and len(packet) > 1
     if not is_schedule and not is_failure:
         with pytest.raises(ValueError, match="no message of a worker"):

@@ -7,7 +7,7 @@ connections as it takes; a hub that was started anew knows of none, and its work
 from paceline.wire.client import Client
 from paceline.wire.frames import Buffer
 from paceline.wire.identity import Identity
-from paceline.wire.inbox import Event, Joined, Lost, Request
+from paceline.wire.inbox import Event, Joined, Lost, Request, Woken
 from paceline.wire.keys import ClientKeys, HubKeys, generate, load_client, load_hub
 from paceline.wire.messages import Message
 from paceline.wire.outbox import HubRestarted, Pending
@@ -30,6 +30,7 @@ __all__ = [
     "Request",
     "Service",
     "Traffic",
+    "Woken",
     "generate",
     "load_client",
     "load_hub",

@@ -42,7 +42,12 @@ class Lost:
     has_left: bool = False
 
 
-Event: TypeAlias = Request | Joined | Lost
+@dataclass(frozen=True)
+class Woken:
+    """The owner of the service has woken itself: there is something beside requests to see to."""
+
+
+Event: TypeAlias = Request | Joined | Lost | Woken
 
 
 class Inbox:

@@ -9,7 +9,7 @@ from paceline.core.errors import InvalidInput
 from paceline.wire import addresses
 from paceline.wire.desk import Desk
 from paceline.wire.door import Door
-from paceline.wire.inbox import Event, Inbox, Request
+from paceline.wire.inbox import Event, Inbox, Request, Woken
 from paceline.wire.keys import HubKeys
 from paceline.wire.messages import Message
 from paceline.wire.router import Router
@@ -81,6 +81,10 @@ class Service:
         A request of a worker comes after it has joined, and never after it was lost.
         """
         return self._inbox.get(timeout_s)
+
+    def wake(self) -> None:
+        """Have `receive` return Woken, after what is there already; from any thread."""
+        self._inbox.put(Woken())
 
     def reply(self, request: Request, message: Message) -> None:
         """Send a reply, from any thread; nothing if the worker was lost since.

@@ -3,9 +3,9 @@
     worker       ScheduleWork: what it has done ----> coordinator
     coordinator  ExecuteWork: which samples, at what learning rate ----> the same worker
 
-One loop over the workers' sockets. One whose batches are short has its next samples beforehand:
-asking takes as long as waking two processes does, and is not to be waited for. A worker that ends,
-or does not answer in time, gives its samples back, and the others go on; one may join at any time.
+One loop over the workers' sockets. One whose batches are short has the next ones beforehand, and
+says of several at once that they are done. A worker that ends, or does not answer in time, gives
+its samples back, and the others go on; one may join at any time.
 What is done is counted when its worker says so, or has left the number of the batch in the shared
 memory before it died.
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.timeline import Span
 from paceline.links.shared_tensors import SharedTensors
+from paceline.strategies.hogbatch.ahead import wants_more
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.crew import Crew
 from paceline.strategies.hogbatch.hand import Hand
@@ -34,21 +35,12 @@ from paceline.strategies.hogbatch.messages import (
     ScheduleWork,
     read,
 )
-from paceline.strategies.hogbatch.policy import (
-    Counts,
-    Policy,
-    Worker,
-    policy_of,
-    rate_factor,
-    updates_of,
-)
+from paceline.strategies.hogbatch.policy import Counts, Policy, policy_of, rate_factor, updates_of
 from paceline.strategies.hogbatch.pool import Pool
 from paceline.strategies.hogbatch.worker import COMMITS, ORDER, Learning
 from paceline.strategies.hogbatch.workers import WorkerSpec
 
 _NS = 1e-9
-_SHORT_S = 0.05  # of a batch: asking for the next takes some 0.5 ms
-_FEWEST_LEFT = 10  # batches of an epoch, for them to be handed out beforehand
 _NUM_TIMES = len(ScheduleWork(READY).times)
 
 
@@ -162,18 +154,18 @@ class Coordinator:
         self._crew.serve(is_done, self._hear, self._lose)
 
     def _hear(self, hand: Hand, packet: bytes) -> None:
-        message = read(packet)
-        if isinstance(message, Failure):
-            reason = f"{hand.title} failed: {message.reason}"
-            raise InvalidInput(reason) if message.by_input else WorkerLost(reason)
-        if message.batch == READY:
+        messages = read(packet)
+        if isinstance(messages, Failure):
+            reason = f"{hand.title} failed: {messages.reason}"
+            raise InvalidInput(reason) if messages.by_input else WorkerLost(reason)
+        if messages[0].batch == READY:
             hand.is_ready = True
             if self._has_begun:
                 self._try(hand)
-        elif message.batch == TRIED:
-            self._note_trial(hand, message)
+        elif messages[0].batch == TRIED:
+            self._note_trial(hand, messages[0])
         else:
-            self._note_batch(hand, message)
+            self._note_batches(hand, messages)
 
     def _try(self, hand: Hand) -> None:
         if not hand.tried:
@@ -196,10 +188,19 @@ class Coordinator:
         """Have the policy know the workers that are there now."""
         self._active = [hand for hand in self._crew.living if hand.speed is not None]
         if self._active:
-            workers = [_as_worker(hand) for hand in self._active]
+            workers = [hand.as_worker for hand in self._active]
             self._policy = policy_of(self._config, workers, self._conduct.batch_size)
 
-    def _note_batch(self, hand: Hand, message: ScheduleWork) -> None:
+    def _note_batches(self, hand: Hand, messages: Sequence[ScheduleWork]) -> None:
+        done = [(self._counted(hand, message), message) for message in messages]
+        offset_ns = self._offset_ns
+        self._hand_out(hand)  # first, for the worker waits
+        for work, message in done:
+            times = [moment - offset_ns for moment in message.times]
+            self._note(hand, work, message.updates, message.loss, times)
+
+    def _counted(self, hand: Hand, message: ScheduleWork) -> ExecuteWork:
+        """Count what was done, and return what was asked."""
         work = hand.work
         if work is None or work.batch != message.batch:
             raise WorkerLost(f"{hand.title} speaks of a batch that it was not given")
@@ -209,13 +210,11 @@ class Coordinator:
                 f"{self._epoch + 1}, on a batch of {message.size}; choose a smaller one than "
                 f"{self._learning.learning_rate:g}"
             )
+        hand.took(work.size, (message.ended_ns - message.started_ns) * _NS)
         self._count(hand, work, message.updates)
         self._loss_sum += message.loss
         self._num_told += work.size
-        offset_ns = self._offset_ns
-        times = [moment - offset_ns for moment in message.times]
-        self._hand_out(hand)  # first, for the worker waits
-        self._note(hand, work, message.updates, message.loss, times)
+        return work
 
     def _note(
         self, hand: Hand, work: ExecuteWork, updates: int, loss: float, times: Sequence[int]
@@ -227,28 +226,26 @@ class Coordinator:
 
     def _count(self, hand: Hand, work: ExecuteWork, updates: int) -> None:
         hand.has_done()
-        hand.updates += updates_of(_as_worker(hand), work.size, self._config.beta)
+        hand.updates += updates_of(hand.as_worker, work.size, self._config.beta)
         hand.missed = self._num_updates - hand.seen
         self._num_updates += updates
         hand.seen = self._num_updates  # when it began what it has in hand
         self._pool.use(range(work.first, work.first + work.size))
 
     def _hand_out(self, hand: Hand) -> None:
-        """Give a worker its next samples, if there are any; if they are few, those after them."""
-        while not self._pool.is_empty and len(hand.given) < (2 if self._is_quick(hand) else 1):
+        """Give a worker its next samples, if there are any; if they are few, more beforehand."""
+        speeds = sum(one.speed or 0.0 for one in self._active)
+        decays = self._config.staleness_decay > 0  # with what its latest batch has missed
+        while not self._pool.is_empty:
+            left_s = 0.0 if decays else len(self._pool) / speeds
+            if not wants_more([hand.seconds(work.size) for work in hand.given], left_s):
+                return
             self._give(hand)
-
-    def _is_quick(self, hand: Hand) -> bool:
-        """Whether it asks often, and others will not have to wait for it at the epoch's end."""
-        if not hand.given or not hand.speed:
-            return False
-        batch_s = hand.given[-1].size / hand.speed
-        left_s = len(self._pool) / sum(one.speed or 0.0 for one in self._active)
-        return batch_s < _SHORT_S and left_s > _FEWEST_LEFT * batch_s
 
     def _give(self, hand: Hand) -> None:
         active = self._active
-        counts = Counts([one.updates for one in active], [one.size for one in active])
+        expected = [self._expected(one, all_done=one is hand) for one in active]
+        counts = Counts(expected, [one.size for one in active])
         assert self._policy is not None
         hand.size = self._policy.next_batch(active.index(hand), counts)
         taken = self._pool.take(hand.size)
@@ -263,6 +260,13 @@ class Coordinator:
         number = self._num_batches
         self._num_batches += 1
         hand.give(ExecuteWork(Order.TRAIN, number, taken.start, len(taken), rate, traced))
+
+    def _expected(self, hand: Hand, all_done: bool) -> float:
+        """Return its updates when all is done that it has been given, or all but the last."""
+        counted = list(hand.given) if all_done else list(hand.given)[:-1]
+        return hand.updates + sum(
+            updates_of(hand.as_worker, work.size, self._config.beta) for work in counted
+        )
 
     def _hand_out_to_idle(self) -> None:
         for hand in self._active:
@@ -292,7 +296,3 @@ class Coordinator:
         self._count(hand, work, updates)
         now_ns = time.monotonic_ns() - self._offset_ns
         self._note(hand, work, updates, nan, [now_ns] * _NUM_TIMES)
-
-
-def _as_worker(hand: Hand) -> Worker:
-    return Worker(hand.spec.kind, hand.spec.threads, hand.speed or 1.0)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from paceline.core.plan import Kind, Resource
@@ -18,6 +19,7 @@ from paceline.core.timeline import Span
 from paceline.links.launch import KEEPING_MEMORY
 from paceline.links.shared_tensors import SharedTensors
 from paceline.strategies.hogbatch.messages import MOST_NBYTES, ExecuteWork
+from paceline.strategies.hogbatch.policy import Worker
 from paceline.strategies.hogbatch.worker import Employment, Learning, Memory
 from paceline.strategies.hogbatch.workers import WorkerSpec
 
@@ -52,6 +54,7 @@ class Hand:
     seen: int = 0
     missed: int = 0
     num_traced: int = 0
+    latest: tuple[int, float] = (1, inf)  # samples of a batch, and the seconds it took
     is_awaited: bool = True
     silent_since_s: float = field(default_factory=time.monotonic)
 
@@ -66,9 +69,23 @@ class Hand:
         return f"worker {self.number} ({self.spec}, process {self.process.pid})"
 
     @property
+    def as_worker(self) -> Worker:
+        """What a policy knows of it."""
+        return Worker(self.spec.kind, self.spec.threads, self.speed or 1.0)
+
+    @property
     def work(self) -> ExecuteWork | None:
         """What it works on, if on samples."""
         return self.given[0] if self.given else None
+
+    def took(self, size: int, seconds: float) -> None:
+        """Note how long a batch took."""
+        self.latest = (size, seconds)
+
+    def seconds(self, size: int) -> float:
+        """Return what a batch is expected to take: a smaller one than the latest as long."""
+        latest, seconds = self.latest
+        return seconds * max(1.0, size / latest)
 
     def give(self, work: ExecuteWork) -> None:
         """Have it train on samples, after what it has been given before."""

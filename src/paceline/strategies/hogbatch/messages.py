@@ -1,7 +1,8 @@
 """The two messages of the coordinator and its workers, section V: ScheduleWork and ExecuteWork.
 
-They are fixed-size structures, one a packet of a unix socket. A worker that fails sends its reason
-in place of the next ScheduleWork. Times are nanoseconds of CLOCK_MONOTONIC.
+They are fixed-size structures. A packet of a unix socket holds one ExecuteWork, or what a worker
+has to say of one or several batches. A worker that fails sends its reason in place of the next
+ScheduleWork. Times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 import struct
@@ -100,11 +101,13 @@ class Failure(NamedTuple):
         return bytes((_FAILED, self.by_input)) + text
 
 
-def read(packet: bytes) -> ScheduleWork | Failure:
-    """Return the message of a worker's packet; ValueError if it is none."""
+def read(packet: bytes) -> tuple[ScheduleWork, ...] | Failure:
+    """Return the messages of a worker's packet; ValueError if there are none."""
     kind = packet[0] if packet else 0
-    if kind == _SCHEDULED and len(packet) == _SCHEDULE.size:
-        return ScheduleWork._make(_SCHEDULE.unpack(packet)[1:])
+    if kind == _SCHEDULED and len(packet) % _SCHEDULE.size == 0:
+        rows = tuple(_SCHEDULE.iter_unpack(packet))
+        if all(row[0] == _SCHEDULED for row in rows):
+            return tuple(ScheduleWork._make(row[1:]) for row in rows)
     if kind == _FAILED and 2 <= len(packet) <= MOST_NBYTES:
         return Failure(bool(packet[1]), packet[2:].decode(errors="replace"))
     raise ValueError(f"{len(packet)} bytes of kind {kind} are no message of a worker")

@@ -131,6 +131,7 @@ class _Thread:
             passed_ns = time.monotonic_ns()
             backward_ns = self._pace.wait(forward_ns)
             self._step(rate)
+            del loss  # and its graph, which takes a while
             ended_ns = self._pace.wait(backward_ns)
         size = len(rows)
         ends = (computed_ns, passed_ns)

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from paceline.core.timeline import Span
 from paceline.links.shared_tensors import Entry, SharedTensors
 from paceline.models import find
 from paceline.native import die_with_parent
+from paceline.strategies.hogbatch.ahead import MOST_TOLD, TELL_WITHIN_S
 from paceline.strategies.hogbatch.messages import (
     MOST_NBYTES,
     READY,
@@ -104,6 +106,7 @@ class Worker:
         self._num_traced = 0
         self._replica = self._new_replica(self._shared.model)
         self._trial: Replica | None = None
+        self._untold: list[ScheduleWork] = []
 
     @property
     def spans(self) -> list[Span]:
@@ -112,14 +115,32 @@ class Worker:
 
     def serve(self) -> None:
         """Ask for work until told to stop, or the coordinator is gone."""
-        answer = ScheduleWork(READY)
-        while True:
-            self._wire.send(answer.packed())
+        self._untold.append(ScheduleWork(READY))
+        while (work := self._next()).order is not Order.STOP:
+            self._untold.append(self._try(work) if work.order is Order.TRY else self._train(work))
+
+    def _next(self) -> ExecuteWork:
+        """Return what to do next. Before it waits for that, it says what it has done."""
+        packet = None if self._is_due() else self._at_hand()
+        if packet is None:
+            self._wire.send(b"".join(message.packed() for message in self._untold))
+            self._untold.clear()
             packet = self._wire.recv(MOST_NBYTES)
-            work = ExecuteWork.of(packet) if packet else ExecuteWork(Order.STOP)
-            if work.order is Order.STOP:
-                return
-            answer = self._try(work) if work.order is Order.TRY else self._train(work)
+        return ExecuteWork.of(packet) if packet else ExecuteWork(Order.STOP)
+
+    def _is_due(self) -> bool:
+        """Whether the coordinator has to hear of what was done, though there is more to do."""
+        if not self._untold:
+            return False
+        oldest_s = (time.monotonic_ns() - self._untold[0].ended_ns) * _NS
+        return len(self._untold) == MOST_TOLD or oldest_s > TELL_WITHIN_S
+
+    def _at_hand(self) -> bytes | None:
+        """Return the next packet, if it has come."""
+        try:
+            return self._wire.recv(MOST_NBYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
 
     def _train(self, work: ExecuteWork) -> ScheduleWork:
         self._trial = None
