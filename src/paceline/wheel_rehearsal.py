@@ -5,7 +5,6 @@ machine, or waits for those of others; all of them learn from it that the run is
 """
 
 import os
-import resource
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -36,12 +35,11 @@ from paceline.strategies.wheel.outcome import Outcome
 from paceline.strategies.wheel.pace import NUM_CLASSES, pace_of
 from paceline.strategies.wheel.run import train
 from paceline.strategies.wheel.split import split
-from paceline.strategies.wheel.timeline import idle_shares
 from paceline.tables import console
 from paceline.training.this_machine import facts
 from paceline.wheel_live import Live
 from paceline.wheel_result import WheelRehearsal
-from paceline.wheel_run import predict, rows_of
+from paceline.wheel_run import predict, served
 from paceline.wheel_settings import WheelRehearseSettings
 from paceline.wire.keys import load_hub
 
@@ -183,7 +181,6 @@ def _result_of(
     outcome: Outcome,
     planned: Forecast | None,
 ) -> WheelRehearsal:
-    updates, bodies = outcome.updates, dict.fromkeys(outcome.bodies.values())
     seconds = step_seconds(outcome, settings.workers)
     step_s = fmean(seconds)
     lower_s, _, upper_s = quantiles(seconds, n=4, method="inclusive")
@@ -192,23 +189,11 @@ def _result_of(
         settings=settings,
         machine=facts(torch.device("cpu")),
         devices=devices,
-        head=outcome.config.head or "",
         samples_per_s=settings.batch_size / step_s,
-        updates=updates.version,
-        steps=updates.steps,
-        staleness=dict(updates.staleness),
-        mean_staleness=updates.mean_staleness,
-        purposes=rows_of(outcome),
-        wire_nbytes=outcome.wire_nbytes,
-        predicted_step_s=planned.step_s if planned else None,
         rehearsed_step_s=step_s,
         lower_quartile_s=lower_s,
         upper_quartile_s=upper_s,
-        idle_shares=idle_shares(outcome.traced, bodies),
-        predicted_idle_shares=idle_shares(planned.timeline, bodies) if planned else {},
-        lost=tuple(outcome.tally.lost),
-        faults=outcome.faults,
-        peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
+        **served(outcome, planned),
     )
 
 

@@ -7,9 +7,11 @@ tests the model after each epoch, and writes the run's folder.
 import os
 import resource
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -19,9 +21,7 @@ from safetensors.torch import save_model
 
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Timeline
-from paceline.data import load
-from paceline.models import describe, find
-from paceline.models.fitting import ANY_WIDTH, fitting
+from paceline.models import describe
 from paceline.planner import Forecast, forecast
 from paceline.record.trace import write_trace
 from paceline.report import write_report
@@ -37,8 +37,8 @@ from paceline.strategies.wheel.run import train
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Purpose
 from paceline.strategies.wheel.timeline import idle_shares
 from paceline.tables import console
+from paceline.training.fitted import fitted
 from paceline.training.loop import Epoch
-from paceline.training.objective import check_outputs
 from paceline.training.this_machine import facts
 from paceline.wheel_live import Live
 from paceline.wheel_result import PurposeRow, WheelResult
@@ -109,15 +109,7 @@ def build(settings: WheelSettings) -> Run:
     """Load the data, build the model and describe it. InvalidInput if they do not fit."""
     config = settings.config()
     make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
-    shape = None if settings.model == ANY_WIDTH else find(settings.model).input_shape
-    data = load(settings.data, shape, settings.seed)
-    name = fitting(settings.model, data.sample_shape)
-    architecture = find(name)
-    num_classes = None if architecture.num_classes is None else data.num_classes
-    torch.manual_seed(settings.seed)
-    model = architecture.build(num_classes)
-    check_outputs(model, data, settings.model)
-    model.train()
+    model, data, name, num_classes, shape = fitted(settings.model, settings.data, settings.seed)
     size = ceil(settings.batch_size / settings.workers)
     workload = describe(model, torch.zeros(size, *data.sample_shape), settings.model)
     own, bodies = _devices(ceil(config.workers / config.lanes), settings)
@@ -189,8 +181,7 @@ def result_of(
     run: Run, settings: WheelSettings, run_id: str, outcome: Outcome, planned: Forecast | None
 ) -> tuple[WheelResult, tuple[Timeline, ...]]:
     """Return the result, and the timelines of the traced steps: as planned, and as measured."""
-    tally, updates = outcome.tally, outcome.updates
-    bodies = dict.fromkeys(outcome.bodies.values())
+    tally = outcome.tally
     if not tally.epochs:
         raise InvalidInput("epochs: no worker was there to the end of the first one")
     last = tally.epochs[-1]
@@ -198,32 +189,40 @@ def result_of(
         id=run_id,
         settings=settings,
         machine=facts(run.device),
-        head=outcome.config.head or "",
         epochs=tuple(EpochRow(**asdict(epoch)) for epoch in tally.epochs),
         accuracy=last.accuracy,
         loss=last.test_loss,
         trained_s=outcome.trained_s,
         samples_per_s=tally.num_samples / max(outcome.trained_s, 1e-9),
-        updates=updates.version,
-        steps=updates.steps,
-        staleness=dict(updates.staleness),
-        mean_staleness=updates.mean_staleness,
-        purposes=rows_of(outcome),
-        wire_nbytes=outcome.wire_nbytes,
-        predicted_step_s=planned.step_s if planned else None,
         measured_step_s=measured_step_s(outcome, settings.workers),
-        idle_shares=idle_shares(outcome.traced, bodies),
-        predicted_idle_shares=idle_shares(planned.timeline, bodies) if planned else {},
-        lost=tuple(tally.lost),
-        faults=outcome.faults,
-        peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
+        **served(outcome, planned),
     )
     return result, ((planned.timeline,) if planned else ()) + (outcome.traced,)
 
 
-def rows_of(outcome: Outcome) -> tuple[PurposeRow, ...]:
-    """Return the bytes of each purpose."""
-    return tuple(
+def served(outcome: Outcome, planned: Forecast | None) -> dict[str, Any]:
+    """Return the fields of what a hub found, of a run as of a rehearsal."""
+    updates, bodies = outcome.updates, dict.fromkeys(outcome.bodies.values())
+    return {
+        "head": outcome.config.head or "",
+        "updates": updates.version,
+        "steps": updates.steps,
+        "staleness": dict(updates.staleness),
+        "mean_staleness": updates.mean_staleness,
+        "purposes": purposes_of(outcome),
+        "wire_nbytes": outcome.wire_nbytes,
+        "predicted_step_s": planned.step_s if planned else None,
+        "idle_shares": idle_shares(outcome.traced, bodies),
+        "predicted_idle_shares": idle_shares(planned.timeline, bodies) if planned else {},
+        "lost": tuple(outcome.tally.lost),
+        "faults": outcome.faults,
+        "peak_memory_bytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
+    }
+
+
+def purposes_of(outcome: Outcome) -> tuple[PurposeRow, ...]:
+    """Return the bytes of each purpose, and of those between this hub and its child hubs."""
+    within = tuple(
         PurposeRow(
             purpose=purpose.value,
             travels=purpose in (*TO_HUB, *FROM_HUB),
@@ -232,16 +231,30 @@ def rows_of(outcome: Outcome) -> tuple[PurposeRow, ...]:
         )
         for purpose in Purpose
     )
+    return within + rows_between(outcome.between)
+
+
+def rows_between(between: Mapping[str, tuple[int, int]]) -> tuple[PurposeRow, ...]:
+    """Return the bytes of what two hubs have exchanged."""
+    return tuple(
+        PurposeRow(purpose=purpose, travels=True, nbytes=counted, formula_nbytes=formula)
+        for purpose, (counted, formula) in between.items()
+    )
+
+
+def purposes_table(title: str, rows: Sequence[PurposeRow]) -> Table:
+    """Return bytes by purpose as a table."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("purpose", "counted", "by the formula", ""):
+        table.add_column(column, justify="right" if column in _NUMBERS else "left")
+    for row in rows:
+        where = "" if row.travels else "within the hub"
+        table.add_row(row.purpose, nbytes(row.nbytes), nbytes(row.formula_nbytes), where)
+    return table
 
 
 def _show(result: WheelResult, folder: Path, out: Console) -> None:
-    table = Table(title="Bytes by purpose", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("purpose", "counted", "by the formula", ""):
-        table.add_column(column, justify="right" if column in _NUMBERS else "left")
-    for row in result.purposes:
-        where = "" if row.travels else "within the hub"
-        table.add_row(row.purpose, nbytes(row.nbytes), nbytes(row.formula_nbytes), where)
-    out.print(table)
+    out.print(purposes_table("Bytes by purpose", result.purposes))
     predicted, measured = result.predicted_step_s, result.measured_step_s
     if predicted is not None and measured is not None:
         out.print(f"step       predicted {duration(predicted)}, measured {duration(measured)}")

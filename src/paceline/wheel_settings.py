@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from paceline.core.errors import InvalidInput
-from paceline.settings import Milliseconds, validated
+from paceline.settings import Milliseconds, validated, with_learning_rate
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import Purpose
 
@@ -21,29 +21,22 @@ _FIELDS = {
 _Seconds = Annotated[float, Field(gt=0, le=_LONGEST_S)]
 
 
-class WheelSettings(BaseModel):
-    """What `paceline train --strategy wheel` and `paceline hub` do.
+class _HubSettings(BaseModel):
+    """What a hub needs to know, whether workers train or rehearse.
 
     `batch_size` are the samples of a step over all workers, `options` fields of the strategy's
     configuration. With `bind` the hub listens there for workers of other machines, and needs
     `keys`, unless only this machine reaches it; without it starts its workers. `run` is a name that
-    hub and workers have in common. Snapshots are written to `snapshots` every `snapshot_s`, and
-    `resume` goes on from the last one. A hub without workers gives up after `wait_s`.
+    hub and workers have in common. A hub without workers gives up after `wait_s`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    data: str = "digits"
     strategy: Literal["wheel"] = "wheel"
     options: dict[str, Any] = {}
     workers: Annotated[int, Field(ge=1, le=4096)] = 2
-    optimizer: str = "sgd"
     batch_size: Annotated[int, Field(ge=1)] = 64
-    epochs: Annotated[int, Field(ge=1)] = 3
-    learning_rate: Annotated[float, Field(gt=0, le=_LARGEST_FLOAT32)] = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     profile_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 1.0
     deadline_s: _Seconds = 30.0
     wait_s: _Seconds = 600.0
@@ -51,72 +44,62 @@ class WheelSettings(BaseModel):
     bind: str | None = None
     keys: Path | None = None
     run: str = "wheel"
+
+    @model_validator(mode="after")
+    def _shared_and_reached(self) -> Self:
+        if self.keys is not None and self.bind is None:
+            raise ValueError("keys: are for workers of other machines; name the address by bind")
+        if self.batch_size < self.workers:
+            raise ValueError(
+                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
+            )
+        return self
+
+    def config(self) -> Wheel:
+        """Return the strategy's configuration; InvalidInput names a field that is wrong."""
+        return config_of(self.options, self.workers)
+
+
+class WheelSettings(_HubSettings):
+    """What `paceline train --strategy wheel` and `paceline hub` do.
+
+    Snapshots are written to `snapshots` every `snapshot_s`, and `resume` goes on from the last one.
+    """
+
+    data: str = "digits"
+    optimizer: str = "sgd"
+    epochs: Annotated[int, Field(ge=1)] = 3
+    learning_rate: Annotated[float, Field(gt=0, le=_LARGEST_FLOAT32)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     snapshots: Path | None = None
     snapshot_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 60.0
     resume: bool = False
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _goes_on_from_somewhere(self) -> Self:
         if self.resume and self.snapshots is None:
             raise ValueError("resume: goes only with snapshots, the folder to go on from")
-        if self.keys is not None and self.bind is None:
-            raise ValueError("keys: are for workers of other machines; name the address by bind")
-        if self.batch_size < self.workers:
-            raise ValueError(
-                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
-            )
         return self
 
-    def config(self) -> Wheel:
-        """Return the strategy's configuration; InvalidInput names a field that is wrong."""
-        return _config_of(self.options, self.workers)
 
-
-class WheelRehearseSettings(BaseModel):
+class WheelRehearseSettings(_HubSettings):
     """What `paceline rehearse --strategy wheel` does: `steps` of every worker are rehearsed.
 
     Layers and updates take the time of `device`, a device of a machine file, where the totals of a
-    whole model's phases may say more. With `bind` the hub listens there for workers of other
-    machines, as in `WheelSettings`; they learn from it that the run is a rehearsal.
+    whole model's phases may say more. Workers learn from the hub that the run is a rehearsal.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str
     device: str
-    strategy: Literal["wheel"] = "wheel"
-    options: dict[str, Any] = {}
-    workers: Annotated[int, Field(ge=1, le=4096)] = 2
-    batch_size: Annotated[int, Field(ge=1)] = 64
     forward_ms: Milliseconds = None
     backward_ms: Milliseconds = None
     update_ms: Milliseconds = None
     input_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     steps: Annotated[int, Field(ge=3)] = 20
-    profile_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] = 1.0
-    deadline_s: _Seconds = 30.0
-    wait_s: _Seconds = 600.0
-    output: Path = Path("runs")
-    bind: str | None = None
-    keys: Path | None = None
-    run: str = "wheel"
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.keys is not None and self.bind is None:
-            raise ValueError("keys: are for workers of other machines; name the address by bind")
-        if self.batch_size < self.workers:
-            raise ValueError(
-                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
-            )
-        return self
-
-    def config(self) -> Wheel:
-        """Return the strategy's configuration; InvalidInput names a field that is wrong."""
-        return _config_of(self.options, self.workers)
 
 
-def _config_of(options: dict[str, Any], workers: int) -> Wheel:
+def config_of(options: dict[str, Any], workers: int) -> Wheel:
+    """Return the strategy's configuration; InvalidInput names a field that is wrong."""
     for field, why in (
         ("workers", "is a setting of its own, not one of the strategy"),
         ("hub", "names a host of a machine file; a run's hub is where it is started"),
@@ -130,7 +113,7 @@ def _config_of(options: dict[str, Any], workers: int) -> Wheel:
 
 def validated_wheel(values: dict[str, Any]) -> WheelSettings:
     """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
-    settings: WheelSettings = validated(TypeAdapter(WheelSettings), values)
+    settings: WheelSettings = validated(TypeAdapter(WheelSettings), with_learning_rate(values))
     settings.config()
     return settings
 

@@ -69,6 +69,30 @@ def test_a_lane_that_cannot_use_its_turn_lets_the_others_go_first():
     assert said == [1, 1, 0]
 
 
+def test_a_lane_that_has_left_keeps_nobody_waiting_and_may_come_back():
+    """As when the hub has restarted: it waits for all lanes to say so, whoever's turn it is."""
+    turns, said = Turns([0, 1]), []
+    has_left, has_had = threading.Event(), threading.Event()
+
+    def restarting() -> None:
+        turns.leave(0)
+        has_left.set()
+        assert has_had.wait(DEADLINE_S)
+        with turns.of(0):
+            said.append(0)
+        turns.leave(0)
+
+    def other() -> None:
+        assert has_left.wait(DEADLINE_S)
+        with turns.of(1):
+            said.append(1)
+        has_had.set()
+        turns.leave(1)
+
+    together(restarting, other)
+    assert said == [1, 0]
+
+
 def test_a_failure_of_one_lane_stops_those_that_wait():
     turns, stopped = Turns([0, 1]), []
 

@@ -12,6 +12,7 @@ from paceline.commands.options import (
     Deadline,
     Debug,
     Json,
+    LearningRate,
     Options,
     Output,
     Resume,
@@ -22,7 +23,9 @@ from paceline.commands.options import (
 )
 from paceline.core.errors import InvalidInput
 
-_NOT_SETTINGS = ("options", "codec", "as_json", "debug", "generate_keys")
+_NOT_SETTINGS = ("context", "options", "codec", "as_json", "debug", "generate_keys")
+_OF_CHILD = ("connect", "number", "gather", "parent_keys")
+_ALSO_OF_CHILD = ("bind", "keys", "run", "workers", "deadline_s", "wait_s")
 Keys = Annotated[
     Path | None, typer.Option(help="The folder of keys that --generate-keys has written.")
 ]
@@ -30,6 +33,7 @@ RunName = Annotated[str, typer.Option("--run", help="What hub and workers call t
 
 
 def hub(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="A built-in name, or package.module:factory.")
     ] = None,
@@ -40,6 +44,16 @@ def hub(
         Path | None, typer.Option(metavar="FOLDER", help="Write new keys there, and end.")
     ] = None,
     keys: Keys = None,
+    connect: Annotated[
+        str | None, typer.Option(help="A parent hub, which takes this one for a worker.")
+    ] = None,
+    number: Annotated[int, typer.Option("--as", help="The number of that worker.")] = 0,
+    gather: Annotated[
+        int | None, typer.Option(help="Steps that go to the parent together; one of each worker.")
+    ] = None,
+    parent_keys: Annotated[
+        Path | None, typer.Option(help="The folder with the parent's hub.pub, and a worker.key.")
+    ] = None,
     run: RunName = "wheel",
     data: Data = "digits",
     workers: Annotated[int, typer.Option(help="Body workers, over all machines.")] = 2,
@@ -50,7 +64,7 @@ def hub(
     ] = "sgd",
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 3,
     batch_size: BatchSize = 64,
-    learning_rate: Annotated[float, typer.Option(help="Of each worker's update.")] = 0.05,
+    learning_rate: LearningRate = None,
     momentum: Annotated[float, typer.Option(help="Of the updates.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order.")] = 0,
     snapshots: Snapshots = None,
@@ -70,11 +84,49 @@ def hub(
     if generate_keys is not None:
         _generate(generate_keys, as_json)
         return
+    given = [name for name in settings if _is_given(context, name)]
+    if connect is not None:
+        _serve_parent(settings, given, options, codec, as_json)
+        return
+    settings = {name: value for name, value in settings.items() if name not in _OF_CHILD}
+    for name in given:
+        if name in _OF_CHILD:
+            raise InvalidInput(f"{_option(name)}: goes only with connect, for a child hub")
     if model is None:
         raise InvalidInput("model: name what to train, or a folder by --generate-keys")
     if bind is None:
         raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.0.1:5555")
     train(settings, options, codec, as_json)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _option(name: str) -> str:
+    return "as" if name == "number" else name
+
+
+def _serve_parent(
+    settings: dict[str, Any],
+    given: list[str],
+    options: list[str] | None,
+    codec: str | None,
+    as_json: bool,
+) -> None:
+    """Have this process be a hub that is the child of another."""
+    from paceline.wheel_branch import serve_branch, validated_branch
+
+    known = (*_OF_CHILD, *_ALSO_OF_CHILD)
+    for name in given:
+        if name not in known:
+            raise InvalidInput(f"{name}: is the root hub's to say; leave it out with connect")
+    if settings["bind"] is None:
+        raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.1.1:5555")
+    chosen = with_codecs(fields(options), codec)
+    own = {name: settings[name] for name in known}
+    serve_branch(validated_branch(own | {"options": chosen}), as_json=as_json)
 
 
 def _generate(folder: Path, as_json: bool) -> None:

@@ -78,7 +78,7 @@ def work(post: Post, say: Say) -> None:
         except Refused:
             raise
         except Exception as error:
-            _tell(clients, error)
+            tell_failure(clients, error)
             raise
     finally:
         for client in clients.values():
@@ -95,7 +95,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _tell(clients: Mapping[int, Client], error: Exception) -> None:
+def tell_failure(clients: Mapping[int, Client], error: Exception) -> None:
     """Have the hub know why these workers end, if it is there."""
     by_input = int(isinstance(error, InvalidInput))
     message = Message(Topic.FAILED.value, by_input, parts=(_said(error).encode(),))
@@ -125,14 +125,15 @@ def _train(post: Post, device: torch.device, clients: Mapping[int, Client], say:
     turns = Turns(post.workers)
     kind = "cpu" if device.type == "cpu" else "gpu"
     name = device_name(kind, 1 + post.workers[0] // job.config.lanes)
-    config = job.config
     with ThreadPoolExecutor(1, "paceline-load") as loader:
         lanes = [
             Lane(
                 worker,
                 client,
                 BodyHalf(job, worker, device, name, data),
-                SampleShare(data, job.batch_size, worker, config.workers, job.epochs, job.seed),
+                SampleShare(
+                    data, job.batch_size, job.part(worker), job.num_parts, job.epochs, job.seed
+                ),
                 job,
                 turns,
                 loader,

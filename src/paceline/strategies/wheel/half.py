@@ -12,7 +12,14 @@ from paceline.models.layers import LayerModule, layers_of
 from paceline.record.clock import clock_for
 from paceline.record.marks import LayerMarks
 from paceline.strategies.wheel import flat
-from paceline.strategies.wheel.coding import Coder, Parts, buffer_of, codecs_of, parts_of
+from paceline.strategies.wheel.coding import (
+    Coder,
+    Parts,
+    buffer_of,
+    codecs_of,
+    parts_of,
+    values_of,
+)
 from paceline.strategies.wheel.halves import Halves, cut
 from paceline.strategies.wheel.job import Job
 from paceline.strategies.wheel.paced import PacedWhole, stand_in
@@ -56,11 +63,13 @@ def example_of(data: Dataset) -> Tensor:
 
 def layout_of(job: Job, halves: Halves, data: Dataset) -> str:
     """Return what body and hub must have in common to train one model, as JSON."""
-    pairs = zip(halves.body_names, halves.body_parameters, strict=True)
+    in_body = zip(halves.body_names, halves.body_parameters, strict=True)
+    in_head = zip(halves.head_names, halves.head_parameters, strict=True)
     return json.dumps(
         {
             "settings": job.model_dump(mode="json", exclude={"boot_id"}),
-            "body": {name: f"{p.dtype} {list(p.shape)}" for name, p in pairs},
+            "body": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_body},
+            "head": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_head},
             "activations": list(halves.crossing),
             "samples": [len(data.train), *data.sample_shape],
         }
@@ -115,10 +124,8 @@ class BodyHalf:
 
     def buffers(self) -> memoryview | None:
         """Return the body's state that no gradient changes, such as running means; None: none."""
-        found = [buffer.detach().cpu().contiguous() for buffer in self.body.buffers()]
-        if not found:
-            return None
-        return buffer_of(torch.cat([one.reshape(-1).view(torch.uint8) for one in found]))
+        found = buffers_of(self.body)
+        return found if found.nbytes else None
 
     def take_parameters(self, step: int, reply: Message) -> None:
         """Have the parameters be those of a reply, in its own memory where that can be."""
@@ -153,11 +160,20 @@ class BodyHalf:
             parameter.grad = None
 
 
+def buffers_of(half: nn.Module) -> memoryview:
+    """Return the values of all buffers of a half, one after the other."""
+    found = [buffer.detach().cpu().contiguous() for buffer in half.buffers()]
+    if not found:
+        return memoryview(b"")
+    return buffer_of(torch.cat([one.reshape(-1).view(torch.uint8) for one in found]))
+
+
 @torch.no_grad()
-def load_buffers(body: nn.Module, part: memoryview) -> None:
-    """Give the body's buffers the values that `BodyHalf.buffers` returned."""
-    values = torch.frombuffer(part, dtype=torch.uint8)
-    buffers = list(body.buffers())
-    parts = values.split([buffer.numel() * buffer.element_size() for buffer in buffers])
+def load_buffers(half: nn.Module, part: memoryview) -> None:
+    """Give a half's buffers the values that `buffers_of` returned; InvalidInput if not as many."""
+    buffers = list(half.buffers())
+    sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
+    values = values_of(part, torch.uint8, sum(sizes))
+    parts = values.split(sizes) if sizes else ()
     for buffer, own in zip(buffers, parts, strict=True):
         buffer.copy_(own.clone().view(buffer.dtype).view(buffer.shape))

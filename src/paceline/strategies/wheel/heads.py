@@ -107,7 +107,7 @@ class HeadWorkers:
         values = port.decode(step, Purpose.ACTIVATIONS, message.codec, entered, num_values)
         self.nbytes[Purpose.LABELS] += first.nbytes
         self.nbytes[Purpose.ACTIVATIONS] += _total(rest)
-        torch.manual_seed(seed_of(self._job.seed, worker, step))
+        torch.manual_seed(seed_of(self._job.seed, self._job.part(worker), step))
         residuals, loss = self._server.answer(
             worker, step, message.version, values.view(count, *self._crossing), labels, weight
         )
@@ -129,11 +129,11 @@ class HeadWorkers:
         parts = parts_of(message)
         entered = port.enter(step, Purpose.BODY_GRADIENTS, parts)
         values = port.decode(step, Purpose.BODY_GRADIENTS, message.codec, entered, self._num_body)
-        before = self._server.version
+        before = self._server.next_step(worker)
         version = self._server.update(worker, step, message.version, values)
         self.nbytes[Purpose.BODY_GRADIENTS] += _total(parts)
         learnt = None
-        if self._server.version > before:
+        if self._server.next_step(worker) > before:
             learnt = self._waiting.pop(worker, None)
             self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         return Message(Topic.GRADIENTS.value, step, version), learnt

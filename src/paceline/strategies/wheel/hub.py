@@ -7,6 +7,7 @@ its half-done step with it, and the others go on; it may come back.
 """
 
 import time
+from dataclasses import replace
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.strategies.wheel.coding import Parts, parts_of
@@ -18,13 +19,16 @@ from paceline.strategies.wheel.roll import Roll
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tally import Conduct, Status, Tally
 from paceline.strategies.wheel.trace import Record, record_of
-from paceline.wire.inbox import Joined, Lost, Request
+from paceline.strategies.wheel.trunk import Trunk
+from paceline.wire.inbox import Joined, Lost, Request, Woken
 from paceline.wire.messages import Message
 from paceline.wire.service import Service
 from paceline.wire.texts import one_line
 
 _LOOK_S = 0.2
 _DISMISSAL_S = 2.0
+_UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
+_OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *_UPDATES)
 
 
 class Hub:
@@ -42,6 +46,7 @@ class Hub:
         tally: Tally | None = None,
     ) -> None:
         self._service, self._server, self._heads = service, server, heads
+        self.trunk = Trunk(server, steps_per_epoch * job.epochs)
         self._steps_per_epoch, self._conduct = steps_per_epoch, conduct
         self._held: list[Request] = []  # fetches of those who are too far ahead
         self._trials: list[Request] = []  # of ways to here, while another worker tries its own
@@ -77,6 +82,8 @@ class Hub:
                     self._lose(event.worker, event.why)
                 elif isinstance(event, Joined):
                     self._lose(event.worker, "has begun anew")
+                elif isinstance(event, Woken):
+                    self._renew()
                 if self._failure is not None:
                     raise self._failure
                 self._look()
@@ -100,15 +107,19 @@ class Hub:
             reply = _refusal(str(error))
         if reply is not None:
             self._service.reply(request, reply)
-        if message.topic in (Topic.GRADIENTS, Topic.DONE):
+        if message.topic in (*_UPDATES, Topic.DONE):
             self._go_on()
 
     def _reply(self, request: Request) -> Message | None:
         """Do what a request asks for; None if its reply comes later."""
         worker, message = request.worker, request.message
+        if message.topic in _OF_STEPS and worker not in self._roll.live:
+            return Message(Topic.AGAIN.value, message.step)
         match message.topic:
-            case Topic.PARAMETERS:
+            case Topic.PARAMETERS | Topic.WHOLE_PARAMETERS:
                 return self._fetch(request)
+            case Topic.WHOLE_GRADIENTS:
+                return self._merge(request)
             case Topic.ACTIVATIONS:
                 return self._heads.answer(worker, message, request.arrived_s)
             case Topic.GRADIENTS:
@@ -155,7 +166,7 @@ class Hub:
                 if worker == min(self._roll.live, default=worker):
                     load_buffers(self._server.halves.body, parts[0])
             case Topic.DONE:
-                self._finish(worker, bytes(parts[0]))
+                self._finish(worker, message.step, bytes(parts[0]))
             case Topic.FAILED:
                 told = one_line(bytes(parts[0]).decode(errors="replace"))
                 self._fail(worker, f"worker {worker} failed: {told}", by_input=bool(message.step))
@@ -163,18 +174,34 @@ class Hub:
                 raise InvalidInput(f"a message about {topic!r}, which there is not")
 
     def _fetch(self, request: Request) -> Message | None:
-        if request.worker not in self._roll.live:
-            return Message(Topic.AGAIN.value, request.message.step)
         if not self._server.may_begin(request.worker, request.message.step):
             self._held.append(request)
             return None
+        if request.message.topic == Topic.WHOLE_PARAMETERS:
+            return self.trunk.fetch(request.worker, request.message)
         return self._heads.fetch(request.worker, request.message)
+
+    def _merge(self, request: Request) -> Message | None:
+        """Update with what a child hub has gathered; the rest of its request is a fetch."""
+        worker, message = request.worker, request.message
+        is_first = worker == min(self._roll.live)
+        learnt = self.trunk.update(worker, message, is_first=is_first)
+        for epoch, own in learnt.items():
+            self.tally.learnt(epoch, own, self.trained_s)
+        fetch = Message(Topic.WHOLE_PARAMETERS.value, message.step)
+        return self._fetch(replace(request, message=fetch))
 
     def _update(self, worker: int, message: Message, at_s: float) -> Message:
         reply, learnt = self._heads.update(worker, message, at_s)
         if learnt is not None:
             self.tally.learnt(message.step // self._steps_per_epoch, learnt, self.trained_s)
         return reply
+
+    def _renew(self) -> None:
+        """See to what has come of a parent."""
+        if self._conduct.renew():
+            self._roll.restart()
+        self._go_on()
 
     def _go_on(self) -> None:
         """Answer those who may begin now, and test the model if an epoch is complete."""
@@ -192,8 +219,9 @@ class Hub:
         self._server.model.train()
         self._paused_s += time.monotonic() - started_s
 
-    def _finish(self, worker: int, record: bytes) -> None:
+    def _finish(self, worker: int, step: int, record: bytes) -> None:
         self.record.add(record_of(record))
+        self.trunk.finish(worker, step)
         self._roll.finish(worker)
 
     def _fail(self, worker: int, why: str, *, by_input: bool) -> None:
@@ -242,7 +270,7 @@ class Hub:
             self.trained_s,
             self.tally.num_samples,
             done.mean_staleness,
-            self._heads.travelled,
+            self._heads.travelled + self.trunk.travelled,
             tuple(sorted(self._roll.live)),
         )
 

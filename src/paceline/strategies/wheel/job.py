@@ -10,7 +10,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.pace import Pace
 from paceline.strategies.wheel.split import Purpose
 
-PROTOCOL = "paceline wheel 1"
+PROTOCOL = "paceline wheel 2"
 
 
 class Topic(StrEnum):
@@ -18,13 +18,16 @@ class Topic(StrEnum):
 
     A step is three requests: PARAMETERS, ACTIVATIONS (with the labels), GRADIENTS. Instead of the
     reply that it expects, a worker may get AGAIN: its step was given up, and it asks with BEGIN
-    which one is its next; or REFUSED: it cannot take part, and the text says why.
+    which one is its next; or REFUSED: it cannot take part, and the text says why. A child hub
+    fetches WHOLE_PARAMETERS once, and gets them in reply to WHOLE_GRADIENTS from then on.
     """
 
     PARAMETERS = Purpose.BODY_PARAMETERS.value
     ACTIVATIONS = Purpose.ACTIVATIONS.value
     RESIDUALS = Purpose.RESIDUALS.value
     GRADIENTS = Purpose.BODY_GRADIENTS.value
+    WHOLE_PARAMETERS = "whole-parameters"
+    WHOLE_GRADIENTS = "whole-gradients"
     BEGIN = "begin"
     PROFILE = "profile"
     PROBE = "probe"
@@ -41,7 +44,8 @@ class Job(BaseModel):
 
     Data are loaded for samples of `input_shape`, if that is known. `boot_id` tells the hub's clock.
     Steps count from 0 over the whole run; `num_traced` of them are traced, from `first_traced` on.
-    With a `pace` the run is a rehearsal: layers take its times, and nothing is learnt.
+    With a `pace` the run is a rehearsal: layers take its times, and nothing is learnt. In a tree,
+    `place` is (number, count): its hub has that one of so many equal parts of the samples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +64,16 @@ class Job(BaseModel):
     profile_s: Annotated[float, Field(ge=0)]
     boot_id: str
     pace: Pace | None = None
+    place: tuple[int, int] = (0, 1)
+
+    @property
+    def num_parts(self) -> int:
+        """In how many parts all hubs of a tree together cut each step's samples."""
+        return self.place[1] * self.config.workers
+
+    def part(self, worker: int) -> int:
+        """Return the number of a worker's part."""
+        return self.place[0] * self.config.workers + worker
 
     @property
     def traced(self) -> range:

@@ -95,6 +95,7 @@ class Lane:
                 self._say(f"worker {self.worker}: the hub has restarted, in step {self._step}")
             except GivenUp:
                 self._say(f"worker {self.worker}: the hub gave up step {self._step}; once more")
+            self._turns.leave(self.worker)  # the others have to get through to the hub, too
             self.half.forget()
 
     def tell(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
@@ -194,7 +195,7 @@ class Lane:
             assert self._batch is not None
             inputs, targets = self._batch.result()
             inputs = inputs.to(half.device)
-        torch.manual_seed(seed_of(self._job.seed, self.worker, step))
+        torch.manual_seed(seed_of(self._job.seed, self._job.part(self.worker), step))
         with half.trace.layers(step, Kind.FORWARD):
             outputs = half.body(inputs)
         if self._share.ends_epoch(step) and (buffers := half.buffers()) is not None:

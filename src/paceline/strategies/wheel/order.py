@@ -13,6 +13,7 @@ from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.data.dataset import Dataset
 from paceline.data.sampler import ShardedBatches
+from paceline.strategies.wheel.branch import Parent
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.job import Job
 from paceline.strategies.wheel.pace import Pace
@@ -48,7 +49,8 @@ class Run:
     are started on this machine; None waits for workers of others. `prepared` is told where the hub
     listens, and the workers of each process that was started, `begun` the machine that was found,
     if it was profiled. A run with a `pace` is a rehearsal, in which stand-ins of the model take
-    these times; nothing is tested.
+    these times; nothing is tested. One with a `parent` is that of a child hub, which has the part
+    `place` of the samples: nothing is profiled, traced or tested, and `make` is not called.
     """
 
     model_name: str
@@ -75,6 +77,8 @@ class Run:
     snapshot_s: float = 60.0
     resume: bool = False
     pace: Pace | None = None
+    parent: Parent | None = None
+    place: tuple[int, int] = (0, 1)
     report: Callable[[Epoch], None] = lambda epoch: None
     prepared: Callable[[str, dict[int, tuple[int, ...]]], None] = lambda address, pids: None
     begun: Callable[[Fitted | None], None] = lambda fitted: None
@@ -93,9 +97,10 @@ class Run:
 
     def batches_of(self, worker: int) -> ShardedBatches:
         """Return a worker's share of the samples."""
-        return ShardedBatches(
-            len(self.data.train), self.batch_size, worker, self.config.workers, self.seed
-        )
+        number, count = self.place
+        workers = self.config.workers
+        part, parts = number * workers + worker, count * workers
+        return ShardedBatches(len(self.data.train), self.batch_size, part, parts, self.seed)
 
 
 def resolved(run: Run) -> tuple[Run, Split]:
@@ -120,6 +125,8 @@ def job_of(run: Run) -> Job:
     steps = run.steps_per_epoch
     steady = max(0, steps - _NUM_COLD)
     num_traced = min(_MOST_TRACED, steady if run.epochs > 1 else steady // 2)
+    if run.parent is not None:
+        num_traced = 0
     return Job(
         model=run.model_name,
         num_classes=run.num_classes,
@@ -135,6 +142,7 @@ def job_of(run: Run) -> Job:
         profile_s=run.profile_s,
         boot_id=boot_id(),
         pace=run.pace,
+        place=run.place,
     )
 
 
@@ -143,6 +151,6 @@ def largest_nbytes(parts: Split, config: Wheel) -> int:
     sent = messages(parts, config)
     together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
     trace = _MOST_TRACED * (2 * len(parts.body.layers) + len(Purpose)) * _SPAN_NBYTES
-    probe = parts.body.gradient_nbytes
-    most = max(together, trace, probe, *(sent[p].nbytes for p in (*TO_HUB, *FROM_HUB)))
+    whole = parts.body.gradient_nbytes + parts.head.gradient_nbytes  # to and from a child hub
+    most = max(together, trace, whole, *(sent[p].nbytes for p in (*TO_HUB, *FROM_HUB)))
     return max(_LEAST_LARGEST, most + most // 8)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.strategies.wheel.gathered import numbers_part
 from paceline.strategies.wheel.half import difference
 from paceline.strategies.wheel.job import Topic
 from paceline.strategies.wheel.server import ParameterServer
@@ -37,6 +38,7 @@ class Roll:
         self._gone: set[int] = set()  # of this machine, and never to come back
         self._last_words = "all workers have ended"
         self._there_s = time.monotonic()  # when somebody was
+        self._returning: set[int] = set()  # those who are to begin again
         self.has_begun = False
         self.live: set[int] = set()
         self.done: set[int] = set()
@@ -44,7 +46,7 @@ class Roll:
     @property
     def is_over(self) -> bool:
         """Whether all that were there to the end are done."""
-        return bool(self.done) and not self.live and not self._waiting
+        return bool(self.done) and not (self.live or self._returning or self._waiting)
 
     @property
     def reached(self) -> int:
@@ -64,8 +66,9 @@ class Roll:
         found = difference(self._layout, there)
         if found is not None:
             raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+        self._returning.discard(request.worker)
         self._waiting[request.worker] = request
-        if self.has_begun:
+        if self.has_begun and not self._returning:
             self._let_begin()
 
     def finish(self, worker: int) -> None:
@@ -77,11 +80,19 @@ class Roll:
     def lose(self, worker: int) -> bool:
         """Note that a worker is away; return whether it was training."""
         self._waiting.pop(worker, None)
-        if worker not in self.live:
-            return False
+        was_there = worker in self.live | self._returning
         self.live.discard(worker)
-        self._server.lost(worker)
-        return True
+        self._returning.discard(worker)
+        if was_there:
+            self._server.lost(worker)
+        return was_there
+
+    def restart(self) -> None:
+        """Have all that train begin again, together: what they have begun is void."""
+        for worker in self.live:
+            self._server.lost(worker)
+        self._returning |= self.live
+        self.live.clear()
 
     def strike(self, worker: int, why: str) -> None:
         """Note that a worker will never be back."""
@@ -102,8 +113,10 @@ class Roll:
             if not self._waiting:
                 raise WorkerLost(f"no worker has come within {self._conduct.wait_s:g} s")
             self._start(missing)
-        elif self.live or self._waiting:
+        elif self.live or self._returning or self._waiting:
             self._there_s = now_s
+            if not self._returning:
+                self._let_begin()
         elif is_late:
             raise WorkerLost(f"no worker is left, and none came back in {self._conduct.wait_s:g} s")
 
@@ -132,5 +145,7 @@ class Roll:
                 )
             elif step > own:
                 self._conduct.say(f"worker {worker} goes on with the others, at step {step}")
-            self._reply(request, Message(Topic.BEGIN.value, step))
+            below = self._server.workers.of(worker).below
+            parts = (numbers_part(below),) if below else ()
+            self._reply(request, Message(Topic.BEGIN.value, step, parts=parts))
         self._waiting.clear()

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
@@ -12,6 +13,7 @@ from torch import nn
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group, Member
 from paceline.strategies.wheel.body import agreement
+from paceline.strategies.wheel.branch import Branch, Uplink
 from paceline.strategies.wheel.coding import check_codecs
 from paceline.strategies.wheel.crew import Crew
 from paceline.strategies.wheel.fit import device_name, devices_of, machine_of
@@ -44,7 +46,8 @@ def train(run: Run) -> Outcome:
     run = replace(run, model=model)
     check_codecs(run.config, halves.head_parameters[0].dtype)
     layout, tally = layout_of(job, halves, run.data), Tally()
-    server = _server(run, halves)
+    branch = _branch(run, halves)
+    server = branch or _server(run, halves)
     keeper = Keeper(
         run.snapshots, run.snapshot_s, server, run.run_id, sha256(layout.encode()).hexdigest()
     )
@@ -55,6 +58,8 @@ def train(run: Run) -> Outcome:
     fits: list[Fitted | None] = []
 
     def begun(profiles: dict[int, Profile]) -> None:
+        if branch:
+            branch.begin()
         fits.append(_fitted(run, own, profiles))
         run.begun(fits[0])
 
@@ -65,25 +70,42 @@ def train(run: Run) -> Outcome:
     with ExitStack() as stack:
         service = _service(run, job, largest)
         stack.callback(service.close)
+        if branch:
+            stack.callback(branch.close)
+            branch.wake = service.wake
         crew = _crew(run, service.address, stack)
-        conduct = Conduct(
-            test=lambda number, loss, seconds: _tested(run, number, loss, seconds),
-            begun=begun,
-            look=look,
-            gone=crew.gone if crew else list,
-            say=run.say,
-            wait_s=run.wait_s,
-            is_local=crew is not None,
-        )
+        conduct = _conduct(run, branch, crew, begun, look)
         run.prepared(service.address, crew.pids if crew else {})
         hub = Hub(service, server, heads, job, layout, run.steps_per_epoch, conduct, tally)
         hub.run()
+        if branch:
+            branch.finish()
         keeper.keep(tally)
         service.close()
         if crew:
             crew.leave()
         traffic = service.traffic.sent_nbytes, service.traffic.received_nbytes
     return outcome_of(run, parts, hub, server, heads, fits[0], job.num_traced, traffic)
+
+
+def _conduct(
+    run: Run,
+    branch: Branch | None,
+    crew: Crew | None,
+    begun: Callable[[dict[int, Profile]], None],
+    look: Callable[[Status], None],
+) -> Conduct:
+    """Return what the hub asks and tells while it serves."""
+    return Conduct(
+        test=lambda number, loss, seconds: _tested(run, number, loss, seconds),
+        begun=begun,
+        look=look,
+        gone=crew.gone if crew else list,
+        say=run.say,
+        renew=branch.renew if branch else lambda: False,
+        wait_s=run.wait_s,
+        is_local=crew is not None,
+    )
 
 
 def _halved(run: Run, model: nn.Module, job: Job) -> tuple[nn.Module, Halves]:
@@ -112,6 +134,23 @@ def _server(run: Run, halves: Halves) -> ParameterServer:
         staleness=config.staleness,
         staleness_decay=config.staleness_decay,
         looks=run.pace is None,
+    )
+
+
+def _branch(run: Run, halves: Halves) -> Branch | None:
+    """Return the server of a child hub, if this is one."""
+    if run.parent is None:
+        return None
+    layout = layout_of(run.parent.job, halves, run.data)
+    return Branch(
+        run.model,
+        halves,
+        Uplink(run.parent.client, layout, run.say),
+        num_workers=run.config.workers,
+        staleness=run.config.staleness,
+        gather=run.parent.gather,
+        num_steps=run.num_steps,
+        steps_per_epoch=run.steps_per_epoch,
     )
 
 
@@ -150,7 +189,7 @@ def _fitted(run: Run, own: Profile | None, profiles: dict[int, Profile]) -> Fitt
 
 
 def _tested(run: Run, number: int, loss: float, seconds: float) -> Epoch:
-    if run.pace is not None:  # nothing was learnt
+    if run.pace is not None or run.parent is not None:  # nothing was learnt, or not here
         return Epoch(number, loss, loss, 0.0, seconds)
     member = Member(0, os.getpid(), "", "", run.device.type)
     alone = Group(0, 1, run.device, (member,), None, None, run.deadline_s)

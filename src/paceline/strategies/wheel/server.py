@@ -21,6 +21,7 @@ from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.core.plan import Kind
 from paceline.strategies.wheel.answers import answer, check_labels
 from paceline.strategies.wheel.flat import all_finite, flatten, views
+from paceline.strategies.wheel.gathered import Gathered
 from paceline.strategies.wheel.halves import Halves
 from paceline.strategies.wheel.updates import apply, check_optimizer
 from paceline.strategies.wheel.workers import Half, Progress, Workers
@@ -107,6 +108,10 @@ class ParameterServer:
         """Return the version, and a copy of the body's parameters as one vector."""
         return self.version, flatten(self._body)
 
+    def whole(self) -> tuple[int, Tensor, Tensor]:
+        """Return the version, and copies of the body's and the head's parameters as vectors."""
+        return self.version, flatten(self._body), flatten(self._head)
+
     def answer(
         self,
         worker: int,
@@ -163,18 +168,39 @@ class ParameterServer:
         with _named(who):
             of_body = views(gradients.detach(), self._body)
         self._check_finite(who, "body", [gradients])
-        staleness = self.version - version
         with self.watch(worker, step, Kind.STEP):
-            apply(
-                self.optimizer,
-                [*self._body, *self._head],
-                [*of_body, *half.gradients],
-                1 + self._decay * staleness,
-            )
-        self.version += 1
-        self._staleness[staleness] += 1
+            self._apply(version, of_body, half.gradients)
         own.completed(step, self.version)
         return self.version
+
+    def merge(self, worker: int, step: int, gathered: Gathered, below: tuple[int, ...]) -> None:
+        """Update all parameters with the mean of what a child hub has gathered.
+
+        All of its workers have done `step` steps, and `below` has the next step of each. It is
+        applied whatever was before: that it comes once is the wire's promise. Errors are those of
+        `update`.
+        """
+        own = self.workers.of(worker)
+        who = f"worker {worker}, step {step}"
+        self._check_version(who, gathered.version)
+        with _named(who):
+            of_body, of_head = views(gathered.body, self._body), views(gathered.head, self._head)
+        self._check_finite(who, "child hub", [gathered.body, gathered.head])
+        self._apply(gathered.version, of_body, of_head)
+        own.gathered(step, self.version, below)
+
+    def passed(self, worker: int, step: int) -> None:
+        """Note that a worker has so many steps behind it, whoever has done them."""
+        own = self.workers.of(worker)
+        own.next_step = max(own.next_step, step)
+
+    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+        """Take a step with gradients that were computed with parameters of a version."""
+        staleness = self.version - version
+        parameters = [*self._body, *self._head]
+        apply(self.optimizer, parameters, [*body, *head], 1 + self._decay * staleness)
+        self.version += 1
+        self._staleness[staleness] += 1
 
     def restore(self, version: int, workers: list[Progress], staleness: Mapping[int, int]) -> None:
         """Go on where another server was; the parameters and the optimizer's state are there."""

@@ -31,7 +31,8 @@ class Conduct:
     `begun` is told of the workers' profiles before the first step, `look` of the status a few times
     a second. `gone` returns workers of this machine that have ended since the last call, and why.
     The hub waits for `wait_s` if none, or not all, are there. With `is_local` all workers are of
-    this machine: what one finds wrong ends the run.
+    this machine: what one finds wrong ends the run. When the service was woken, `renew` is called,
+    and returns whether all workers must begin their steps again.
     """
 
     test: Callable[[int, float, float], Epoch]
@@ -39,6 +40,7 @@ class Conduct:
     look: Callable[[Status], None] = lambda status: None
     gone: Callable[[], list[tuple[int, str]]] = list
     say: Callable[[str], None] = lambda text: None
+    renew: Callable[[], bool] = lambda: False
     wait_s: float = 600.0
     is_local: bool = False
 

@@ -37,7 +37,7 @@ class Turns:
         self._take(lane)
 
     def leave(self, lane: int) -> None:
-        """Have no more turns."""
+        """Have no more turns, until one is asked for again: then the last in the order."""
         with self._condition:
             if lane in self._order:
                 self._order.remove(lane)
@@ -57,6 +57,8 @@ class Turns:
     def _take(self, lane: int) -> None:
         # The lane whose turn it is waits for nothing without a deadline, and then fails.
         with self._condition:
+            if lane not in self._order:
+                self._order.append(lane)
             while self._order[0] != lane and not self._stopped:
                 self._condition.wait(_LOOK_EVERY_S)
         self.check()

@@ -18,11 +18,15 @@ class Half(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What is kept of a worker: its next step, its updates, and the version its last one made."""
+    """What is kept of a worker: its next step, its updates, and the version its last one made.
+
+    Of a child hub `below` has the next step of each of its workers.
+    """
 
     next_step: int
     num_updates: int
     version: int
+    below: tuple[int, ...] = ()
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Worker:
     next_step: int = 0
     num_updates: int = 0
     version: int = 0
+    below: tuple[int, ...] = ()
     asked: int = 0
     is_live: bool = False
     half: Half | None = None
@@ -39,6 +44,11 @@ class Worker:
     def completed(self, step: int, version: int) -> None:
         """Note that the step was applied and made this version."""
         self.next_step, self.version = step + 1, version
+        self.num_updates += 1
+
+    def gathered(self, step: int, version: int, below: tuple[int, ...]) -> None:
+        """Note an update of a child hub, whose workers have all done `step` steps."""
+        self.next_step, self.version, self.below = max(self.next_step, step), version, below
         self.num_updates += 1
 
     @property
@@ -106,7 +116,9 @@ class Workers:
 
     def progress(self) -> list[Progress]:
         """Return what is kept of each worker."""
-        return [Progress(one.next_step, one.num_updates, one.version) for one in self.all]
+        return [
+            Progress(one.next_step, one.num_updates, one.version, one.below) for one in self.all
+        ]
 
     def restore(self, kept: Sequence[Progress]) -> None:
         """Take over what was kept; nobody has joined yet."""

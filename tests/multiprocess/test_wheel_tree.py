@@ -1,0 +1,193 @@
+"""Hubs in a tree, as real processes: the same training, the formula's bytes, and who may die."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from paceline.data import ShardedBatches, load
+from processes import Started
+
+BATCH, EPOCHS, SEED, RATE = 48, 3, 5, 0.05
+STEPS = 30  # of an epoch
+MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, dtype=torch.float64)
+        self.norm = nn.BatchNorm2d(6, dtype=torch.float64)
+        self.fc1 = nn.Linear(54, 48, dtype=torch.float64)
+        self.inner = nn.BatchNorm1d(48, dtype=torch.float64)
+        self.fc2 = nn.Linear(48, 10, dtype=torch.float64)
+
+    def forward(self, images):
+        maps = F.max_pool2d(self.norm(torch.relu(self.conv(images.double()))), 2)
+        return self.fc2(torch.relu(self.inner(self.fc1(maps.flatten(1)))))
+"""
+ALONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
+ROOT = (
+    *("-m", "paceline", "hub", "small:Small", "--set", "head=fc1", "--batch-size", str(BATCH)),
+    *("--seed", str(SEED), "--momentum", "0.5", "--profile-s", "0", "--json"),
+)
+CHILD = ("-m", "paceline", "hub", "--json")
+ANY = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(MODEL)
+
+
+def until(run: Started, what: str) -> str:
+    """Return the first line of standard error that contains it."""
+    seen = []
+    for line in iter(run.process.stderr.readline, ""):
+        seen.append(line)
+        if what in line:
+            return line
+    raise AssertionError("".join(seen))
+
+
+def address_of(hub: Started) -> str:
+    return re.search(r"tcp://[0-9.:]+", until(hub, "listening on"))[0]
+
+
+def worker_of(start, address: str, *more: str) -> Started:
+    joining = ("--connect", address, "--threads", "1", "--device", "cpu")
+    return start("-m", "paceline", "worker", *joining, *more)
+
+
+def result_of(run: Started) -> dict:
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    return json.loads(done.out)
+
+
+def model_of(tmp_path: Path, result: dict) -> dict[str, torch.Tensor]:
+    return load_file(tmp_path / "runs" / result["id"] / "model.safetensors")
+
+
+def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Return what plain SGD makes of the model, and the mean losses of the epochs.
+
+    In the number of threads that the processes have: sums depend on it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return trained()
+    finally:
+        torch.set_num_threads(before)
+
+
+def trained() -> tuple[dict[str, torch.Tensor], list[float]]:
+    scope: dict = {}
+    exec(MODEL, scope)
+    torch.manual_seed(SEED)
+    model = scope["Small"]().train()
+    data = load("digits", None, SEED)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
+    batches = ShardedBatches(len(data.train), BATCH, 0, 1, SEED)
+    losses = []
+    for epoch in range(EPOCHS):
+        batches.set_epoch(epoch)
+        total = 0.0
+        for rows in batches:
+            inputs, targets = data.train.__getitems__(rows)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach()) * len(rows)
+        losses.append(total / len(data.train))
+    return model.state_dict(), losses
+
+
+def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_path: Path):
+    root = start(*ROOT, *ALONE, "--epochs", str(EPOCHS), "--bind", ANY)
+    child = start(*CHILD, *ALONE, "--connect", address_of(root), "--bind", ANY)
+    worker = worker_of(start, address_of(child), "--lanes", "1")
+    result, below = result_of(root), result_of(child)
+    assert worker.finish(20).code == 0
+    own, (other, losses) = model_of(tmp_path, result), in_one_piece()
+    same = {name: torch.equal(own[name], values) for name, values in other.items()}
+    assert all(same.values()), same
+    assert [epoch["train_loss"] for epoch in result["epochs"]] == pytest.approx(losses)
+    steps = EPOCHS * STEPS
+    assert result["staleness"] == below["staleness"] == {"0": steps}
+    assert (result["updates"], below["updates"], below["steps"]) == (steps, steps, [steps])
+    named = {name: values.numel() * 8 for name, values in other.items() if "running" not in name}
+    body = sum(n for name, n in named.items() if name.startswith(("conv", "norm.w", "norm.b")))
+    head = sum(n for name, n in named.items() if name.startswith(("fc", "inner.w", "inner.b")))
+    between = {
+        "hubs-body-parameters": (steps + 1) * body,
+        "hubs-head-parameters": (steps + 1) * head,
+        "hubs-body-gradients": steps * body,
+        "hubs-head-gradients": steps * head,
+    }
+    counted = {row["purpose"]: row for row in (*result["purposes"], *below["parent_purposes"])}
+    assert {name: counted[name]["nbytes"] for name in between} == between
+    for row in (*result["purposes"], *below["purposes"], *below["parent_purposes"]):
+        assert row["nbytes"] == row["formula_nbytes"], row
+    assert not any(row["nbytes"] for row in result["purposes"] if row["purpose"] not in between)
+    assert sum(below["parent_wire_nbytes"]) > sum(between.values())
+
+
+def test_a_killed_root_goes_on_from_its_snapshot_and_its_child_with_it(start, tmp_path: Path):
+    kept = ("--epochs", str(EPOCHS), "--snapshots", "kept", "--snapshot-s", "0.05")
+    root = start(*ROOT, *ALONE, *kept, "--bind", ANY)
+    address = address_of(root)
+    child = start(*CHILD, *ALONE, "--connect", address, "--bind", ANY)
+    worker = worker_of(start, address_of(child), "--lanes", "1")
+    until(root, "epoch 1/3")
+    root.process.send_signal(signal.SIGKILL)
+    root.process.wait()
+    again = start(*ROOT, *ALONE, *kept, "--bind", address, "--resume")
+    result, done = result_of(again), child.finish(30)
+    assert done.code == 0, done.err
+    assert "the parent hub has begun anew" in done.err
+    assert worker.finish(20).code == 0
+    own, (other, _) = model_of(tmp_path, result), in_one_piece()
+    # Running means are not taken back by who does a step again.
+    same = {n: torch.equal(own[n], v) for n, v in other.items() if n.endswith(("weight", "bias"))}
+    assert all(same.values()), same
+    assert result["updates"] == EPOCHS * STEPS
+
+
+def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):
+    root = start(*ROOT, "--epochs", "1000", "--learning-rate", "0.02", "--bind", ANY)
+    address = address_of(root)
+    joining = ("--connect", address, "--deadline-s", "5", "--gather", "3")
+    children = [start(*CHILD, *joining, "--as", str(number), "--bind", ANY) for number in (0, 1)]
+    addresses = [address_of(child) for child in children]
+    workers = [worker_of(start, one) for one in addresses]
+    until(root, "epoch 1/1000")
+    children[0].process.send_signal(signal.SIGKILL)
+    children[0].process.wait()
+    assert "worker 0 closed its connection" in until(root, "its half-done step is dropped")
+    until(root, "epoch ")  # the other one goes on
+    back = start(*CHILD, *joining, "--as", "0", "--bind", addresses[0])
+    assert "worker 0 goes on with the others, at step" in until(root, "worker 0 ")
+    until(root, "epoch ")
+    learnt = re.search(r"accuracy ([0-9.]+)%", until(root, "epoch "))
+    assert float(learnt[1]) > 80
+    root.process.send_signal(signal.SIGKILL)
+    for child in (children[1], back):
+        done = child.finish(40)
+        assert done.code == 1
+        assert "Traceback" not in done.err
+        assert f"nothing was heard of the hub at {address} within 5 s" in done.err.splitlines()[-1]
+    for worker in workers:
+        done = worker.finish(40)
+        assert done.code == 2
+        assert "nothing was heard of the hub" in done.err.splitlines()[-1]  # said by its own hub

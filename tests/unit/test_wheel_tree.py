@@ -1,0 +1,268 @@
+"""A child hub beside its parent, in one process: what it gathers, who waits, where it goes on."""
+
+import copy
+import json
+import threading
+from concurrent.futures import wait
+
+import pytest
+import torch
+from torch import nn
+
+from halved import CASES, Hand, batches, equal, plain, serve, values
+from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
+from paceline.strategies.wheel.branch import Branch, Place, Renewal
+from paceline.strategies.wheel.coding import parts_of
+from paceline.strategies.wheel.gathered import Arrived, Crossed
+from paceline.strategies.wheel.half import difference
+from paceline.strategies.wheel.halves import cut
+from paceline.strategies.wheel.server import ParameterServer
+from paceline.strategies.wheel.trunk import Trunk
+from paceline.wire.messages import Message
+
+CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0
+EPOCH, STEPS = 4, 40
+START = Place(0, ())
+
+
+class Direct:
+    """A parent without a wire in between; `gate` holds back what it answers."""
+
+    def __init__(self, server: ParameterServer, place: Place) -> None:
+        self.server, self.place = server, place
+        self.trunk, self.crossed = Trunk(server, STEPS), Crossed()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.learnt: list[dict] = []
+        self.restarts = False
+
+    def _whole(self, place: Place | None = None) -> Renewal:
+        whole = self.trunk.fetch(0, Message(""))
+        return Renewal(whole.version, parts_of(whole), place)
+
+    def begin(self, step: int) -> Renewal:
+        self.server.joined(0)
+        return self._whole(self.place)
+
+    def exchange(self, message: Message) -> Renewal:
+        assert self.gate.wait(DEADLINE_S)
+        if self.restarts:
+            return self._whole(self.place)
+        self.learnt.append(self.trunk.update(0, message, is_first=True))
+        return self._whole()
+
+
+def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: Place = START):
+    """Return a root, its child, the way between them, and the child's workers."""
+    root, _ = serve(CASE, CUT)
+    model = CASE.model()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)  # what a child begins with does not count
+    halves, uplink = cut(model, CASE.inputs(), CUT), Direct(root, place)
+    child = Branch(
+        model,
+        halves,
+        uplink,
+        num_workers=num_workers,
+        staleness=staleness,
+        gather=gather,
+        num_steps=STEPS,
+        steps_per_epoch=EPOCH,
+    )
+    child.begin()
+    for worker in range(num_workers):
+        child.joined(worker)
+    hands = [Hand(child, copy.deepcopy(halves), worker) for worker in range(num_workers)]
+    return root, child, uplink, hands
+
+
+def land(child: Branch) -> bool:
+    """Wait for what is on its way, and take it."""
+    assert not wait([child._flight], DEADLINE_S).not_done
+    return child.renew()
+
+
+def test_a_child_begins_with_its_parents_parameters():
+    root, child, *_ = tree(1)
+    assert equal(values(child.model), values(root.model))
+    assert child.version == root.version == 0
+
+
+def test_one_update_of_the_parent_has_the_mean_gradient_of_all_gathered_samples():
+    """Three workers with 3, 1 and 2 samples: as a batch of the six, by torch itself."""
+    root, child, uplink, hands = tree(3, num_workers=3)
+    inputs, labels = CASE.inputs(6), CASE.labels(6)
+    whole = CASE.model()
+    loss = torch.nn.functional.cross_entropy(whole(inputs), labels)
+    loss.backward()
+    plain(whole).step()
+    before = values(child.model)
+    for hand, part in zip(hands, (slice(3), slice(3, 4), slice(4, 6)), strict=True):
+        assert equal(values(child.model), before)  # nothing changes here while it is gathered
+        weight = (part.stop - (part.start or 0)) * 3 / 6
+        version = hand.fetch()
+        gradients, _ = hand.forward(0, version, inputs[part], labels[part], weight)
+        child.update(hand.worker, 0, version, gradients)
+    assert not land(child)
+    assert (root.version, child.version) == (1, 1)
+    assert equal(values(child.model), values(root.model))
+    for own, other in zip(values(root.model), whole.parameters(), strict=True):
+        torch.testing.assert_close(own, other.detach())
+    ((epoch, learnt),) = uplink.learnt[0].items()
+    assert (epoch, learnt.num_samples) == (0, 6)
+    assert learnt.loss / 6 == pytest.approx(float(loss.detach()))
+    assert root.next_step(0) == 1
+    assert root.workers.of(0).below == (1, 1, 1)
+
+
+def test_with_one_worker_every_step_is_the_sequential_one_to_the_last_bit():
+    root, child, _, (hand,) = tree(1, num_workers=1, staleness=0)
+    alone, (other,) = serve(CASE, CUT)
+    for step, batch in enumerate(batches(CASE, 10)):
+        assert child.may_begin(0, step)
+        hand.step(step, *batch)
+        assert not child.may_begin(0, step + 1)  # until the parameters are there
+        land(child)
+        other.step(step, *batch)
+        assert equal(values(root.model), values(alone.model))
+    assert dict(root.statistics.staleness) == dict(child.statistics.staleness) == {0: 10}
+    assert child.statistics.steps == (10,)
+
+
+def test_workers_go_on_while_an_update_is_on_its_way_until_the_next_is_full():
+    root, child, uplink, (one, other) = tree(2)
+    source = batches(CASE, 9)
+    uplink.gate.clear()
+    for hand in (one, other):
+        hand.step(0, *next(source))
+    assert child.may_begin(0, 1)
+    one.step(1, *next(source))
+    assert child.may_begin(1, 1)
+    other.step(1, *next(source))
+    assert not child.may_begin(0, 2)
+    assert not child.renew()  # nothing has come
+    uplink.gate.set()
+    assert not land(child)  # and the second is sent
+    assert child.may_begin(0, 2)
+    assert not land(child)
+    assert root.version == child.version == 2
+    # The second was computed with what the first had not changed yet, of one update before.
+    assert dict(root.statistics.staleness) == {0: 1, 1: 1}
+    assert dict(child.statistics.staleness) == {0: 4}
+
+
+def test_what_is_left_goes_to_the_parent_at_the_end():
+    root, child, uplink, (one, _) = tree(5)
+    uplink.finish = lambda step: root.passed(0, step)
+    for step, batch in enumerate(batches(CASE, 7)):
+        one.step(step, *batch)
+    assert root.version <= 1
+    child.finish()
+    assert root.version == 2
+    assert [len(learnt) for learnt in uplink.learnt] == [2, 1]  # epochs of four steps
+    assert sum(one.num_samples for learnt in uplink.learnt for one in learnt.values()) == 7 * 4
+    assert root.next_step(0) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("place", "steps"),
+    [(Place(3, (5, 3)), [5, 3]), (Place(4, (5, 3)), [5, 4]), (Place(2, ()), [2, 2])],
+)
+def test_a_child_goes_on_where_its_parent_says(place: Place, steps: list[int]):
+    _, child, *_ = tree(2, place=place)
+    assert [child.next_step(worker) for worker in range(2)] == steps
+
+
+def test_a_parent_that_has_begun_anew_makes_void_what_was_gathered():
+    root, child, uplink, (one, other) = tree(2)
+    (batch,) = batches(CASE, 1)
+    for step in range(2):
+        for hand in (one, other):
+            hand.step(step, *batch)
+        land(child)
+    assert child.next_step(0) == 2
+    version, (restarted, _) = one.fetch(), serve(CASE, CUT)
+    gradients, _ = one.forward(2, version, *batch)
+    other.step(2, *batch)
+    uplink.gate.clear()
+    child.update(0, 2, version, gradients)
+    uplink.server, uplink.trunk, uplink.restarts = restarted, Trunk(restarted, STEPS), True
+    uplink.gate.set()
+    one.step(3, *batch)
+    assert land(child)
+    assert child._sum is None
+    assert [child.next_step(worker) for worker in range(2)] == [0, 0]
+    assert equal(values(child.model), values(restarted.model))
+    assert not equal(values(child.model), values(root.model))
+    child.lost(0)
+    child.joined(0)
+    with pytest.raises(StepDiscarded):
+        child.update(0, 0, 0, gradients)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda parts: parts[:4], "4 parts, and not 6"),
+        (lambda parts: (parts[1], *parts[1:]), "values of torch.float64 are"),
+        (lambda parts: (*parts[:3], parts[3][:-1], *parts[4:]), "values of torch.int64 are"),
+        (lambda parts: (*parts[:2], parts[2][:-8], *parts[3:]), "values of torch.float64 are"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(spoil, message: str):
+    root, child, uplink, (hand, _) = tree(1)
+    (batch,) = batches(CASE, 1)
+    caught: list[Message] = []
+    uplink.exchange = caught.append
+    hand.step(0, *batch)
+    assert not wait([child._flight], DEADLINE_S).not_done
+    (sent,) = caught
+    before = values(root.model)
+    spoilt = Message(sent.topic, sent.step, sent.version, parts=spoil(sent.parts))
+    with pytest.raises(InvalidInput, match=message):
+        uplink.trunk.update(0, spoilt, is_first=True)
+    for step, version in ((STEPS + 1, 0), (1, 1)):  # no such step, and a version of the future
+        with pytest.raises(InvalidInput):
+            uplink.trunk.update(0, Message("", step, version, parts=sent.parts), is_first=True)
+    _, body, head = root.whole()
+    arrived = Arrived.of(sent, body, head).gathered
+    arrived.head[0] = torch.nan
+    with pytest.raises(NonFinite, match="worker 0, step 1: the child hub's gradients"):
+        root.merge(0, 1, arrived, ())
+    assert equal(values(root.model), before)
+    assert root.version == 0
+
+
+def test_hubs_with_other_heads_are_told_the_first_difference():
+    one, other = (json.dumps({"body": {"a": "1"}, "head": {"b": str(size)}}) for size in (2, 3))
+    assert difference(one, other) == "head, b: 3 and not 2"
+
+
+CHILD = ("hub", "--connect", "tcp://127.0.0.1:1", "--bind", "tcp://127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*CHILD, "--epochs", "3"], "epochs: is the root hub's to say; leave it out with connect"),
+        ([*CHILD, "--snapshots", "kept"], "snapshots: is the root hub's to say"),
+        (["hub", "lenet5", *CHILD[1:]], "model: is the root hub's to say"),
+        ([*CHILD, "--set", "head=fc1"], "head: the parent hub says where the model is cut"),
+        ([*CHILD, "--set", "staleness_decay=1"], "staleness_decay: learning rates are the root"),
+        ([*CHILD, "--gather", "0"], "gather: Input should be greater than or equal to 1"),
+        ([*CHILD[:3]], "bind: name the address that workers reach"),
+        (["hub", "--connect", "tcp://10.9.9.9:1", *CHILD[3:]], "needs keys; write them with"),
+        (["hub", "lenet5", *CHILD[3:], "--gather", "2"], "gather: goes only with connect"),
+        (["hub", "lenet5", *CHILD[3:], "--as", "1"], "as: goes only with connect"),
+    ],
+)
+def test_what_a_child_hub_cannot_do_is_one_line(line, arguments: list[str], message: str):
+    line(*arguments)
+    assert (line.code, line.out) == (2, ""), line.err
+    assert message in line.err.splitlines()[-1]
+
+
+def test_a_parent_that_is_not_there_is_waited_for_and_named(line):
+    line(*CHILD, "--deadline-s", "0.2")
+    assert line.code == 1
+    assert "no hub at tcp://127.0.0.1:1 has taken worker 0 in" in line.err.splitlines()[-1]
