@@ -14,12 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs.codec import Codec
-from paceline.codecs.payload import MOST_BUFFERS, Payload
-from paceline.core.errors import InvalidInput
-
-# int64: values that were not finite, number of buffers, bytes of each
-_HEADER = 2 + MOST_BUFFERS
-_HEADER_NBYTES = 8 * _HEADER
+from paceline.codecs.payload import Payload
+from paceline.codecs.rows import pack, row_nbytes, unpack
 
 
 class Piece:
@@ -51,7 +47,7 @@ class Piece:
         """
         own, codec = self._shards[self._rank], self._codecs[self._rank]
         num_nonfinite = 0
-        for payload in self._payloads(self._received, codec, len(own)):
+        for payload in unpack(self._received, codec.name, len(own)):
             codec.add_to(own, payload)
             num_nonfinite += payload.num_nonfinite
         if self._divisor != 1.0:
@@ -66,7 +62,7 @@ class Piece:
         num_nonfinite = sums.num_nonfinite
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
-            [payload] = self._payloads(row.unsqueeze(0), codec, len(shard))
+            [payload] = unpack(row.unsqueeze(0), codec.name, len(shard))
             codec.decode(payload, out=shard)
             num_nonfinite += payload.num_nonfinite
         return len(self._peers) * self._row_nbytes, num_nonfinite
@@ -74,18 +70,7 @@ class Piece:
     def _rows(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> Tensor:
         """Return a row of bytes for each payload, as long as those of the other ranks."""
         self._row_nbytes = self._longest(payloads, group)
-        device = self.values.device
-        rows = torch.empty(len(payloads), self._row_nbytes, dtype=torch.uint8, device=device)
-        headers = torch.zeros(len(payloads), _HEADER, dtype=torch.int64)
-        for row, header, payload in zip(rows, headers, payloads, strict=True):
-            sizes = [buffer.numel() for buffer in payload.buffers]
-            facts = [payload.num_nonfinite, len(sizes), *sizes]
-            header[: len(facts)] = torch.tensor(facts)
-            parts = row[_HEADER_NBYTES : _HEADER_NBYTES + sum(sizes)].split(sizes)
-            for part, buffer in zip(parts, payload.buffers, strict=True):
-                part.copy_(buffer)
-        rows[:, :_HEADER_NBYTES] = headers.view(torch.uint8).to(device)
-        return rows
+        return pack(payloads, self._row_nbytes, self.values.device)
 
     def _longest(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> int:
         """Return the bytes of a row: those of the longest shard, or the longest on any rank."""
@@ -98,22 +83,7 @@ class Piece:
             agreed = torch.tensor([longest], device=self.values.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
             nbytes = int(agreed)
-        return _HEADER_NBYTES + -(-nbytes // 8) * 8  # each row begins on a whole int64
-
-    def _payloads(self, rows: Tensor, codec: Codec, count: int) -> list[Payload]:
-        """Return what rows carry; InvalidInput if it is more than they hold."""
-        headers = rows[:, :_HEADER_NBYTES].contiguous().cpu().view(torch.int64).tolist()
-        payloads = []
-        for row, (num_nonfinite, num_buffers, *all_sizes) in zip(rows, headers, strict=True):
-            sizes = all_sizes[: max(0, num_buffers)]
-            if min(sizes, default=0) < 0 or _HEADER_NBYTES + sum(sizes) > len(row):
-                raise InvalidInput(
-                    f"a row of {len(row)} bytes speaks of buffers of {sizes} bytes: do all ranks "
-                    "use the same codec?"
-                )
-            parts = row[_HEADER_NBYTES : _HEADER_NBYTES + sum(sizes)].split(sizes)
-            payloads.append(Payload(codec.name, count, tuple(parts), num_nonfinite))
-        return payloads
+        return row_nbytes(nbytes)
 
 
 def _exchanged(sent: Tensor, peers: Sequence[int], group: dist.ProcessGroup) -> Tensor:
