@@ -75,6 +75,18 @@ _PLANNED = (
 STRATEGIES: dict[str, Strategy] = {**EXCHANGES, **{one.name: one for one in _PLANNED}}
 
 
+# Those that can be trained by ranks which go step by step together.
+IN_STEP: dict[str, Strategy] = {**EXCHANGES, "subbatch": STRATEGIES["subbatch"]}
+
+
+def find_in_step(name: str) -> Strategy:
+    """Return the strategy of that name whose ranks step together; InvalidInput lists the known."""
+    if name in IN_STEP:
+        return IN_STEP[name]
+    problem = "can be planned, but not run here" if name in STRATEGIES else "is not known"
+    raise InvalidInput(f"strategy: {name!r} {problem}; choose one of {', '.join(IN_STEP)}")
+
+
 def find_exchange(name: str) -> Exchange:
     """Return the strategy of that name that can be run; InvalidInput lists the known ones."""
     if name in EXCHANGES:

@@ -8,14 +8,20 @@ from pydantic.dataclasses import dataclass
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import WIRE_FORMATS, check_codec
 
+_REMEMBERS = "onebit"
+_FIXED = tuple(name for name in WIRE_FORMATS if name != _REMEMBERS)
+
 
 def _check_fixed(name: str) -> str:
-    if name not in WIRE_FORMATS:
-        raise InvalidInput(
-            f"codec: {name!r} is not one for activations and errors; "
-            f"choose one of {', '.join(WIRE_FORMATS)}"
+    if name in _FIXED:
+        return name
+    problem = f"codec: {name!r} is not one for activations and errors"
+    if name == _REMEMBERS:
+        problem += (
+            ": it makes up for what it lost in the next values of the same tensor, and the next "
+            "batch has other rows"
         )
-    return name
+    raise InvalidInput(f"{problem}; choose one of {', '.join(_FIXED)}")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -1,0 +1,277 @@
+"""Trainings of a model whose head is split, by the first 1, 2, 3 and 4 ranks, beside one process.
+
+Rank 0 prints for each case what came of it on every rank.
+"""
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_model
+from subbatch_net import FEATURES, MOST, Net, batch, places, whole
+from torch import nn
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.functional import cross_entropy
+
+from paceline.data.dataset import TensorSamples
+from paceline.exchange import synchronized
+from paceline.links.group import joined
+from paceline.models import describe
+from paceline.record.clock import HostClock
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.dropout import dropout_seed
+from paceline.strategies.subbatch.lane import Lane
+from paceline.strategies.subbatch.learner import Learner
+from paceline.strategies.subbatch.recording import PassRecorder
+from paceline.strategies.subbatch.run import body_of, split, widths_of
+from paceline.strategies.subbatch.sharded import load, save
+from paceline.training.step import SGD, Share
+
+SEED, NUM_STEPS = 3, 50
+DEADLINE_S = 20.0
+
+
+class Place:
+    """The ranks of a case, and what trains on them."""
+
+    def __init__(self, rank: int, size: int, **config: Any) -> None:
+        self.rank, self.size = rank, size
+        self.group = joined(torch.device("cpu"), DEADLINE_S)
+        self.config = SubBatch(workers=size, head="head.0", **config)
+
+    def learner(self, build: Callable[[], nn.Module], sgd: SGD) -> Learner:
+        workload = describe(build(), torch.zeros(MOST, FEATURES), "net")
+        parallel = split(build, workload, self.config, self.group, SEED)
+        lane = Lane(self.group)
+        replica, _ = body_of(parallel, self.config, self.group, lane)
+        recorder = PassRecorder(HostClock(), f"cpu{self.rank}", self.rank)
+        samples = TensorSamples(*whole(self.size, NUM_STEPS))
+        return Learner(
+            parallel, replica, self.config, self.group, lane, recorder, sgd, SEED, samples
+        )
+
+    def shares(self) -> Iterator[Share]:
+        for step in range(NUM_STEPS):
+            yield Share(*batch(self.rank, step), 1.0)
+
+
+MOMENTUM = SGD(learning_rate=0.1, momentum=0.9)
+
+
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(SEED)
+    return build()
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in pairs)
+
+
+def compared(learner: Learner, path: Path, build: Callable[[], nn.Module], oracle: nn.Module):
+    """Save the model, read it in one process, and compare; rank 0 knows."""
+    save(path, learner.parallel.model, widths_of(learner.parallel), learner.group)
+    if learner.group.rank:
+        return None
+    found = build()
+    load_model(found, str(path))
+    return distance(found, oracle)
+
+
+def seeded(model: nn.Module) -> list[int]:
+    """Have plain dropouts of a head draw what a run draws; the step is the list's only entry."""
+    step = [0]
+
+    def seeds(name: str) -> Callable[..., None]:
+        def seed(*_: object) -> None:
+            torch.manual_seed(dropout_seed(SEED, step[0], name))
+
+        return seed
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_pre_hook(seeds(name))
+    return step
+
+
+def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Once a step, no codec: as one process with plain modules, whatever the number of workers."""
+    learner = Place(rank, size).learner(Net, MOMENTUM)
+    source = Place(rank, size).shares()
+    oracle = built(Net)
+    optimizer, step = MOMENTUM.optimizer(oracle), seeded(oracle)
+    apart = 0.0
+    for step[0] in range(NUM_STEPS):
+        loss = float(learner.step(source))
+        inputs, targets = whole(size, step[0])
+        optimizer.zero_grad()
+        expected = cross_entropy(oracle(inputs), targets)
+        expected.backward()
+        optimizer.step()
+        apart = max(apart, abs(loss / expected.item() - 1))
+    path = folder / f"equal{size}.safetensors"
+    found = compared(learner, path, Net, oracle)
+    own = sum(p.numel() for stage in learner.parallel.stages for p in stage.parameters)
+    tested = learner.test()
+    oracle.eval()
+    inputs, targets = whole(size, NUM_STEPS)
+    scores = oracle(inputs)
+    mine = slice(rank, None, size)
+    right = int((scores.argmax(1) == targets)[mine].sum())
+    test_loss = float(cross_entropy(scores[mine], targets[mine], reduction="sum"))
+    learner.replica.close()
+    learner.lane.close()
+    return {
+        "worst": found,
+        "loss": apart,
+        "own": own,
+        "tested": [abs(tested[0] / test_loss - 1), tested[1] == right],
+    }
+
+
+def by_passes(rank: int, size: int, folder: Path, updates: str) -> dict[str, Any]:
+    """A head with statistics, or updated per sub-batch, as one process takes the sub-batches."""
+
+    def build() -> nn.Module:
+        return Net(p=0.0, norm=updates == "step")
+
+    sgd = SGD(learning_rate=0.05, momentum=0.9)
+    learner = Place(rank, size, updates=updates).learner(build, sgd)
+    source = Place(rank, size).shares()
+    oracle = built(build)
+    body, head = sgd.optimizer(oracle.body), sgd.optimizer(oracle.head)
+    for step in range(6):
+        learner.step(source)
+        inputs, targets = whole(size, step)
+        activations = oracle.body(inputs)
+        errors = torch.zeros_like(activations)
+        for rows in places(size, step):
+            own = activations[rows].detach().requires_grad_()
+            loss = cross_entropy(oracle.head(own), targets[rows])
+            share = len(rows) / len(targets)
+            if updates == "step":
+                (loss * share).backward()
+                errors[rows] = own.grad
+            else:
+                loss.backward()
+                errors[rows] = own.grad * share
+                head.step()
+                head.zero_grad()
+        activations.backward(errors)
+        body.step()
+        if updates == "step":
+            head.step()
+        for optimizer in (body, head):
+            optimizer.zero_grad()
+    found = compared(learner, folder / f"{updates}{size}.safetensors", build, oracle)
+    learner.replica.close()
+    learner.lane.close()
+    return {"worst": found}
+
+
+def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Any number of ranks takes over what four have written."""
+    learner = Place(rank, size).learner(Net, MOMENTUM)
+    model, widths = learner.parallel.model, widths_of(learner.parallel)
+    load(folder / "equal4.safetensors", model, widths, rank)
+    found = Net()
+    load_model(found, str(folder / "equal4.safetensors"))
+    wrong = []
+    for name, tensor in model.state_dict().items():
+        own = widths.get(name.rpartition(".")[0])
+        expected = found.state_dict()[name]
+        if own is not None:
+            columns = own.columns(rank)
+            expected = expected[columns.first : columns.first + columns.width]
+        if not torch.equal(tensor, expected):
+            wrong.append(name)
+    learner.replica.close()
+    learner.lane.close()
+    return {"wrong": wrong}
+
+
+def encoded(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """All that travels is encoded: training goes on, and less is sent."""
+    torch.set_default_dtype(torch.float32)
+    sent, losses = {}, {}
+    for name, config in {
+        "plain": {},
+        "dynamic8": dict.fromkeys(("activations", "errors", "gradients"), "dynamic8"),
+    }.items():
+        learner = Place(rank, size, **config).learner(Net, SGD(0.3, 0.9))
+        source = Place(rank, size).shares()
+        losses[name] = [float(learner.step(source)) for _ in range(15)]
+        sent[name] = learner.traffic.per_step(0)
+        learner.replica.close()
+        learner.lane.close()
+    torch.set_default_dtype(torch.float64)
+    apart = max(abs(a - b) for a, b in zip(losses["plain"], losses["dynamic8"], strict=True))
+    return {"sent": sent, "apart": apart, "same": losses["dynamic8"]}
+
+
+def poisoned(rank: int, size: int, folder: Path, layer: str) -> dict[str, Any]:
+    """One rank's part of a layer becomes NaN: all say of which rank and layer."""
+    learner = Place(rank, size).learner(Net, MOMENTUM)
+    source = Place(rank, size).shares()
+    learner.step(source)
+    if rank == size - 1:
+        with torch.no_grad():
+            learner.parallel.model.get_submodule(layer).weight[0, 0] = torch.nan
+    try:
+        learner.step(source)
+    except Exception as error:
+        return {"said": f"{type(error).__name__}: {error}"}
+    return {"said": ""}
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    "equal": equal,
+    "each": lambda *place: by_passes(*place, updates="sub-batch"),
+    "norm": lambda *place: by_passes(*place, updates="step"),
+    "loaded": loaded,
+    "encoded": encoded,
+    "poisoned_first": lambda *place: poisoned(*place, layer="head.0"),
+    "poisoned_last": lambda *place: poisoned(*place, layer="head.6"),
+}
+SIZES = {"equal": (4, 3, 2, 1), "loaded": (1, 2, 3), "encoded": (3,)}
+
+
+def main(folder: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=60)))
+    for name, run in CASES.items():
+        for size in SIZES.get(name, (2, 3)):
+            key = f"{name}_{size}"
+            outcome = "null"
+            if rank < size:
+                own = dist.PrefixStore(key, store)
+                timeout = timedelta(seconds=DEADLINE_S)
+                dist.init_process_group(
+                    "gloo", store=own, rank=rank, world_size=size, timeout=timeout
+                )
+                # Ranks that were not in all cases have made fewer modules parallel.
+                synchronized._numbers = itertools.count()
+                try:
+                    outcome = json.dumps(run(rank, size, folder))
+                except Exception as error:
+                    outcome = json.dumps({"error": f"{type(error).__name__}: {error}"})
+                dist.destroy_process_group()
+            store.set(f"{key}/{rank}", outcome)
+            rows = [json.loads(store.get(f"{key}/{other}")) for other in range(size)]
+            if rank == 0:
+                print(json.dumps(["", key, rows]), flush=True)
+    store.set(f"end/{rank}", "")
+    if rank == 0:  # which may keep the store
+        store.wait([f"end/{other}" for other in range(4)])
+    sys.stdout.flush()
+    os._exit(0)  # threads may still wait for a rank in a case that failed
+
+
+main(Path.cwd())
