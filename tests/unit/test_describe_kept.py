@@ -1,5 +1,7 @@
 """What layers keep for backward, as `describe` finds it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,9 +71,18 @@ def test_layers_together_keep_what_autograd_saves(model: nn.Module, shape: tuple
     assert found == pytest.approx(saved_nbytes(model, batch), rel=0.02)
 
 
-def test_features_are_what_is_kept_and_the_largest_gradients() -> None:
+def test_features_are_what_is_kept_and_one_layer_s_work() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2))
     workload = describe(model, torch.zeros(5, 4))
-    handed_on = [layer.activation_nbytes for layer in workload.layers]
-    assert handed_on == [5 * 6 * 4, 5 * 2 * 4]
-    assert feature_nbytes(workload.layers) == 2 * 5 * 6 * 4 + sum(handed_on)
+    hidden, scores = 5 * 6 * 4, 5 * 2 * 4
+    assert [layer.activation_nbytes for layer in workload.layers] == [hidden, scores]
+    # Backward of the last layer has the scores, their gradient, and that of its input.
+    assert workload.layers[1].working_nbytes == hidden + 2 * scores
+    assert feature_nbytes(workload.layers) == 2 * hidden + hidden + 2 * scores
+
+
+def test_unknown_work_is_that_of_the_largest_gradients() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2))
+    layers = describe(model, torch.zeros(5, 4)).layers
+    unknown = [replace(layer, working_nbytes=None) for layer in layers]
+    assert feature_nbytes(unknown) == 2 * 5 * 6 * 4 + 5 * 6 * 4 + 5 * 2 * 4

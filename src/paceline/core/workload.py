@@ -58,8 +58,10 @@ class Layer:
     The grouping is the one that a backward pass shows: the gradients of a layer are ready when all
     operations after it, and itself, have been differentiated. A parameter shared by several layers
     belongs to the first. `parameters` stand in the order in which their gradients become ready.
-    Costs, `activation_nbytes` (what the layer hands on) and `kept_nbytes` (what it keeps until
-    backward reads it, None if not known) are those of the whole micro-batch.
+    Costs, `activation_nbytes` (what the layer hands on), `kept_nbytes` (what it keeps until
+    backward reads it) and `working_nbytes` (what is alive in its backward beside what is kept and
+    the gradients of parameters) are those of the whole micro-batch; the last two are None if they
+    are not known.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Layer:
     forward: Cost
     backward: Cost
     kept_nbytes: int | None = None
+    working_nbytes: int | None = None
 
     @property
     def num_parameters(self) -> int:

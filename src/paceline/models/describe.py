@@ -11,7 +11,7 @@ gradient of a layer has been accumulated.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.models.alive import Alive
 from paceline.models.duplicate import duplicate
 from paceline.models.flops import tensors_in
 from paceline.models.layers import LayerModule, layers_of
@@ -33,6 +34,8 @@ class _Step:
     """What one step showed. Layers are indices into `layers_of`; segments are numbered by entry.
 
     `ready` maps (layer, parameter) to the counts at its last gradient, in the order of those.
+    `laps` pairs the layer of each gradient, as they come, with the most bytes that were alive since
+    the one before it; the last lap is that from the last gradient to the end.
     """
 
     entered: list[int] = field(default_factory=list)
@@ -40,6 +43,7 @@ class _Step:
     handed_on: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     ready: dict[tuple[int, int], Counts] = field(default_factory=dict)
+    laps: list[tuple[int | None, int]] = field(default_factory=list)
     backward_end: Counts = (0, 0, 0)
 
 
@@ -51,7 +55,8 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
     it is. The backward pass starts from all floating-point outputs, each with a gradient of ones.
     Costs are those of the whole batch. `activation_nbytes` counts what is made in a layer's
     forward segment and read after it: between two layers of a chain, the tensor handed on;
-    `kept_nbytes`, what is made there and read in the backward pass.
+    `kept_nbytes`, what is made there and read in the backward pass; `working_nbytes`, what is alive
+    in the layer's backward segment beside that, and beside the gradients of parameters.
     Layers whose gradients never come stand last in `backward_order`; a layer whose module is never
     entered (its parent uses its parameters) has no forward cost of its own.
 
@@ -127,8 +132,8 @@ def _generators_kept(devices: set[torch.device]) -> Iterator[None]:
 
 def _run(model: nn.Module, batch: _Batch) -> _Step:
     """One forward and one backward pass of a model that may be used up."""
-    step, hand_over = _Step(), HandOver()
-    counter = CostCounter(hand_over)
+    step, hand_over, alive = _Step(), HandOver(), Alive()
+    counter = CostCounter(hand_over, alive)
 
     def enter(index: int) -> None:
         if index in step.entered:
@@ -147,17 +152,22 @@ def _run(model: nn.Module, batch: _Batch) -> _Step:
     hand_over.read(outputs, outside=True)
     step.handed_on = [hand_over.nbytes(i) for i in range(len(step.segment_ends))]
     hand_over.in_backward = True
-    _run_backward(layers, outputs, step, CostCounter(hand_over))
+    _run_backward(layers, outputs, step, CostCounter(hand_over, alive), alive)
     step.kept = [hand_over.kept_nbytes(i) for i in range(len(step.segment_ends))]
     return step
 
 
 def _run_backward(
-    layers: Sequence[LayerModule], outputs: list[Tensor], step: _Step, counter: CostCounter
+    layers: Sequence[LayerModule],
+    outputs: list[Tensor],
+    step: _Step,
+    counter: CostCounter,
+    alive: Alive,
 ) -> None:
     def accumulated(key: tuple[int, int]) -> None:
         step.ready.pop(key, None)  # moves it to the end: of several gradients the last one counts
         step.ready[key] = counter.counts
+        step.laps.append((key[0], alive.lap()))
 
     for index, layer in enumerate(layers):
         for number, (_, parameter) in enumerate(layer.parameters):
@@ -167,9 +177,12 @@ def _run_backward(
     if not trained:
         raise InvalidInput("no output of the model depends on a trainable parameter")
     gradients = [torch.ones_like(output) for output in trained]
+    alive.made(gradients)
+    alive.lap()
     with counter:
         torch.autograd.backward(trained, gradients)
     step.backward_end = counter.counts
+    step.laps.append((None, alive.lap()))
 
 
 def _forward_order(num_layers: int, entered: list[int]) -> list[int]:
@@ -204,6 +217,7 @@ def _describe_layers(
     forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
     handed_on = dict(zip(entered, step.handed_on, strict=True))
     kept = dict(zip(entered, step.kept, strict=True))
+    working = _working(layers, kept, step)
     ends = _ends_of_layers(step)
     until = [*list(ends.values())[:-1], step.backward_end]
     backward = dict(zip(ends, _differences(until), strict=True))
@@ -218,9 +232,35 @@ def _describe_layers(
                 forward=forward.get(index, Cost()),
                 backward=backward.get(index, Cost()),
                 kept_nbytes=kept.get(index, 0),
+                working_nbytes=working.get(index, 0),
             )
         )
     return tuple(described)
+
+
+def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
+    """Return what is alive in each layer's backward but for what is kept and the gradients.
+
+    Kept is what this layer and those keep whose backward comes later; gradients are those of this
+    layer's parameters and of the layers before it.
+    """
+    working: dict[int, int] = {}
+    held, gradients = sum(kept.values()), 0
+    for index, peak in _peaks(step).items():
+        gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
+        working[index] = max(0, peak - held - gradients)
+        held -= kept.get(index, 0)
+    return working
+
+
+def _peaks(step: _Step) -> dict[int, int]:
+    """Return the most bytes alive in each layer's backward segment, in the order of those."""
+    ends = list(_ends_of_layers(step))
+    last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
+    stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
+    parts = zip([0, *stops], stops, strict=False)
+    peaks = [max(nbytes for _, nbytes in step.laps[start:stop]) for start, stop in parts]
+    return dict(zip(ends, peaks, strict=True))
 
 
 def _in_ready_order(layer: LayerModule, index: int, step: _Step) -> tuple[Parameter, ...]:

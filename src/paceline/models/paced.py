@@ -40,22 +40,22 @@ class _Pace:
         self._woke = 0.0
 
     def begin(self) -> None:
-        """Count from now."""
-        self._deadline = time.monotonic()
+        """Begin a phase: count from now."""
+        self._deadline = self._woke = time.monotonic()
 
     def resume(self) -> None:
         """Let what was done since `begin` not make the next layer late."""
         self._woke = time.monotonic()
 
-    def spend(self, seconds: float, begins_phase: bool = False) -> None:
-        """Sleep until `seconds` after the last deadline; from now if the phase begins or is late.
+    def spend(self, seconds: float) -> None:
+        """Sleep until `seconds` after the last deadline; from now if that is late.
 
         Late is who was held up since waking up for longer than the layer and the queue last. Having
         overslept does not count: layers that are shorter than that would never make up for it.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
-        start = now if begins_phase or late else self._deadline
+        start = now if late else self._deadline
         self._deadline = start + seconds
         while (left := self._deadline - time.monotonic()) > 0:
             time.sleep(left)
@@ -93,7 +93,9 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.pace.spend(ctx.layer.backward_s, ctx.begins_phase)
+        if ctx.begins_phase:
+            ctx.pace.begin()
+        ctx.pace.spend(ctx.layer.backward_s)
         # Only what nobody else holds becomes a parameter's gradient without a copy: new aliases.
         return of_scores[0], None, None, None, *(g.detach() for g in ctx.layer.gradients)
 
@@ -210,7 +212,8 @@ class PacedSGD(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._pace.spend(self._update_s, begins_phase=True)
+        self._pace.begin()
+        self._pace.spend(self._update_s)
         return loss
 
 

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.models.alive import Alive, workspace_nbytes
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
 
 Counts = tuple[int, int, int]  # operations, bytes, calls
@@ -70,10 +71,11 @@ class HandOver:
 class CostCounter(TorchDispatchMode):
     """Adds up the arithmetic, traffic and number of all operations run while it is active."""
 
-    def __init__(self, hand_over: HandOver | None = None) -> None:
+    def __init__(self, hand_over: HandOver | None = None, alive: Alive | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._flops = self._nbytes = self._num_calls = 0
         self._hand_over = hand_over
+        self._alive = alive
 
     @property
     def counts(self) -> Counts:
@@ -102,7 +104,23 @@ class CostCounter(TorchDispatchMode):
             self._hand_over.read(inputs)
             if not view:
                 self._hand_over.made(outputs)
+                self._count_alive(func, args, outputs, inputs)
         return out
+
+    def _count_alive(
+        self,
+        func: OpOverload,
+        args: Sequence[Any],
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+    ) -> None:
+        if self._alive is None:
+            return
+        self._alive.made(outputs, inputs)
+        # Where branches meet, autograd adds gradients in place, unless somebody looks on, as here.
+        in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
+        if not in_place:
+            self._alive.look(workspace_nbytes(func, args))
 
 
 def _storage_of(tensor: Tensor) -> StorageWeakRef | None:
