@@ -1,0 +1,147 @@
+"""Profiles with real workers, and attempts at batches in real child processes."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.profile_result import ProfileResult
+from paceline.profile_settings import ProfileSettings
+from paceline.profiling.attempt import Attempt
+from paceline.profiling.search import attempted, find_largest
+from paceline.record.trace import read_trace
+from processes import Started
+
+MODELS = """
+import os, signal, sys, time
+import torch
+from torch import nn
+
+class Broad(nn.Linear):
+    \"\"\"40 MB of features a sample.\"\"\"
+
+    def forward(self, x):
+        return super().forward(x).repeat(1, 1_000_000).sin().sum(1, keepdim=True).expand(-1, 10)
+
+def broad():
+    return Broad(64, 10)
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def sleeping():
+    time.sleep(60)
+
+def middling():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024),
+                         nn.ReLU(), nn.Linear(1024, 10))
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "models_of_profile.py").write_text(MODELS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> tuple[Path, ProfileResult]:
+    """One profile with two workers, for all tests that only look at it."""
+    command = [sys.executable, "-m", "paceline", "profile", "models_of_profile:middling"]
+    options = ["--data", "synthetic:64,samples=1024", "--batch-size", "256", "--workers", "2"]
+    done = Started([*command, *options, "--steps", "8", "--json"], home).finish()
+    assert done.code == 0, done.err
+    result = ProfileResult.model_validate_json(done.out)
+    folder = home / "runs" / result.id
+    assert json.loads((folder / "result.json").read_text()) == json.loads(done.out)
+    return folder, result
+
+
+def test_a_profile_writes_its_files(run) -> None:
+    folder, result = run
+    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    timeline = read_trace(folder / "trace.json")["measured"]
+    assert timeline.num_steps() == 1 + 4  # the last block of recorded steps
+    assert {row.topic for row in result.insights} == {"limit", "change", "memory"}
+
+
+def test_the_stages_are_the_step(run) -> None:
+    _, result = run
+    assert abs(result.stages_error) < 0.02
+    stages = {row.stage: row.seconds for row in result.stages}
+    assert stages["hidden"] + stages["exposed"] > 0
+    assert min(stages.values()) >= 0
+    assert {row.resource for row in result.resources} >= {"cpu0/compute", "cpu1/compute"}
+
+
+def test_layers_agree_with_torch_profiler(run) -> None:
+    _, result = run
+    ours = sum(row.ours_s for row in result.agreement)
+    theirs = sum(row.torch_s for row in result.agreement)
+    assert ours == pytest.approx(theirs, rel=0.05)
+    assert all(row.in_operators_s <= row.torch_s for row in result.agreement)
+    assert [row.name for row in result.layers] == ["1", "3", "5"]
+    assert [row.num_parameters for row in result.layers] == [66_560, 1_049_600, 10_250]
+    assert "aten::addmm" in {row.name for row in result.operators}
+    assert sum(row.share for row in result.operators) <= 1 + 1e-9
+
+
+def test_memory_is_that_of_the_model_and_of_both_workers(run) -> None:
+    _, result = run
+    assert result.memory.parameters == result.memory.gradients == 4 * 1_126_410
+    assert abs(result.memory.error) < 0.1
+    assert [row.worker for row in result.workers] == [0, 1]
+    for row in result.workers:
+        # Gradients, momentum and buckets come with training.
+        assert row.training_nbytes - row.before_nbytes > 3 * result.memory.parameters
+
+
+def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32) -> Attempt:
+    return Attempt(
+        model=f"models_of_profile:{model}",
+        num_classes=None,
+        num_outputs=10,
+        several_labels=False,
+        sample_shape=(64,),
+        batch_size=batch_size,
+        limit_nbytes=limit_nbytes,
+        parent=os.getpid(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "seconds", "why"),
+    [
+        ("killed", 60, "ended by SIGKILL, as for want of memory"),
+        ("sleeping", 1, "not done after 1 s, the deadline"),
+    ],
+)
+def test_an_attempt_is_a_row_whatever_becomes_of_it(home, monkeypatch, model, seconds, why) -> None:
+    monkeypatch.chdir(home)
+    settings = ProfileSettings(model="lenet5", largest_batch=True, attempt_s=seconds)
+    row = attempted(attempt(model, 4), settings)
+    assert (row.batch_size, row.fits, row.why) == (4, False, why)
+
+
+def test_the_search_survives_what_does_not_fit(home, monkeypatch) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = ProfileSettings(
+        model="models_of_profile:broad",
+        data="synthetic:64",
+        largest_batch=True,
+        memory="1GiB",
+    )
+    said: list[str] = []
+    found = find_largest(settings, said.append)
+    assert found.complete
+    assert len(said) == len(found.attempts)
+    failed = [row for row in found.attempts if not row.fits]
+    assert failed
+    assert {row.why for row in failed} == {"out of memory"}
+    # A sample keeps 40 MB for backward and needs twice as much in it; Python needs some, too.
+    assert 4 <= found.batch_size <= 2**30 / 80e6
+    assert abs(found.batch_size - found.predicted) <= 4

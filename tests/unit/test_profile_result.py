@@ -1,0 +1,155 @@
+"""What a profile says, its page, and the command's bad input."""
+
+import json
+
+import pytest
+
+from paceline.core.errors import InvalidInput
+from paceline.profile_result import read_profile
+from paceline.profiling.insights import insights_of
+from paceline.profiling.rows import spread
+from paceline.profiling.shown import summary, tables
+from paceline.profiling.steps import split, typical
+from paceline.report import write_report
+from paceline.report.insights import insights
+from paceline.tables import console
+from profiles import LARGEST, profile_result, write_profile
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def said(**values) -> dict[str, str]:
+    return {row.topic: row.sentence for row in insights_of(profile_result(**values))}
+
+
+@pytest.mark.parametrize(
+    ("stages", "limit"),
+    [
+        ({}, "Computation limits"),
+        ({"exposed": 30.0}, "Communication limits"),
+        ({"update": 30.0}, "The weight update limits"),
+        ({"load": 30.0}, "Loading limits"),
+        ({"idle": 30.0}, "Nothing of the model limits"),
+    ],
+)
+def test_what_limits_is_what_takes_most_of_a_step(stages, limit) -> None:
+    assert said(stages=stages)["limit"].startswith(limit)
+
+
+def test_time_between_operators_is_no_computation() -> None:
+    rows = [
+        row.model_copy(update={"in_operators_s": 0.2 * row.torch_s})
+        for row in profile_result().agreement
+    ]
+    assert said(agreement=tuple(rows))["limit"].startswith("Calls limit")
+
+
+def test_the_gain_of_a_change_is_what_a_step_is_without_it() -> None:
+    # 30 of 39.75 ms are exposed: without them it would take 9.75 ms, 4.08 times as fast.
+    change = said(stages={"exposed": 30.0})["change"]
+    assert "9.75 ms" in change
+    assert "4.08 times" in change
+    # Of the 10 ms, no other part is worth a tenth once update and load are short.
+    assert "layer first alone takes" in said(stages={"update": 0.1, "load": 0.1})["change"]
+
+
+def test_memory_says_what_it_is_made_of_and_what_fits() -> None:
+    assert said()["memory"].startswith("Feature maps take most of the memory, 2.0 times")
+    assert "is 96." in said(largest=LARGEST)["memory"]
+    open_ended = LARGEST.model_copy(update={"complete": False})
+    assert "is at least 96." in said(largest=open_ended)["memory"]
+
+
+def test_sums_and_errors_follow_from_the_rows() -> None:
+    result = profile_result(recorded_typical_s=0.0125)
+    assert result.stages_s == pytest.approx(0.010)  # hidden communication adds nothing
+    assert result.stages_error == pytest.approx(0.010 / 0.0125 - 1)
+    assert result.surplus_nbytes == 1000 - 800
+    assert result.memory.error == pytest.approx(-0.05)
+    assert [row.error for row in result.agreement] == pytest.approx([0.02, 0.02])
+    assert profile_result(workers=result.workers[:1]).surplus_nbytes is None
+
+
+def test_a_page_holds_all_of_it_and_no_markup_of_others(tmp_path) -> None:
+    result = profile_result()
+    hostile = result.layers[0].model_copy(update={"name": HOSTILE})
+    operator = result.operators[0].model_copy(update={"name": HOSTILE})
+    result = profile_result(layers=(hostile,), operators=(operator,), largest=LARGEST)
+    result = result.model_copy(update={"insights": tuple(insights_of(result))})
+    folder = write_profile(tmp_path / "run", result)
+    assert read_profile(folder) == result
+    page = write_report(folder).read_text()
+    assert HOSTILE not in page
+    assert insights(result.insights) in page
+    for text in (
+        "Where a step goes",
+        "Calls and waits",
+        "Agreement with torch.profiler",
+        "Largest batch",
+        "out of memory",
+        "processor",
+        "Two steps in time",
+    ):
+        assert text in page
+
+
+def test_a_terminal_shows_it(tmp_path) -> None:
+    result = profile_result(largest=LARGEST)
+    out = console(quiet=False)
+    with out.capture() as shown:
+        for table in tables(result):
+            out.print(table)
+        out.print(summary(result, "runs/x"), soft_wrap=True)
+    for text in ("aten::mm", "exposed", "half lie in 9.00 ms to 11.0 ms", "fits into 1.00 GiB"):
+        assert text in shown.get()
+
+
+def test_results_of_others_and_damaged_ones_are_told_apart(tmp_path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({"kind": "wheel"}))
+    assert read_profile(tmp_path) is None
+    (tmp_path / "result.json").write_text(json.dumps({"kind": "profile"}))
+    with pytest.raises(InvalidInput, match=r"result\.json: id: Field required"):
+        read_profile(tmp_path)
+
+
+def test_steps_go_into_blocks_that_take_turns() -> None:
+    assert [split(steps) for steps in (4, 9, 20, 21, 1000)] == [
+        (2, 2),
+        (2, 5),
+        (5, 4),
+        (5, 5),
+        (5, 200),
+    ]
+
+
+def test_the_typical_step_is_the_mean_of_the_middle_half() -> None:
+    assert typical([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0]) == (2 + 3 + 4 + 5) / 4
+    assert typical([1.0, 2.0]) == 1.5
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]).model_dump() == {
+        "median_s": 3.0,
+        "lower_s": 2.0,
+        "upper_s": 4.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--steps", 0), "steps: Input should be greater than or equal to 4, not 0"),
+        (("--strategy", "ring"), "strategy: 'ring' is not known"),
+        (("--strategy", "hogbatch"), "strategy: 'hogbatch' can be planned, but not run here"),
+        (("--workers", 0), "workers: Input should be greater than or equal to 1, not 0"),
+        (("--workers", 1000), "workers: 1000 do not fit on"),
+        (("--memory", "8GiB"), "memory: goes only with largest_batch"),
+        (("--largest-batch", "--memory", "8 elephants"), "unknown unit 'elephants'"),
+        (("--largest-batch", "--memory", "0B"), "memory: Input should be greater than 0"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(line, arguments, problem) -> None:
+    if "1000" in map(str, arguments):
+        arguments = (*arguments, "--batch-size", 1000)
+    line("profile", "lenet5", *arguments)
+    assert (line.code, line.out) == (2, "")
+    assert line.err.startswith("paceline: ")
+    assert problem in line.err
+    assert line.err.count("\n") == 1
