@@ -1,0 +1,90 @@
+"""Cells of a study that nobody has measured: from a simple law, so that what they say is known."""
+
+from typing import Any
+
+from paceline.scale_result import Cell
+from paceline.scale_settings import Scaling
+
+
+def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: Any) -> Cell:
+    """Return a measured cell of strong scaling whose epoch takes 10 s, but for `facts`."""
+    epoch_s = facts.get("epoch_s", 10.0)
+    usual: dict[str, Any] = {
+        "scaling": "strong",
+        "kind": "measured",
+        "epoch_s": epoch_s,
+        "spread": (epoch_s, epoch_s),
+        "forward_s": 0.3 * epoch_s,
+        "backward_s": 0.6 * epoch_s,
+        "exposed_s": 0.05 * epoch_s,
+        "update_s": 0.03 * epoch_s,
+        "idle_s": 0.02 * epoch_s,
+        "hidden_s": 0.0,
+        "memory_bytes": 2**30,
+        "capacity_bytes": 16e9,
+    }
+    return Cell(method=method, workers=workers, batch=batch, **(usual | facts))
+
+
+def failed(method: str = "allreduce", workers: int = 1, batch: int = 16) -> Cell:
+    """Return a cell that went wrong."""
+    return Cell(
+        method=method,
+        workers=workers,
+        batch=batch,
+        scaling="strong",
+        kind="measured",
+        error="worker 1 was ended by SIGKILL",
+    )
+
+
+def study(
+    methods: dict[str, float],
+    workers: tuple[int, ...],
+    batches: tuple[int, ...] = (16,),
+    compute_s: float = 100.0,
+    scaling: Scaling = "strong",
+) -> list[Cell]:
+    """Return cells in which workers share what is computed, and each method adds its seconds.
+
+    A step more costs each method the same, and a batch twice as large halves the steps.
+    """
+    cells = []
+    for batch in batches:
+        for count in workers:
+            for method, cost_s in methods.items():
+                own_s = compute_s / count if scaling == "strong" else compute_s
+                exposed_s = cost_s * batches[0] / batch if count > 1 else 0.0
+                epoch_s = own_s + exposed_s
+                cells.append(
+                    cell(
+                        method,
+                        count,
+                        batch,
+                        scaling=scaling,
+                        epoch_s=epoch_s,
+                        forward_s=own_s / 3,
+                        backward_s=own_s * 2 / 3,
+                        exposed_s=exposed_s,
+                        update_s=0.0,
+                        idle_s=0.0,
+                        memory_bytes=10**9 + 10**7 * -(-batch // count),
+                    )
+                )
+    return cells
+
+
+def model_source(name: str, *forward: str) -> str:
+    """Return a Python module with a model of one layer, of 4 inputs and 10 outputs."""
+    head = f"""
+import os
+import torch
+from torch import nn
+
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 10)
+    def forward(self, x):
+"""
+    return head + "".join(f"        {line}\n" for line in forward)

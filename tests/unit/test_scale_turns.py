@@ -1,0 +1,56 @@
+"""In which order the repetitions of a study's runs are done."""
+
+from pathlib import Path
+from typing import cast
+
+from paceline.scale_result import Cell
+from paceline.scale_settings import ScaleSettings
+from paceline.scaling.children import Crashed
+from paceline.scaling.runs import Run, runs
+from paceline.scaling.study import Study, carry_out
+from scale_cells import cell
+
+
+class Turns:
+    """A study whose runs take no time and say in which order they are done."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, int, int]] = []
+
+    def repeats(self, run: Run) -> int:
+        return 3
+
+    def repetition(self, run: Run, number: int, folder: Path) -> dict:
+        self.order.append((run.method, run.batch_size, number))
+        if (run.method, number) == ("tree", 2):
+            raise Crashed("gone")
+        return {"measured": number}
+
+    def cells(self, run: Run, steps: list[dict]) -> list[Cell]:
+        assert [one["measured"] for one in steps] == [1, 2, 3]
+        return [cell(method=run.method, batch=run.batch_size)]
+
+
+def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_path):
+    settings = ScaleSettings(
+        model="lenet5", workers=(1,), batch=(16, 32), exchange=("allreduce", "tree", "host")
+    )
+    turns, ended = Turns(), []
+    carry_out(
+        cast("Study", turns),
+        list(runs(settings)),
+        tmp_path,
+        lambda run: None,
+        lambda run, cells, _: ended.append((run.method, run.batch_size, cells[0].error)),
+    )
+    first = [
+        *(("allreduce", 1), ("tree", 1), ("host", 1)),
+        *(("tree", 2), ("host", 2), ("allreduce", 2)),
+        *(("host", 3), ("allreduce", 3)),
+    ]
+    assert turns.order == [(method, size, n) for size in (16, 32) for method, n in first]
+    assert ended == [
+        (method, size, error)
+        for size in (16, 32)
+        for method, error in (("tree", "gone"), ("host", None), ("allreduce", None))
+    ]
