@@ -1,15 +1,23 @@
 """The tables that a terminal shows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from paceline.core.timeline import Origin
+from paceline.report.differences import Differences
 from paceline.report.format import duration, nbytes, share
 from paceline.report.format import number as plain
-from paceline.result import ComparisonTable, PlanRow, RankingRows, RehearsalResult, Result
+from paceline.result import (
+    ComparisonTable,
+    PlanRow,
+    RankingRows,
+    RehearsalResult,
+    Result,
+)
+from paceline.subbatch_result import SplitRow
 from paceline.tune.chunk import Trial
 from paceline.uneven_result import UnevenResult
 
@@ -40,6 +48,11 @@ def show_ranking(out: Console, rows: RankingRows, title: str) -> None:
     show_plans(out, rows.plans, title)
     for sentence in rows.sentences:
         out.print(sentence, soft_wrap=True)
+
+
+def written(folder: str) -> str:
+    """Return what a terminal says of a plan that was kept."""
+    return f"written    {folder}/result.json, trace.json, report.html"
 
 
 def _plan_table(rows: Sequence[PlanRow], title: str) -> Table:
@@ -89,6 +102,34 @@ def comparison_table(comparison: ComparisonTable) -> Table:
     return table
 
 
+def difference_tables(changed: Differences, sides: ComparisonTable) -> Iterator[Table]:
+    """Yield what both of two runs measured, and the settings and facts that differ, if any do."""
+    measured = Table(title="What came of it", title_justify="left")
+    measured.add_column("")
+    for column in (sides.left, sides.right, "change"):
+        measured.add_column(column, justify="right")
+    for figure in changed.figures:
+        change = figure.change
+        text = "" if change is None else share(change, signed=True)
+        if figure.unit == "share":  # of which a share would say nothing
+            text = f"{100 * (figure.right - figure.left):+.2f} points"
+        measured.add_row(figure.name, *figure.shown, text)
+    yield measured
+    for title, found in (
+        ("Settings that differ", changed.settings),
+        ("Machine and versions that differ", changed.machine),
+    ):
+        if not found:
+            continue
+        table = Table(title=title, title_justify="left")
+        for column in ("", sides.left, sides.right):
+            table.add_column(column)
+        for one in found:
+            sides_of_it = ("-" if value is None else str(value) for value in (one.left, one.right))
+            table.add_row(one.name.replace("_", " "), *sides_of_it)
+        yield table
+
+
 def chunk_table(trials: Sequence[Trial], chosen: int, origin: Origin = "measured") -> Table:
     """Return the chunk sizes that a search has tried, in that order, and which one it chose.
 
@@ -106,6 +147,19 @@ def chunk_table(trials: Sequence[Trial], chosen: int, origin: Origin = "measured
             "chosen" if trial.chunk == chosen else "",
         )
     return table
+
+
+def traffic_tables(split: SplitRow | None) -> Iterator[Table]:
+    """Yield what a rank sent in a step, by purpose, if a head was split."""
+    if split is None:
+        return
+    table = Table(title="Sent by a worker in a step", title_justify="left")
+    table.add_column("")
+    for column in ("planned", "counted"):
+        table.add_column(column, justify="right")
+    for row in split.traffic:
+        table.add_row(row.purpose, nbytes(row.planned_nbytes_per_step), nbytes(row.nbytes_per_step))
+    yield table
 
 
 def epoch_line(epoch: "Epoch", epochs: int, score: str) -> str:
@@ -129,9 +183,17 @@ def summary(result: Result, folder: str) -> str:
             f"measured {duration(result.measured_step_s)} ({result.prediction_error:+.1%})",
             f"throughput {result.samples_per_s:,.0f} samples/s with "
             f"{result.settings.workers} workers",
+            *_saved(result.split),
             f"written    {folder}/result.json, trace.json, report.html, model.safetensors",
         )
     )
+
+
+def _saved(split: SplitRow | None) -> Iterator[str]:
+    """Yield what a split head saved, if there was one."""
+    if split is not None:
+        whole, own = nbytes(split.head_state_nbytes), nbytes(max(split.own_state_nbytes))
+        yield f"head       {own} of {whole} on a worker: parameters, gradients, momentum"
 
 
 def workers_table(result: UnevenResult) -> Table:

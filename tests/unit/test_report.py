@@ -1,3 +1,4 @@
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -194,10 +195,14 @@ class TestPage:
         assert len(html.encode()) < 6e6
 
     @pytest.mark.parametrize("name", ["learning", "parts", "steps"])
-    def test_draws_each_figure(self, page: Page, name: str) -> None:
-        ids = [attributes.get("id") for _, attributes in page.tags]
-        assert ids.count(f"figure-{name}") == 1
-        assert sum(f'"figure-{name}",' in script for script in page.scripts) == 1
+    def test_describes_each_figure_and_keeps_room_for_it(self, html: str, name: str) -> None:
+        room = f'<div id="figure-{name}" style="height:(.+?)px"></div>'
+        ((height, described),) = re.findall(
+            f'{room}<script type="application/json">(.+?)</script>', html
+        )
+        figure = json.loads(described)
+        assert figure["data"]
+        assert figure["layout"]["height"] == float(height)
 
     @pytest.mark.parametrize(
         "value",

@@ -5,6 +5,7 @@ from paceline.core.timeline import Span, Timeline
 from paceline.report.excerpt import excerpt
 from paceline.report.figures import learning_curves, step_parts, steps_in_time
 from paceline.report.palette import KINDS, PARTS
+from paceline.report.through import step_seconds, thinned, through_time
 from paceline.result import ComparisonRow, ComparisonTable, EpochRow
 
 CPU0, CPU1 = Resource("cpu0", "compute"), Resource("cpu1", "compute")
@@ -157,3 +158,41 @@ class TestExcerpt:
         shown = excerpt(Timeline(spans, "measured"))
         assert shown.title == "measured: 1 of 2 steps"
         assert [span.name for span in shown.rows[lane]] == ["step1"]
+
+
+class TestThroughTime:
+    def test_steps_are_counted_from_update_to_update(self) -> None:
+        assert step_seconds(window(4)) == {"cpu0": [10, 10, 10], "cpu1": [10, 10, 10]}
+        assert step_seconds(window(1)) == {}
+
+    @pytest.mark.parametrize(("count", "most"), [(10, 10), (11, 10), (1000, 7), (3, 10)])
+    def test_thinning_keeps_the_slowest_and_where_it_was(self, count: int, most: int) -> None:
+        values = [float(i % 13) for i in range(count)]
+        slowest = count // 2
+        values[slowest] = 99.0
+        numbers, longest = thinned(values, most)
+        assert len(numbers) == len(longest) <= most
+        assert numbers == sorted(set(numbers))
+        assert [values[number - 1] for number in numbers] == longest
+        assert (slowest + 1, 99.0) in zip(numbers, longest, strict=True)
+
+    def test_shows_what_happened_and_not_what_was_predicted(self) -> None:
+        measured = window(9)
+        predicted = Timeline(measured.spans, "predicted")
+        (drawn,) = through_time([measured, predicted])
+        assert "Steps one by one, measured" in drawn
+        assert "half of them took up to 10.0 s, the longest 10.0 s" in drawn
+        assert list(through_time([predicted, window(3)])) == []
+
+
+def test_a_timeline_of_many_rows_is_cut_and_says_so() -> None:
+    spans = [
+        Span(
+            f"s{step}/step@worker{i}", Kind.STEP, (Resource(f"gpu{i}", "compute"),), step, step + 1
+        )
+        for step in range(4)
+        for i in range(50)
+    ]
+    shown = excerpt(Timeline(spans, "predicted"))
+    assert shown.title == "predicted: 2 of 4 steps, 40 of 50 rows"
+    assert len(shown.rows) == 40

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline.report.format import duration, nbytes, number, share
+from paceline.report.format import Quantity, duration, nbytes, number, share
+from paceline.report.markup import table
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {unit: 1024.0**i for i, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB"))}
@@ -104,3 +105,32 @@ class TestFormat:
     )
     def test_number(self, value: float, text: str) -> None:
         assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("shown", "value", "unit"),
+    [
+        (duration(0.0123456789), 0.0123456789, "s"),
+        (nbytes(1536), 1536, "bytes"),
+        (share(-0.125), -12.5, "%"),
+        (number(12345.678), 12345.678, ""),
+    ],
+)
+def test_what_is_read_knows_the_exact_number(shown: Quantity, value: float, unit: str) -> None:
+    assert (shown.value, shown.unit) == (pytest.approx(value), unit)
+    assert type(f"{shown}") is str
+
+
+def test_a_column_has_exact_numbers_below_one_unit_or_none() -> None:
+    rows = [
+        ("a", duration(1 / 3), nbytes(5), "-"),
+        ("b", duration(2e-6), duration(5), share(0.5)),
+    ]
+    drawn = table(("name", "time", "mixed", "part"), rows)
+    assert '<th class="number" data-unit="s">time</th>' in drawn
+    assert '<td class="number" data-value="0.333333333333">333 ms</td>' in drawn
+    assert '<td class="number" data-value="2e-06">2.00 us</td>' in drawn
+    assert '<th class="number">mixed</th>' in drawn
+    assert '<td class="number">5 B</td>' in drawn
+    assert '<td class="number">-</td>' in drawn
+    assert '<td class="number" data-value="50">50.0 %</td>' in drawn

@@ -6,6 +6,7 @@ from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Origin, Span, Timeline
 
 _NUM_STEPS = 2
+_MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class Excerpt:
     """What happens during `length_s`, in seconds from the start of the excerpt.
 
     Spans that reach beyond it keep their times. It begins and ends with weight updates of one
-    device; `step_ends_s` are those inside it and the last. `num_steps` are those of the timeline.
+    device; `step_ends_s` are those inside it and the last. `num_steps` and `num_rows` are those of
+    the timeline, of which only the first rows are here, if there are many.
     """
 
     origin: Origin
@@ -21,13 +23,17 @@ class Excerpt:
     rows: dict[Resource, tuple[Span, ...]]
     step_ends_s: tuple[float, ...]
     num_steps: int
+    num_rows: int
 
     @property
     def title(self) -> str:
         """What the excerpt shows, such as "measured: 2 of 20 steps"."""
-        if not self.step_ends_s:
-            return f"{self.origin}: the whole timeline"
-        return f"{self.origin}: {len(self.step_ends_s)} of {self.num_steps} steps"
+        shown = "the whole timeline"
+        if self.step_ends_s:
+            shown = f"{len(self.step_ends_s)} of {self.num_steps} steps"
+        left_out = len(self.rows) < self.num_rows
+        rows = f", {len(self.rows)} of {self.num_rows} rows" if left_out else ""
+        return f"{self.origin}: {shown}{rows}"
 
 
 def excerpt(timeline: Timeline) -> Excerpt:
@@ -60,10 +66,11 @@ def _cut(timeline: Timeline, borders: list[float], end: float, num_steps: int) -
             for span in timeline.tracks[resource]
             if span.end_s > start and span.start_s < end
         )
-        for resource in _in_reading_order(timeline)
+        for resource in _in_reading_order(timeline)[:_MOST_ROWS]
     }
     step_ends = tuple(border - start for border in borders[1:])
-    return Excerpt(timeline.origin, end - start, rows, step_ends, num_steps)
+    num_rows = len(timeline.tracks)
+    return Excerpt(timeline.origin, end - start, rows, step_ends, num_steps, num_rows)
 
 
 def _in_reading_order(timeline: Timeline) -> list[Resource]:

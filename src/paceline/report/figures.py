@@ -65,7 +65,7 @@ def step_parts(comparison: ComparisonTable) -> go.Figure:
     """
     figure = go.Figure()
     seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
-    unit, factor = _unit(max((v for pair in seconds.values() for v in pair), default=0.0))
+    unit, factor = unit_of(max((v for pair in seconds.values() for v in pair), default=0.0))
     sides = [escape(side, quote=False) for side in (comparison.left, comparison.right)]
     ends = (0.0, 0.0)
     for quantity, fill in PARTS.items():
@@ -87,7 +87,7 @@ def step_parts(comparison: ComparisonTable) -> go.Figure:
     )
     figure.update_xaxes(title_text=f"time per step, {unit}", rangemode="tozero")
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 11, "mode": "hide"})
-    return styled(figure, height=270, left=100)
+    return styled(figure, height=240, left=100).update_layout(margin_t=24)
 
 
 def _part(
@@ -132,7 +132,7 @@ def steps_in_time(excerpts: Sequence[Excerpt]) -> go.Figure:
         subplot_titles=[f"<b>{e.title}</b>, {duration(e.length_s)}" for e in excerpts],
     )
     longest = max(excerpt.length_s for excerpt in excerpts)
-    unit, factor = _unit(longest)
+    unit, factor = unit_of(longest)
     named: set[Kind] = set()
     for number, excerpt in enumerate(excerpts, start=1):
         for kind, bars in _bars(excerpt, factor):
@@ -147,7 +147,7 @@ def steps_in_time(excerpts: Sequence[Excerpt]) -> go.Figure:
     figure.update_yaxes(type="category", categoryorder="array", showgrid=False, fixedrange=True)
     figure.update_xaxes(range=[0, 1.002 * longest / factor], showticklabels=True)
     figure.update_xaxes(title_text=f"time, {unit}", row=len(excerpts), col=1)
-    figure.update_annotations(x=0, xanchor="left")
+    figure.update_annotations(x=0, xanchor="left", xshift=-60)  # above the rows' names
     figure.update_layout(barmode="overlay", hovermode="closest", legend={"itemwidth": 30})
     return styled(figure, height=inner + _TOP + _TITLE + _BOTTOM, left=10)
 
@@ -193,7 +193,7 @@ def _name(resource: Resource) -> str:
     return escape(str(resource), quote=False)
 
 
-def _unit(longest_s: float) -> tuple[str, float]:
+def unit_of(longest_s: float) -> tuple[str, float]:
     """Return the unit in which an axis up to `longest_s` has readable numbers, and its seconds."""
     if longest_s >= 1:
         return "s", 1.0
@@ -228,5 +228,6 @@ def styled(figure: go.Figure, height: int, left: int) -> go.Figure:
             "x": 0,
             "traceorder": "normal",
         },
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#888888", "activecolor": "#0072b2"},
         hoverlabel={"font": {"color": "#ffffff"}, "bgcolor": "#333333", "align": "left"},
     )

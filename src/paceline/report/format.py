@@ -1,23 +1,52 @@
-"""Numbers as people read them: three significant digits and the unit that suits them."""
+"""Numbers as people read them: three significant digits and the unit that suits them.
+
+What is read is text that knows the exact number, so that a table's copy can have it.
+"""
 
 from math import isfinite
+from typing import Self
 
 _SECONDS = (("ns", 1e-9, 999.5), ("us", 1e-6, 999.5), ("ms", 1e-3, 999.5), ("s", 1.0, 99.95))
 _LEAST_S = 0.5e-12  # what is left of sums and differences of times is no time
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def duration(seconds: float) -> str:
+class Quantity(str):
+    """A number as people read it: a text, the exact `value`, and the `unit` of that.
+
+    What is made from it by cutting, joining or formatting is plain text.
+    """
+
+    __slots__ = ("unit", "value")
+    value: float
+    unit: str
+
+    def __new__(cls, text: str, value: float, unit: str = "") -> Self:
+        """Return the text with its value."""
+        quantity = super().__new__(cls, text)
+        quantity.value, quantity.unit = value, unit
+        return quantity
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, float, str]]:
+        """Return what makes a copy of it, as plotly does."""
+        return type(self), (str(self), self.value, self.unit)
+
+
+def duration(seconds: float) -> Quantity:
     """Return a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".
 
     It is within 0.5 % of `seconds`; less than half a picosecond is 0 s.
     """
+    return Quantity(_duration(seconds), seconds, "s")
+
+
+def _duration(seconds: float) -> str:
     if not isfinite(seconds):
         return str(seconds)
     if abs(seconds) < _LEAST_S:
         return "0 s"
     if seconds < 0:
-        return f"-{duration(-seconds)}"
+        return f"-{_duration(-seconds)}"
     for unit, factor, limit in _SECONDS:
         if seconds / factor < limit:
             return f"{_three_digits(seconds / factor)} {unit}"
@@ -28,15 +57,19 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes} min"
 
 
-def nbytes(count: float) -> str:
+def nbytes(count: float) -> Quantity:
     """Return an amount of memory or traffic such as "512 B", "1.50 KiB" or "243 MiB".
 
     Means may be fractions of a byte. It is within 0.5 % of `count`, from a byte up.
     """
+    return Quantity(_nbytes(count), count, "bytes")
+
+
+def _nbytes(count: float) -> str:
     if not isfinite(count):
         return str(count)
     if count < 0:
-        return f"-{nbytes(-count)}"
+        return f"-{_nbytes(-count)}"
     if count < 1024 and float(count).is_integer():
         return f"{count:.0f} B"
     exponent = 0
@@ -45,15 +78,18 @@ def nbytes(count: float) -> str:
     return f"{_three_digits(count / 1024**exponent)} {_BYTES[exponent]}"
 
 
-def share(fraction: float, decimals: int = 1, signed: bool = False) -> str:
+def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
     """Return a fraction such as 0.1234 in percent, "12.3 %"; `signed` ones always show + or -."""
     sign = "+" if signed else "-"
-    return f"{100 * fraction:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)
+    percent = 100 * fraction
+    text = f"{percent:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)
+    return Quantity(text, percent, "%")
 
 
-def number(value: float) -> str:
+def number(value: float) -> Quantity:
     """Return a plain number or a rate: "0.123", "12.3" or "12,345"."""
-    return _three_digits(value) if abs(value) < 99.95 else f"{value:,.0f}"
+    text = _three_digits(value) if abs(value) < 99.95 else f"{value:,.0f}"
+    return Quantity(text, value)
 
 
 def _three_digits(value: float) -> str:

@@ -1,23 +1,36 @@
 """The sections of the page, each from a part of the result or from the timelines."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import plotly.graph_objects as go
+from plotly.io import to_json
+from pydantic import BaseModel
 
 from paceline.core.timeline import Timeline
 from paceline.report.excerpt import excerpt
 from paceline.report.figures import learning_curves, step_parts, steps_in_time
 from paceline.report.format import duration, nbytes, number, share
 from paceline.report.markup import Html, element, fact_table, table
-from paceline.report.palette import PARTS
-from paceline.result import ComparisonRow, ComparisonTable, EpochRow, RehearsalResult, Result
-from paceline.uneven_result import UnevenResult
-from paceline.wheel_result import WheelRehearsal, WheelResult
+from paceline.report.palette import KINDS, PARTS, Fill
+from paceline.result import (
+    ComparisonRow,
+    ComparisonTable,
+    EpochRow,
+    RehearsalResult,
+    Result,
+)
+from paceline.subbatch_result import SplitRow
 
 _MOST_FAULTS = 20
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _NO_SCRIPTS = "This figure needs JavaScript."
+_CONFIG = {
+    "displayModeBar": False,
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtons": [["zoomIn2d", "zoomOut2d", "pan2d", "zoom2d", "resetScale2d"]],
+}
 
 
 def plans(result: Result) -> Html:
@@ -70,12 +83,12 @@ def learning(epochs: Sequence[EpochRow], score: str = "accuracy") -> Html:
     ]
     head = ("epoch", "train loss", "test loss", f"test {score}", "time")
     details = element("details", element("summary", "The same in numbers"), table(head, rows))
-    drawn = figure_of(learning_curves(epochs, score), "learning", first=True)
+    drawn = figure_of(learning_curves(epochs, score), "learning")
     return section(f"Loss and {score}", "", drawn, details)
 
 
-def parts(comparison: ComparisonTable, *, first: bool = False) -> Html:
-    """Return where a step goes, on both sides; it may be the first figure of the page."""
+def parts(comparison: ComparisonTable) -> Html:
+    """Return where a step goes, on both sides."""
     note = (
         f"A step as {comparison.left} and as {comparison.right}, on average over the devices "
         "and over the typical steps: the middle half by duration. "
@@ -96,7 +109,8 @@ def parts(comparison: ComparisonTable, *, first: bool = False) -> Html:
     return section(
         "Where a step goes",
         note,
-        figure_of(step_parts(comparison), "parts", first=first),
+        # The table below names the colours, and wraps as a legend would not.
+        figure_of(step_parts(comparison).update_layout(showlegend=False), "parts"),
         table(head, rows),
     )
 
@@ -105,6 +119,10 @@ def _quantity(row: ComparisonRow) -> Html:
     fill = PARTS.get(row.quantity)
     if fill is None:
         return element("b", row.quantity)
+    return _swatched(fill)
+
+
+def _swatched(fill: Fill) -> Html:
     swatch = element("span", class_="swatch", style=fill.css)
     return element("span", swatch, fill.label)
 
@@ -117,9 +135,29 @@ def steps(timelines: Sequence[Timeline]) -> Html:
     note = (
         "Consecutive steps from the middle of each timeline, on one scale of time. A task that "
         "holds several resources stands in the row of each; dotted lines are ends of steps. Drag "
-        "to zoom, double-click to return; trace.json opens in Perfetto and holds all steps."
+        "to zoom, double-click to return; trace.json opens in Perfetto and holds all that was "
+        "recorded."
     )
-    return section("Two steps in time", note, figure_of(steps_in_time(excerpts), "steps"))
+    drawn = steps_in_time(excerpts).update_layout(showlegend=False)
+    shown = {bar.name for bar in drawn.data}
+    fills = (_swatched(fill) for fill in KINDS.values() if fill.label in shown)
+    legend = element("div", *fills, class_="legend")
+    return section("Two steps in time", note, legend, figure_of(drawn, "steps", zoomed=True))
+
+
+def traffic(split: SplitRow) -> Html:
+    """Return what was sent for a head that was split, and what it saved."""
+    rows = [
+        (row.purpose, nbytes(row.planned_nbytes_per_step), nbytes(row.nbytes_per_step))
+        for row in split.traffic
+    ]
+    whole, most = nbytes(split.head_state_nbytes), nbytes(max(split.own_state_nbytes))
+    note = (
+        f"The head ({', '.join(split.head)}) is split by its outputs. Its parameters, gradients "
+        f"and momentum take {whole}; a worker has {most} of them at the most, which saves "
+        f"{nbytes(split.saved_nbytes)}. Below, what a worker sends in a step."
+    )
+    return section("Bytes by purpose", note, table(("purpose", "planned", "counted"), rows))
 
 
 def trials(result: RehearsalResult) -> Html:
@@ -138,15 +176,29 @@ def trials(result: RehearsalResult) -> Html:
     return section("Chunk search", note, table(head, rows))
 
 
-def facts(
-    result: Result | RehearsalResult | UnevenResult | WheelResult | WheelRehearsal,
-) -> Html:
+class Ran(Protocol):
+    """A result that says how something ran, and on what."""
+
+    @property
+    def settings(self) -> BaseModel:
+        """What was asked for."""
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The machine, and the versions."""
+
+    @property
+    def peak_memory_bytes(self) -> Sequence[int]:
+        """The most that each worker held."""
+
+
+def facts(result: Ran) -> Html:
     """Return the settings of the run, and what it ran on."""
     peaks = [nbytes(peak).replace(" ", _UNBROKEN) for peak in result.peak_memory_bytes]
-    machine = [*_readable(result.machine), ("peak memory of each worker", ", ".join(peaks))]
+    machine = [*readable(result.machine), ("peak memory of each worker", ", ".join(peaks))]
     settings = result.settings.model_dump(mode="json")
     columns = (
-        element("div", element("h3", "Settings"), fact_table(_readable(settings))),
+        element("div", element("h3", "Settings"), fact_table(readable(settings))),
         element("div", element("h3", "Machine and versions"), fact_table(machine)),
     )
     return section("Settings and machine", "", element("div", *columns, class_="pair"))
@@ -163,7 +215,7 @@ def conformity(faults: Sequence[str]) -> Html:
     return section("Conformity", note, element("ul", *shown, class_="faults"))
 
 
-def _readable(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def readable(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and values with the units that the names end with."""
     for name, value in facts.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -195,12 +247,22 @@ def section(title: str, note: str, *content: Html) -> Html:
     return element("section", element("h2", title), *notes, *content)
 
 
-def figure_of(figure: go.Figure, name: str, *, first: bool = False) -> Html:
-    """Return the figure; the first of the page brings plotly's code along."""
-    drawn = figure.to_html(
-        full_html=False,
-        include_plotlyjs=first,
-        config={"displayModeBar": False, "displaylogo": False, "responsive": True},
-        div_id=f"figure-{name}",
+def figure_of(figure: go.Figure, name: str, *, zoomed: bool = False) -> Html:
+    """Return the room that the figure takes, and what the page's script will draw there.
+
+    One that is to be `zoomed` has buttons for it, which fingers need.
+    """
+    config = _CONFIG | ({"displayModeBar": True} if zoomed else {})
+    described = to_json(figure.to_dict() | {"config": config}, validate=False)
+    return element(
+        "figure",
+        element("div", id=f"figure-{name}", style=f"height:{figure.layout.height}px"),
+        element("script", Html(described), type="application/json"),
+        element("noscript", _NO_SCRIPTS),
     )
-    return element("figure", Html(drawn), element("noscript", _NO_SCRIPTS))
+
+
+def lost(workers: Sequence[str]) -> Iterator[Html]:
+    """Yield the workers that were lost, if any were."""
+    if workers:
+        yield section("Lost workers", "", element("ul", *(element("li", one) for one in workers)))

@@ -3,16 +3,21 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import accumulate
+from pathlib import Path
 
 import plotly.graph_objects as go
 
 from paceline.core.timeline import Origin, Timeline
+from paceline.record.trace import read_trace
+from paceline.report.asynchronous import of_uneven
 from paceline.report.figures import styled
 from paceline.report.format import duration, number, share
-from paceline.report.markup import Html, element, table
+from paceline.report.header import Drawn, header
+from paceline.report.insights import insights
+from paceline.report.markup import Html, table
 from paceline.report.palette import TEST, TRAIN
-from paceline.report.sections import conformity, facts, figure_of, learning, section, steps
-from paceline.uneven_result import UnevenResult, WorkerRow
+from paceline.report.sections import conformity, facts, figure_of, learning, lost, section, steps
+from paceline.uneven_result import UnevenResult, WorkerRow, read_uneven
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -20,9 +25,18 @@ _HEIGHT, _LEFT = 290, 60  # pixels
 _MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
 
 
-def sections_of(result: UnevenResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
-    """Yield all sections of the page."""
+def drawn(folder: Path) -> Drawn | None:
+    """Return the page of the folder of such a run; None if it is one of another kind."""
+    result = read_uneven(folder)
+    if result is None:
+        return None
+    title = f"{result.settings.model}, run {result.id}"
+    return title, _sections(result, read_trace(folder / "trace.json"))
+
+
+def _sections(result: UnevenResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
     yield _header(result)
+    yield insights(of_uneven(result))
     yield learning(result.epochs, result.score)
     yield loss_in_time(result)
     yield updates(result)
@@ -31,8 +45,7 @@ def sections_of(result: UnevenResult, timelines: Mapping[Origin, Timeline]) -> I
     yield utilisation(result)
     yield steps(list(timelines.values()))
     yield facts(result)
-    if result.lost:
-        yield section("Lost workers", "", element("ul", *(element("li", w) for w in result.lost)))
+    yield from lost(result.lost)
     yield conformity(result.faults)
 
 
@@ -51,18 +64,7 @@ def _header(result: UnevenResult) -> Html:
         ("training", duration(result.trained_s), "without the tests between epochs"),
         ("samples/s", number(result.samples_per_s), "measured"),
     )
-    return element(
-        "header",
-        element("h1", settings.model),
-        element("div", line),
-        element("div", f"Run {result.id}", class_="soft"),
-        element("div", *(_tile(*tile) for tile in tiles), class_="tiles"),
-    )
-
-
-def _tile(label: str, value: str, note: str) -> Html:
-    parts = element("span", label), element("b", value), element("small", note)
-    return element("div", *parts, class_="tile")
+    return header(settings.model, line, result.id, tiles)
 
 
 def loss_in_time(result: UnevenResult) -> Html:

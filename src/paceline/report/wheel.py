@@ -2,26 +2,40 @@
 
 from collections.abc import Iterator, Mapping
 from html import escape
+from pathlib import Path
 
 import plotly.graph_objects as go
 
 from paceline.core.timeline import Origin, Timeline
+from paceline.record.trace import read_trace
+from paceline.report.asynchronous import of_wheel
 from paceline.report.figures import styled
 from paceline.report.format import duration, nbytes, number, share
-from paceline.report.markup import Html, element, table
-from paceline.report.sections import conformity, facts, figure_of, learning, section, steps
-from paceline.wheel_result import PurposeRow, WheelRehearsal, WheelResult
+from paceline.report.header import Drawn, Tile, header
+from paceline.report.insights import insights
+from paceline.report.markup import Html, table
+from paceline.report.sections import conformity, facts, figure_of, learning, lost, section, steps
+from paceline.wheel_result import PurposeRow, WheelRehearsal, WheelResult, read_wheel
 
 _COLOUR = "#0072b2"
 _HEIGHT, _LEFT = 290, 60  # pixels
 _MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
 _Result = WheelResult | WheelRehearsal
-_Tile = tuple[str, str, str]
 
 
-def sections_of(result: _Result, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
-    """Yield all sections of the page."""
+def drawn(folder: Path) -> Drawn | None:
+    """Return the page of the folder of a run or a rehearsal of wheel; None of another kind."""
+    result = read_wheel(folder)
+    if result is None:
+        return None
+    what = "rehearsal" if isinstance(result, WheelRehearsal) else "run"
+    title = f"{result.settings.model}, {what} {result.id}"
+    return title, _sections(result, read_trace(folder / "trace.json"))
+
+
+def _sections(result: _Result, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
     yield _header(result)
+    yield insights(of_wheel(result))
     if isinstance(result, WheelResult):
         yield learning(result.epochs, "accuracy")
     yield purposes(result)
@@ -30,8 +44,7 @@ def sections_of(result: _Result, timelines: Mapping[Origin, Timeline]) -> Iterat
         yield idle(result)
     yield steps(list(timelines.values()))
     yield facts(result)
-    if result.lost:
-        yield section("Lost workers", "", element("ul", *(element("li", w) for w in result.lost)))
+    yield from lost(result.lost)
     yield conformity(result.faults)
 
 
@@ -46,16 +59,10 @@ def _header(result: _Result) -> Html:
         f"{what}, strategy wheel, {settings.workers} workers, {lanes} a device, "
         f"{settings.batch_size} samples a step; the head begins with {result.head}"
     )
-    return element(
-        "header",
-        element("h1", settings.model),
-        element("div", line),
-        element("div", f"Run {result.id}", class_="soft"),
-        element("div", *(_tile(*tile) for tile in tiles), class_="tiles"),
-    )
+    return header(settings.model, line, result.id, tiles)
 
 
-def _tiles(result: WheelResult) -> tuple[_Tile, ...]:
+def _tiles(result: WheelResult) -> tuple[Tile, ...]:
     epochs = len(result.epochs)
     return (
         ("test accuracy", share(result.accuracy, 2), f"after {epochs} epoch{'s' * (epochs != 1)}"),
@@ -66,7 +73,7 @@ def _tiles(result: WheelResult) -> tuple[_Tile, ...]:
     )
 
 
-def _rehearsed_tiles(result: WheelRehearsal) -> tuple[_Tile, ...]:
+def _rehearsed_tiles(result: WheelRehearsal) -> tuple[Tile, ...]:
     lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
     return (
         ("predicted step", _seconds(result.predicted_step_s), "before the rehearsal"),
@@ -83,11 +90,6 @@ def _error(result: _Result) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else duration(value)
-
-
-def _tile(label: str, value: str, note: str) -> Html:
-    parts = element("span", label), element("b", value), element("small", note)
-    return element("div", *parts, class_="tile")
 
 
 def purposes(result: _Result) -> Html:

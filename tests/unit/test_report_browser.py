@@ -1,0 +1,213 @@
+"""The page of a long run in a real browser: what it shows, says, copies and asks for."""
+
+import csv
+import io
+import json
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from browser import CHROMIUM, Browser, Page
+from long_run import write_long_run
+from paceline.report import write_report
+from paceline.result import Result, read_result
+from processes import DEADLINE_S, members_of
+
+STEPS, WORKERS = 1000, 4
+SCREENS = {390: 844, 820: 1180, 1440: 900}  # a phone, a tablet, a desk
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long-run")
+    write_long_run(folder, STEPS, WORKERS)
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+    ends = time.monotonic() + DEADLINE_S
+    while left := members_of(browser.group):  # killed, and not gone at once
+        assert time.monotonic() < ends, left
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def desk(browser: Browser, folder: Path) -> Page:
+    page = browser.page(1440, SCREENS[1440])
+    page.open(folder / "report.html")
+    return page
+
+
+def test_is_small(folder: Path) -> None:
+    assert (folder / "report.html").stat().st_size < 8e6
+
+
+def test_its_trace_is_one_that_perfetto_loads(folder: Path) -> None:
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is not JSON")
+
+    events = json.loads((folder / "trace.json").read_text(), parse_constant=refuse)["traceEvents"]
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    num_updates = 0
+    for event in events:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            num_updates += (event["cat"], event["args"]["origin"]) == ("step", "measured")
+            start, length = round(1000 * event["ts"]), round(1000 * event["dur"])
+            assert length >= 0
+            tracks.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
+    # Slices of one track that overlap without one holding the other are dropped.
+    for slices in tracks.values():
+        for one, other in pairwise(sorted(slices)):
+            assert one[1] <= other[0]
+    assert num_updates == STEPS * WORKERS
+
+
+@pytest.mark.parametrize("width", SCREENS)
+def test_opens_on_every_screen(browser: Browser, folder: Path, tmp_path: Path, width: int) -> None:
+    page = browser.page(width, SCREENS[width])
+    page.open(folder / "report.html")
+    for dark, paper in ((False, "rgb(255, 255, 255)"), (True, "rgb(23, 25, 28)")):
+        page.look(dark=dark)
+        page.screenshot(tmp_path / f"report-{width}-{'dark' if dark else 'light'}.png")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    assert page.complaints == []
+    own = (folder / "report.html").as_uri()
+    assert [one for one in page.addresses if one != own and not one.startswith("data:")] == []
+    assert page.evaluate("document.querySelectorAll('.js-plotly-plot').length") == 4
+    # Nothing is wider than the screen, and what the run says is on the first one.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ends = page.evaluate(
+        "[...document.querySelectorAll('.says li')].map(one => one.getBoundingClientRect().bottom)"
+    )
+    assert len(ends) >= 5
+    assert ends[1] < SCREENS[width]
+    page.close()
+
+
+def place(page: Page, selector: str, number: int = 0) -> dict[str, float]:
+    """Scroll to an element and return where it is on the screen."""
+    found: dict[str, float] = page.evaluate(
+        f"""(() => {{
+            const one = document.querySelectorAll({json.dumps(selector)})[{number}];
+            one.scrollIntoView({{block: "center"}});
+            const {{x, y, width, height}} = one.getBoundingClientRect();
+            return {{x, y, width, height}};
+        }})()"""
+    )
+    return found
+
+
+def clicked(page: Page, selector: str, number: int = 0) -> None:
+    at = place(page, selector, number)
+    page.click(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
+
+
+def wait_for_text(page: Page, selector: str, text: str) -> None:
+    shown = f"document.querySelector({json.dumps(selector)}).textContent"
+    ends = time.monotonic() + DEADLINE_S
+    while (now := page.evaluate(shown)) != text:
+        assert time.monotonic() < ends, now
+        time.sleep(0.02)
+
+
+def pasted(page: Page) -> str:
+    """Return what an empty field has after Ctrl-V."""
+    page.evaluate(
+        "(globalThis.field = document.body.appendChild(document.createElement('textarea'))).focus()"
+    )
+    key: dict[str, Any] = {"key": "v", "code": "KeyV", "windowsVirtualKeyCode": 86, "modifiers": 2}
+    page.call("Input.dispatchKeyEvent", type="keyDown", commands=["paste"], **key)
+    page.call("Input.dispatchKeyEvent", type="keyUp", **key)
+    text: str = page.evaluate("field.value")
+    page.evaluate("field.remove()")
+    return text
+
+
+def test_a_table_is_copied_with_exact_numbers(desk: Page, folder: Path) -> None:
+    result = read_result(folder)
+    assert isinstance(result, Result)
+    tables = desk.evaluate("document.querySelectorAll('table').length")
+    assert desk.evaluate("document.querySelectorAll('button.copy').length") == tables
+    button = ".plan + .copy, .plan .copy"
+    clicked(desk, button)
+    wait_for_text(desk, button, "Copied")  # the clipboard is written in the background
+    rows = list(csv.reader(io.StringIO(pasted(desk))))
+    assert rows[0] == [
+        *("strategy", "workers", "predicted step [s]", "predicted samples/s"),
+        *("wire per step [bytes]", "why"),
+    ]
+    copied = {row[0].removesuffix(" this run"): row for row in rows[1:]}
+    for plan in result.plans:
+        row = copied[plan.strategy]
+        exact = plan.step_s, plan.samples_per_s, plan.wire_nbytes_per_step
+        assert [float(cell) for cell in row[2:5]] == pytest.approx(exact, rel=1e-11)
+        assert row[5] == plan.why
+
+
+def test_the_timeline_is_zoomed_by_dragging(desk: Page) -> None:
+    shown = "document.getElementById('figure-steps')._fullLayout.xaxis.range"
+    before = desk.evaluate(shown)
+    at = place(desk, "#figure-steps .nsewdrag")
+    middle = at["y"] + at["height"] / 2
+    desk.drag((at["x"] + 0.25 * at["width"], middle), (at["x"] + 0.5 * at["width"], middle))
+    desk.evaluate("new Promise(resolve => setTimeout(resolve, 100))")
+    start, end = desk.evaluate(shown)
+    assert end - start == pytest.approx((before[1] - before[0]) / 4, rel=0.02)
+    assert desk.evaluate(shown.replace("xaxis", "xaxis2")) == pytest.approx([start, end])
+
+
+def test_figures_are_drawn_when_they_come_near_or_are_printed(
+    browser: Browser, folder: Path, tmp_path: Path
+) -> None:
+    drawn = "[...document.querySelectorAll('.js-plotly-plot')].map(one => one.id)"
+    page = browser.page(390, SCREENS[390])
+    # Without idle time nothing is drawn that nobody is about to see.
+    never = "globalThis.requestIdleCallback = () => {}"
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=never)
+    page.load(folder / "report.html")
+    page.evaluate("firstScreen")
+    height = page.evaluate("document.body.scrollHeight")
+    assert (page.evaluate("typeof Plotly"), page.evaluate(drawn)) == ("undefined", [])
+    place(page, "#figure-steps")
+    ends = time.monotonic() + DEADLINE_S
+    while "figure-steps" not in page.evaluate(drawn):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    assert "figure-learning" not in page.evaluate(drawn)
+    # What is drawn later than at this event is not on the paper.
+    ticks = "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('.xtick').length)"
+    page.evaluate(f"addEventListener('beforeprint', () => {{ globalThis.printed = {ticks}; }})")
+    page.pdf(tmp_path / "report.pdf")
+    assert all(page.evaluate("printed"))
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
+    assert page.evaluate("document.body.scrollHeight") == height
+    assert page.complaints == []
+    page.close()
+
+
+def test_prints_everything_and_no_buttons(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    page = browser.page(1440, SCREENS[1440], dark=True)
+    page.open(folder / "report.html")
+    assert page.evaluate("document.querySelector('details').open") is False
+    page.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert page.evaluate("document.querySelector('details').open") is True
+    page.look(dark=True, media="print")
+    hidden = "[...document.querySelectorAll('.copy')].every(one => !one.checkVisibility())"
+    assert page.evaluate(hidden) is True
+    paper = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--paper')")
+    assert paper.strip() == "#ffffff"
+    assert page.complaints == []
+    page.close()
