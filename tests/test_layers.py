@@ -19,11 +19,11 @@ for name in sys.argv[1:]:
 """
 
 PURE = {
-    "paceline": ["planner"],
+    "paceline": ["codecs", "planner"],
     "paceline.core": [
         *("advice", "breakdown", "calibration", "chunks", "collective", "compare", "cost"),
-        *("errors", "machine", "plan", "simulate", "step", "strategy", "timeline", "transfer"),
-        *("units", "wire_format", "workload"),
+        *("errors", "insight", "machine", "memory", "plan", "simulate", "step", "strategy"),
+        *("timeline", "transfer", "units", "wire_format", "workload"),
     ],
     "paceline.strategies": [
         *("allreduce.config", "allreduce.plan"),
@@ -31,8 +31,10 @@ PURE = {
         *("tree.config", "tree.plan"),
     ],
     "paceline.record": ["trace"],
+    "paceline.report": ["differences", "page"],
     "paceline.data": ["balanced", "sampler"],
     "paceline.probe": ["text"],
+    "paceline.scaling": ["findings", "insights", "journal", "remaining", "runs", "steps"],
     "paceline.wire": ["client", "service"],
 }
 

@@ -96,6 +96,9 @@ def train(model: str, data: str = "digits", **settings: Any) -> Run:
     one of them, and the result is a `paceline.uneven_result.UnevenResult`. This process then
     coordinates the workers, and raises InvalidInput for what they found wrong.
 
+    With "subbatch" `options` name the codecs and the head, as {"activations": "dynamic8"}, and
+    `result.split` says what travelled and what memory was saved.
+
     With "wheel" they are those of `paceline.wheel_settings.WheelSettings`, the result is a
     `paceline.wheel_result.WheelResult`, and this process is the hub.
     """

@@ -1,4 +1,4 @@
-"""The command line: paceline train | rehearse | plan | compare | report | papers | probe."""
+"""The command line: paceline train | rehearse | plan | profile | scale | compare and others."""
 
 import sys
 import traceback
@@ -12,7 +12,9 @@ from paceline.commands.examining import papers
 from paceline.commands.looking import compare, report
 from paceline.commands.planning import plan
 from paceline.commands.probing import probe
+from paceline.commands.profiling import profile
 from paceline.commands.running import rehearse, train
+from paceline.commands.scaling import scale
 from paceline.commands.wheel import hub, worker
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
@@ -44,7 +46,7 @@ def start(
         typer.echo(context.get_help())
 
 
-for command in (train, rehearse, plan, compare, report, papers, probe, hub, worker):
+for command in (train, rehearse, plan, compare, report, profile, scale, papers, probe, hub, worker):
     app.command()(command)
 
 

@@ -9,12 +9,15 @@ from uuid import uuid4
 from paceline.core.errors import InvalidInput
 from paceline.links.launch import launch
 from paceline.machine_file import find_device
+from paceline.plan_folder import new_plan_id
 from paceline.settings import (
     RehearseSettings,
     RunSettings,
+    TrainSettings,
     validated_rehearsal,
     validated_settings,
 )
+from paceline.training.scalars import require_tensorboard
 from paceline.worker import Order, Verb, leave, work
 
 
@@ -26,10 +29,13 @@ def order(verb: Verb, values: dict[str, Any], **how: bool) -> Order:
     settings = validated_rehearsal(values) if verb == "rehearse" else validated_settings(values)
     if isinstance(settings, RehearseSettings) and settings.device is not None:
         find_device(settings.device)
-    return Order(verb=verb, settings=settings, run_id=_new_run_id(settings), **how)
+    if isinstance(settings, TrainSettings) and settings.tensorboard is not None:
+        require_tensorboard()
+    run_id = new_plan_id(settings.model) if verb == "plan" else new_run_id(settings)
+    return Order(verb=verb, settings=settings, run_id=run_id, **how)
 
 
-def _new_run_id(settings: RunSettings) -> str:
+def new_run_id(settings: RunSettings) -> str:
     """Return a name for a run's folder that says when it was and of what."""
     what = settings.model.replace(":", ".")
     if isinstance(settings, RehearseSettings):
@@ -50,14 +56,19 @@ def carry_out(order: Order) -> None:
     """
     if under_torchrun():
         leave(work(order))
-    cores = len(os.sched_getaffinity(0))
-    if order.settings.workers > _MOST_PER_CORE * cores:
-        raise InvalidInput(
-            f"workers: {order.settings.workers} do not fit on {cores} cores; "
-            f"at most {_MOST_PER_CORE} can share one"
-        )
+    check_cores(order.settings.workers)
     command = [sys.executable, "-m", "paceline.worker", order.model_dump_json()]
     launch(command, order.settings.workers, order.settings.port)
+
+
+def check_cores(workers: int) -> None:
+    """Raise InvalidInput if so many workers cannot share the cores of this machine."""
+    cores = len(os.sched_getaffinity(0))
+    if workers > _MOST_PER_CORE * cores:
+        raise InvalidInput(
+            f"workers: {workers} do not fit on {cores} cores; at most {_MOST_PER_CORE} can share "
+            "one"
+        )
 
 
 _MOST_PER_CORE = 4

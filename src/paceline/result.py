@@ -11,6 +11,7 @@ from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput
 from paceline.planner import ERROR_BAR, Advice, Forecast, Ranking
 from paceline.settings import RehearseSettings, TrainSettings, first_fault
+from paceline.subbatch_result import SplitRow
 
 
 class _Record(BaseModel):
@@ -239,7 +240,8 @@ class Result(_Record):
     `score` is what `accuracy` is called: "precision@1" where a sample may have several labels.
     `measured_step_s` is the median over all steps but the traced ones; `comparison` is about the
     traced ones. `faults` lists where the trace departs from the plan. `shares` are each worker's
-    part of a batch in the end, where batches are balanced.
+    part of a batch in the end, where batches are balanced, and `split` is about a head that was
+    split.
     """
 
     id: str
@@ -258,6 +260,7 @@ class Result(_Record):
     faults: tuple[str, ...]
     peak_memory_bytes: tuple[int, ...]
     shares: tuple[int, ...] | None = None
+    split: SplitRow | None = None
 
     @property
     def prediction_error(self) -> float:

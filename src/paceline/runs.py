@@ -18,10 +18,10 @@ from paceline.core.errors import InvalidInput
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
-from paceline.data import BalancedSampler, Dataset, ShardedBatches, load, loader
+from paceline.data import BalancedSampler, Dataset, ShardedBatches, loader
 from paceline.exchange.checked import Candidate, Checked
 from paceline.links.group import Group
-from paceline.models import describe, find
+from paceline.models import describe
 from paceline.planner import ERROR_BAR, Forecast, chunk_seconds, forecast, rank
 from paceline.planner.admission import admit_profiled, refused
 from paceline.record.clock import clock_for
@@ -31,9 +31,10 @@ from paceline.record.trace import write_trace
 from paceline.report import write_report
 from paceline.result import ComparisonTable, EpochRow, PlanRow, RehearsalResult, Result
 from paceline.settings import AUTO, RunSettings, TrainSettings, UnevenSettings
-from paceline.strategies import EXCHANGES, find_exchange, probers
+from paceline.strategies import EXCHANGES, STRATEGIES, find_exchange, probers
+from paceline.training.fitted import fitted
 from paceline.training.loop import Epoch, Job, Outcome, num_untraced, share_batches, train
-from paceline.training.objective import check_outputs, objective_of
+from paceline.training.objective import objective_of
 from paceline.training.profile import Profile, profile
 from paceline.training.step import SGD, Share, shares
 from paceline.training.this_machine import facts
@@ -74,38 +75,53 @@ class Setup:
         """The optimizer's settings."""
         return SGD(self.settings.learning_rate, self.settings.momentum)
 
+    def source(self) -> Iterator[Share]:
+        """Yield this rank's part of each step of an epoch."""
+        return shares(self.batches, loader(self.data.train, self.batches), self.group.device)
+
+    def job(
+        self, recorder: Recorder, report: Callable[[Epoch], None], advance: Callable[[], None]
+    ) -> Job:
+        """Return the training of this rank, and draw its random numbers anew.
+
+        A profile has drawn some before it; and ranks must not drop out the same units.
+        """
+        torch.manual_seed(self.settings.seed + self.group.rank)
+        return Job(
+            model=self.model,
+            data=self.data,
+            batches=self.batches,
+            epochs=self.settings.epochs,
+            sgd=self.sgd,
+            group=self.group,
+            recorder=recorder,
+            report=report,
+            advance=advance,
+        )
+
 
 def build(settings: TrainSettings, group: Group) -> Setup:
     """Load the data, build the model for it, and describe it. InvalidInput if they do not fit."""
     if group.world_size != settings.workers:
         raise InvalidInput(f"workers: {settings.workers} asked for, {group.world_size} started")
     settings.config()
-    architecture = find(settings.model)
-    data = load(settings.data, architecture.input_shape, settings.seed)
+    model, data, *_ = fitted(settings.model, settings.data, settings.seed)
     batches = share_batches(
         data, settings.batch_size, settings.seed, group, settings.balance is not None
     )
-    torch.manual_seed(settings.seed)
-    model = architecture.build(None if architecture.num_classes is None else data.num_classes)
     size = -(-settings.batch_size // settings.workers)
     inputs = torch.zeros(size, *data.sample_shape)
     workload = describe(model, inputs, settings.model)
-    check_outputs(model, data, settings.model)
     return Setup(settings, group, model.to(group.device), data, batches, workload)
 
 
 def profile_here(setup: Setup) -> Profile:
     """Measure the model and the link on this machine, on all ranks together."""
     settings, group = setup.settings, setup.group
-    data = loader(setup.data.train, setup.batches)
-
-    def source() -> Iterator[Share]:
-        return shares(setup.batches, data, group.device)
-
     return profile(
         setup.model,
         setup.workload,
-        source,
+        setup.source,
         setup.sgd.optimizer,
         group,
         settings.profile_s,
@@ -173,19 +189,7 @@ def train_here(
     """
     settings, group = setup.settings, setup.group
     device = forecasts[0].devices[group.rank]
-    job = Job(
-        model=setup.model,
-        data=setup.data,
-        batches=setup.batches,
-        epochs=settings.epochs,
-        sgd=setup.sgd,
-        group=group,
-        recorder=Recorder(clock_for(group.device), device, group.rank),
-        report=report,
-        advance=advance,
-    )
-    # The profile has drawn random numbers; and ranks must not drop out the same units.
-    torch.manual_seed(settings.seed + group.rank)
+    job = setup.job(Recorder(clock_for(group.device), device, group.rank), report, advance)
     if settings.strategy == AUTO:
         name, outcome, decisions = _choose(job, forecasts, say)
     else:
@@ -239,7 +243,7 @@ def result_of(setup: Setup, run_id: str, forecasts: Sequence[Forecast], trained:
     """Bring together what all ranks have to say of a run. All ranks must call it together."""
     settings, group = setup.settings, setup.group
     outcome, measured, chosen, decisions = trained
-    plan = find_exchange(chosen.strategy).plan(
+    plan = STRATEGIES[chosen.strategy].plan(
         setup.workload, chosen.machine, chosen.config, Window(measured.num_steps())
     )
     measured_step_s = median(outcome.step_seconds)
@@ -277,16 +281,16 @@ def make_folder(
     return folder
 
 
-def write(folder: Path, model: nn.Module, result: Result, timelines: Iterable[Timeline]) -> None:
-    """Write model.safetensors, result.json, trace.json and report.html."""
-    save_model(model, str(folder / "model.safetensors"))
-    write_files(folder, result, timelines)
+def save_here(setup: Setup, folder: Path | None) -> None:
+    """Write model.safetensors into the folder, on the rank that has one."""
+    if folder is not None:
+        save_model(setup.model, str(folder / "model.safetensors"))
 
 
 def write_files(
     folder: Path, result: Result | RehearsalResult, timelines: Iterable[Timeline]
 ) -> None:
-    """Write all but the model."""
+    """Write result.json, trace.json and report.html."""
     write_trace(folder / "trace.json", timelines)
     (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
     write_report(folder)

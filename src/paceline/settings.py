@@ -14,13 +14,17 @@ from pydantic import (
 )
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies import find_exchange
+from paceline.core.strategy import Strategy
+from paceline.strategies import find_exchange, find_in_step
 from paceline.strategies.hogbatch.config import Hogbatch
 
 AUTO = "auto"  # the strategy that is predicted to be the fastest
 _OF_OTHERS = {"policy": "strategy hogbatch", "optimizer": "strategy hogbatch and wheel"}
 _LARGEST_FLOAT32 = 3.4e38
 _LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
+_USUAL_RATE = 0.05
+# From their initial weights these run away at the usual rate.
+_RATE_OF = {"alexnet": 0.001}
 
 
 class RunSettings(BaseModel):
@@ -50,18 +54,22 @@ class RunSettings(BaseModel):
 
     def config(self) -> Any:
         """Return the strategy's configuration; InvalidInput names a field that is wrong."""
-        strategy = find_exchange(self.strategy)
+        strategy = self._found()
         if "workers" in self.options:
             raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
         values = self.options | {"workers": self.workers}
         return validated(TypeAdapter(strategy.config), values, f"strategy {self.strategy}")
+
+    def _found(self) -> Strategy:
+        return find_exchange(self.strategy)
 
 
 class TrainSettings(RunSettings):
     """What `paceline train` does.
 
     With `balance` the workers' parts of a batch follow their speeds, and a worker that does not
-    help is refused, unless `force` has it take part.
+    help is refused, unless `force` has it take part. A folder in `tensorboard` gets the run's
+    scalars.
     """
 
     data: str = "digits"
@@ -72,6 +80,7 @@ class TrainSettings(RunSettings):
     profile_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] = 4.0
     balance: Literal["auto"] | None = None
     force: bool = False
+    tensorboard: Path | None = None
 
     @model_validator(mode="after")
     def _only_who_balances_refuses(self) -> Self:
@@ -87,6 +96,11 @@ class TrainSettings(RunSettings):
             names = ", ".join(self.options)
             raise InvalidInput(f"options: with strategy auto nobody knows {names}; name a strategy")
         return None
+
+    def _found(self) -> Strategy:
+        if self.strategy == "subbatch" and self.balance is not None:
+            raise InvalidInput("balance: goes not with strategy subbatch, whose parts are equal")
+        return find_in_step(self.strategy)
 
 
 def _each(stretch: Any) -> Any:
@@ -145,6 +159,13 @@ class RehearseSettings(RunSettings):
                 "all, or one for each"
             )
         return self
+
+    def _found(self) -> Strategy:
+        if self.strategy == "subbatch" and self.stretch is not None:
+            raise InvalidInput(
+                "stretch: goes not with strategy subbatch, whose layers are paced; give a device"
+            )
+        return find_in_step(self.strategy)
 
     def stretch_of(self, rank: int) -> float:
         """Return how many times slower a worker is than this machine; 1 if it is paced."""
@@ -210,9 +231,16 @@ class UnevenSettings(BaseModel):
         return config
 
 
+def with_learning_rate(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values and, where they have none, the learning rate that suits their model."""
+    if values.get("learning_rate") is not None:
+        return values
+    return values | {"learning_rate": _RATE_OF.get(str(values.get("model")), _USUAL_RATE)}
+
+
 def validated_uneven(values: dict[str, Any]) -> UnevenSettings:
     """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
-    settings: UnevenSettings = validated(TypeAdapter(UnevenSettings), values)
+    settings: UnevenSettings = validated(TypeAdapter(UnevenSettings), with_learning_rate(values))
     settings.config(1)
     return settings
 
@@ -222,7 +250,7 @@ def validated_settings(values: dict[str, Any]) -> TrainSettings:
     for name, strategy in _OF_OTHERS.items():
         if name in values:
             raise InvalidInput(f"{name}: goes only with {strategy}")
-    settings: TrainSettings = validated(TypeAdapter(TrainSettings), values)
+    settings: TrainSettings = validated(TypeAdapter(TrainSettings), with_learning_rate(values))
     settings.config()
     return settings
 

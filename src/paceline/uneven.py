@@ -22,9 +22,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
-from paceline.data import load
-from paceline.models import describe, find
-from paceline.models.fitting import ANY_WIDTH, fitting
+from paceline.models import describe
 from paceline.planner.joining import Training, judge
 from paceline.record.trace import write_trace
 from paceline.report import write_report
@@ -42,8 +40,9 @@ from paceline.strategies.hogbatch.run import Outcome, Run, train
 from paceline.strategies.hogbatch.worker import Learning
 from paceline.strategies.hogbatch.workers import parse_workers
 from paceline.tables import console, epoch_line, uneven_summary, workers_table
+from paceline.training.fitted import fitted
 from paceline.training.loop import Epoch
-from paceline.training.objective import check_outputs, objective_of
+from paceline.training.objective import objective_of
 from paceline.training.this_machine import facts
 from paceline.uneven_result import UnevenResult, WorkerRow
 
@@ -128,15 +127,7 @@ def _progress(total: int, err: Console) -> Progress:
 def build(settings: UnevenSettings) -> Run:
     """Load the data, build the model and describe it. InvalidInput if they do not fit."""
     specs = parse_workers(settings.workers, len(os.sched_getaffinity(0)))
-    shape = None if settings.model == ANY_WIDTH else find(settings.model).input_shape
-    data = load(settings.data, shape, settings.seed)
-    name = fitting(settings.model, data.sample_shape)
-    architecture = find(name)
-    num_classes = None if architecture.num_classes is None else data.num_classes
-    torch.manual_seed(settings.seed)
-    model = architecture.build(num_classes)
-    check_outputs(model, data, settings.model)
-    model.train()
+    model, data, name, num_classes, _ = fitted(settings.model, settings.data, settings.seed)
     workload = describe(model, torch.zeros(settings.batch_size, *data.sample_shape), settings.model)
     learning = Learning(
         model=name,

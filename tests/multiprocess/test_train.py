@@ -116,16 +116,31 @@ def test_any_number_of_workers_takes_the_same_steps_as_two(paceline, result, wor
 def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     done = paceline("plan", "lenet5", "--json", "--profile-s", "0.2")
     assert done.code == 0, done.err
-    rows = json.loads(done.out)["plans"]
+    plan = json.loads(done.out)
+    rows = plan["plans"]
     assert [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
     # 61,706 float32 gradients: each of two ranks sends all of them through the host's link. By a
     # tree the gradients go one way and the parameters the other; the host's sum has no link.
-    assert {row["strategy"]: row["wire_nbytes_per_step"] for row in rows} == {
+    sent = {row["strategy"]: row["wire_nbytes_per_step"] for row in rows}
+    assert {name: sent[name] for name in ("allreduce", "tree", "host")} == {
         "allreduce": 2 * 4 * 61_706,
         "tree": 2 * 4 * 61_706,
         "host": 0,
     }
+    # With a split head only the body's 2,572 gradients travel, and activations of 64 samples.
+    assert 2 * 4 * 2_572 < sent["subbatch"] < sent["allreduce"]
+    assert plan["refused"] == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_here_says_why_a_head_cannot_be_split(paceline):
+    done = paceline("plan", "mlp-64-10", "--json", "--profile-s", "0.2")
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    assert {row["strategy"] for row in plan["plans"]} == {"allreduce", "tree", "host"}
+    [refused] = plan["refused"]
+    assert (refused["strategy"], refused["workers"]) == ("subbatch", 2)
+    assert "mlp-64-10 has no head to split" in refused["why"]
 
 
 def test_what_several_labels_are_scored_by_is_called_by_its_name(paceline, tmp_path):

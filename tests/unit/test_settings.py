@@ -5,9 +5,10 @@ from pydantic import ValidationError
 
 from paceline.core.errors import InvalidInput
 from paceline.machine_file import read_machine
-from paceline.settings import TrainSettings, validated_settings
+from paceline.settings import TrainSettings, validated_settings, validated_uneven
 from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
+from paceline.wheel_settings import validated_wheel
 
 
 def test_what_is_not_said_has_a_value():
@@ -45,6 +46,11 @@ def test_what_is_not_said_has_a_value():
         ({"options": {"buckets": 1}}, "strategy allreduce: buckets: Unexpected keyword"),
         ({"options": {"workers": 3}}, "options: workers is a setting of its own"),
         (
+            {"strategy": "subbatch", "options": {"activations": "onebit"}},
+            "^codec: 'onebit' is not one for activations .*: it makes up for what it lost in .*; "
+            "choose one of dynamic8, .*, bfloat16$",
+        ),
+        (
             {"batch_size": 2, "workers": 3},
             "^batch_size: 2 samples cannot be shared by 3 workers$",
         ),
@@ -59,6 +65,15 @@ def test_a_wrong_field_is_named_in_one_line(fields, message):
 def test_the_model_has_to_be_said():
     with pytest.raises(InvalidInput, match="model: Field required"):
         validated_settings({})
+
+
+@pytest.mark.parametrize(
+    ("model", "rate"), [("lenet5", 0.05), ("alexnet", 0.001), ("networks:alexnet", 0.05)]
+)
+def test_the_learning_rate_suits_the_model_unless_it_is_said(model: str, rate: float):
+    for check in (validated_settings, validated_uneven, validated_wheel):
+        assert check({"model": model}).learning_rate == rate
+        assert check({"model": model, "learning_rate": 0.2}).learning_rate == 0.2
 
 
 def test_options_are_fields_of_the_strategy():

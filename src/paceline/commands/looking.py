@@ -22,11 +22,12 @@ def compare(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Lay the timelines of a run, or of two runs, side by side."""
+    """Say what differs between two runs, or between a run and its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline
+    from paceline.report.differences import differences, read_any
     from paceline.result import ComparisonTable
-    from paceline.tables import comparison_table, console
+    from paceline.tables import comparison_table, console, difference_tables
 
     left = _happened(first) if second else read_timeline(first / "trace.json", "predicted")
     right = _happened(second or first)
@@ -35,13 +36,20 @@ def compare(
     except ValueError as error:
         folders = " or ".join(str(folder) for folder in (first, second) if folder)
         raise InvalidInput(f"{folders}: {error}") from None
+    changed = None
     if second is not None:
         names = {"left": _name(first, left), "right": _name(second, right)}
         table = table.model_copy(update=names)
+        changed = differences(read_any(first), read_any(second), table)
     if as_json:
-        print_json(table.model_dump())
-    else:
-        console().print(comparison_table(table))
+        print_json(table.model_dump() | (changed.model_dump() if changed else {}))
+        return
+    out = console()
+    out.print(comparison_table(table))
+    for more in difference_tables(changed, table) if changed else ():
+        out.print(more)
+    for sentence in changed.sentences if changed else ():
+        out.print(sentence, soft_wrap=True)
 
 
 def _happened(folder: Path) -> Timeline:

@@ -36,6 +36,13 @@ WorkersOrList = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(help="Samples of a step, over all workers.")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        help="For batches of the batch size, with wheel for those of a worker; 0.05, and 0.001 "
+        "for alexnet."
+    ),
+]
 StrategyName = Annotated[
     str, typer.Option("--strategy", help="How the workers share the work; train knows auto, too.")
 ]
@@ -47,7 +54,8 @@ Codec = Annotated[
     str | None,
     typer.Option(
         metavar="PURPOSE=CODEC,...",
-        help="Of wheel: what travels encoded, as body-gradients=dynamic8,activations=half.",
+        help="Of wheel and subbatch: what travels encoded, as activations=dynamic8,errors=half; "
+        "body-gradients of wheel are gradients of subbatch.",
     ),
 ]
 Snapshots = Annotated[
@@ -81,6 +89,27 @@ def fields(options: list[str] | None) -> dict[str, Any]:
             raise InvalidInput(f"--set: {option!r} is not FIELD=VALUE")
         values[field] = _value(value)
     return values
+
+
+def with_codecs(chosen: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """Return the fields of --set and those that --codec names of strategy subbatch.
+
+    `text` is such as activations=dynamic8,gradients=none. InvalidInput if the two differ.
+    """
+    for part in text.split(",") if text else ():
+        field, equals, name = (word.strip() for word in part.partition("="))
+        if field not in _SUBBATCH_CODECS or not equals or not name:
+            raise InvalidInput(
+                f"codec: {part!r} is not PURPOSE=CODEC with one of {', '.join(_SUBBATCH_CODECS)}, "
+                "as activations=dynamic8"
+            )
+        codec = None if name == "none" else name
+        if chosen.setdefault(field, codec) != codec:
+            raise InvalidInput(f"codec: {field} travels by {name!r}, but is named before otherwise")
+    return chosen
+
+
+_SUBBATCH_CODECS = ("activations", "errors", "gradients")
 
 
 def _value(text: str) -> Any:

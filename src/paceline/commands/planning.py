@@ -1,6 +1,7 @@
 """The command that predicts: plan."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +21,10 @@ from paceline.commands.options import (
 )
 from paceline.commands.running import carry_out
 from paceline.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from paceline.planner import Ranking
+    from paceline.result import RankingRows
 
 
 def plan(
@@ -41,6 +46,9 @@ def plan(
         str | None,
         typer.Option(metavar="bandwidth=FROM:TO", help="Of links, as 100M:10G; or latency=10u:1m."),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where a folder with the plan and its report is made.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -57,10 +65,13 @@ def plan(
             "profile_s": profile_s,
             "port": port,
         }
-        carry_out("plan", settings | common(None, workers), as_json, debug)
+        settings |= {"output": output} if output else {}
+        carry_out("plan", settings | common(None, workers), as_json, debug, keep=output is not None)
         return
     if sweep is None:
-        _plan(model, machine, batch_size, shape(input_shape), workers, explain, as_json)
+        _plan(model, machine, batch_size, shape(input_shape), workers, explain, as_json, output)
+    elif output is not None:
+        raise InvalidInput("output: keeps one plan, and a sweep makes many; ask for one of them")
     elif explain:
         raise InvalidInput("explain: draws one plan, and a sweep makes many; ask for one of them")
     else:
@@ -75,18 +86,21 @@ def _plan(
     workers: int | None,
     explain: bool,
     as_json: bool,
+    output: Path | None,
 ) -> None:
     from paceline.api import plan as plan_on
     from paceline.planner.explain import drawing
     from paceline.result import RankingRows
-    from paceline.tables import console, show_ranking
+    from paceline.tables import console, show_ranking, written
 
     ranking = plan_on(model, machine, batch_size, input_shape, workers)
     rows = RankingRows.of(ranking)
     drawn = drawing(ranking[0].timeline, ranking[0].step_s) if explain and ranking else None
+    folder = _keep(output, model, machine, input_shape, ranking, rows) if output else None
     if as_json:
         asked = {"model": model, "machine": machine, "batch_size": batch_size}
         more = {"drawing": drawn} if drawn else {}
+        more |= {"folder": str(folder)} if folder else {}
         print_json(asked | {"origin": "predicted"} | rows.model_dump() | more)
     else:
         out = console()
@@ -94,8 +108,35 @@ def _plan(
         show_ranking(out, rows, title)
         if drawn:
             out.print(drawn, soft_wrap=True)
+        if folder:
+            out.print(written(str(folder)), soft_wrap=True)
     if not ranking:
         raise InvalidInput("nothing can be planned: see why each strategy was refused")
+
+
+def _keep(
+    output: Path,
+    model: str,
+    machine: str,
+    input_shape: tuple[int, ...] | None,
+    ranking: "Ranking",
+    rows: "RankingRows",
+) -> Path:
+    """Write the plan into a folder of its own and return it."""
+    from paceline import __version__
+    from paceline.plan_folder import new_plan_id, write_plan
+    from paceline.plan_result import PlanResult
+
+    result = PlanResult(
+        id=new_plan_id(model),
+        model=model,
+        machine=machine,
+        batch_size=ranking.batch_size,
+        input_shape=input_shape,
+        facts={"paceline": __version__},
+        ranking=rows,
+    )
+    return write_plan(output, result, [ranking[0].timeline] if ranking else [])
 
 
 def _sweep(

@@ -13,6 +13,7 @@ from paceline.commands.options import (
     Debug,
     InputShape,
     Json,
+    LearningRate,
     Model,
     Options,
     Output,
@@ -27,12 +28,13 @@ from paceline.commands.options import (
     fields,
     number_of,
     shape,
+    with_codecs,
 )
 from paceline.core.errors import InvalidInput
 
 _NOT_SETTINGS = ("options", "workers", "as_json", "debug")
 _OF_WHEEL = ("codec", "snapshots", "snapshot_s", "resume")
-_NOT_OF_WHEEL = ("port", "balance", "force")
+_NOT_OF_WHEEL = ("port", "balance", "force", "tensorboard")
 _REHEARSED_BY_WHEEL = ("codec", "bind", "keys", "run", "wait_s", "profile_s")
 _NOT_REHEARSED_BY_WHEEL = (
     *("stretch", "balance", "port"),
@@ -60,7 +62,7 @@ def train(
     workers: WorkersOrList = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 3,
     batch_size: BatchSize = 64,
-    learning_rate: Annotated[float, typer.Option(help="For batches of the batch size.")] = 0.05,
+    learning_rate: LearningRate = None,
     momentum: Annotated[float | None, typer.Option(help="0.9; with hogbatch and wheel 0.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order.")] = 0,
     balance: Balance = None,
@@ -76,6 +78,9 @@ def train(
     deadline_s: Deadline = 30.0,
     port: Port = 0,
     output: Output = Path("runs"),
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Where a folder for TensorBoard is made; an extra.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -87,13 +92,19 @@ def train(
     if strategy == "wheel":
         _train_wheel(settings, options, workers, as_json)
         return
+    if strategy == "subbatch":
+        settings.pop("codec", None)
     for name in _OF_WHEEL:
         if name in settings:
-            raise InvalidInput(f"{name}: goes only with strategy wheel")
+            others = " or subbatch" if name == "codec" else ""
+            raise InvalidInput(f"{name}: goes only with strategy wheel{others}")
     if strategy == "hogbatch":
         _train_uneven(settings, options, workers, as_json)
         return
-    carry_out("train", settings | common(options, number_of(workers)), as_json, debug)
+    settings |= common(options, number_of(workers))
+    if codec is not None:
+        settings["options"] = with_codecs(settings["options"], codec)
+    carry_out("train", settings, as_json, debug)
 
 
 def _train_wheel(
@@ -120,6 +131,8 @@ def _train_uneven(
 
     if launching.under_torchrun():
         raise InvalidInput("strategy: hogbatch starts its workers itself; run it without torchrun")
+    if "tensorboard" in settings:
+        raise InvalidInput("tensorboard: goes not with strategy hogbatch")
     settings |= {"options": fields(options)} | ({} if workers is None else {"workers": workers})
     uneven.train_uneven(uneven.order(settings), as_json=as_json)
 
@@ -180,10 +193,14 @@ def rehearse(
     if strategy == "wheel":
         _rehearse_wheel(settings | common(options, workers), as_json)
         return
+    settings |= common(options, workers)
+    if strategy == "subbatch":
+        settings["options"] = with_codecs(settings["options"], settings["codec"])
+        settings["codec"] = None
     for name in _REHEARSED_BY_WHEEL:
         if settings.pop(name) is not None:
             raise InvalidInput(f"{name}: goes only with strategy wheel")
-    carry_out("rehearse", settings | common(options, workers), as_json, debug)
+    carry_out("rehearse", settings, as_json, debug)
 
 
 def _rehearse_wheel(settings: dict[str, Any], as_json: bool) -> None:
@@ -206,9 +223,14 @@ def _rehearse_wheel(settings: dict[str, Any], as_json: bool) -> None:
 
 
 def carry_out(
-    verb: Literal["train", "plan", "rehearse"], settings: dict[str, Any], as_json: bool, debug: bool
+    verb: Literal["train", "plan", "rehearse"],
+    settings: dict[str, Any],
+    as_json: bool,
+    debug: bool,
+    keep: bool = False,
 ) -> None:
-    """Check the settings, and have workers do it."""
+    """Check the settings, and have workers do it; a plan is written down only to `keep` it."""
     from paceline import launching
 
-    launching.carry_out(launching.order(verb, settings, as_json=as_json, debug=debug))
+    order = launching.order(verb, settings, as_json=as_json, debug=debug, keep=keep)
+    launching.carry_out(order)

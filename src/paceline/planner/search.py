@@ -1,6 +1,6 @@
 """Every way of training that a machine allows: strategy, codec, chunk, workers and placement."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,6 +124,20 @@ def _places(machine: Machine, strategy: Strategy, workers: int) -> list[Placemen
     return placements(machine, workers) if part is machine else [Placement(_LISTED, part)]
 
 
+def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
+    """Return what does not fit into a device or host, by the bytes that each needs, if anything."""
+    stations: tuple[Device | Host, ...] = (*machine.devices, *machine.hosts)
+    for station in stations:
+        nbytes = needed.get(station.name, 0)
+        if nbytes > station.memory_bytes:
+            return (
+                f"{station.name} needs {nbytes / 1e9:.3g} GB and has "
+                f"{station.memory_bytes / 1e9:.3g} GB; a smaller batch, or more workers, "
+                "need less on each"
+            )
+    return None
+
+
 @dataclass(frozen=True)
 class _Study:
     """One strategy on so many workers in one place."""
@@ -162,17 +176,7 @@ class _Study:
 
     def _does_not_fit(self, config: Any) -> str | None:
         machine = self.placement.machine
-        needed = memory(self.workload, machine, self.strategy, config)
-        stations: tuple[Device | Host, ...] = (*machine.devices, *machine.hosts)
-        for station in stations:
-            nbytes = needed.get(station.name, 0)
-            if nbytes > station.memory_bytes:
-                return (
-                    f"{station.name} needs {nbytes / 1e9:.3g} GB and has "
-                    f"{station.memory_bytes / 1e9:.3g} GB; a smaller batch, or more workers, "
-                    "need less on each"
-                )
-        return None
+        return shortage(machine, memory(self.workload, machine, self.strategy, config))
 
     @property
     def _usual(self) -> Any:

@@ -55,16 +55,21 @@ def build(settings: RehearseSettings, group: Group) -> Setup:
 
 
 def _paced(settings: RehearseSettings, group: Group, workload: Workload, device: str) -> Setup:
-    known = find_device(device)
-    rate = Roofline.of(known.machine).rates[compute_lane(known.device.name)]
-    usual = layer_times(workload, rate)
-    times = layer_times(workload, rate, _totals(settings, usual))
+    times, devices = times_of(settings, workload, device)
     model = paced(workload, *times)
     optimizer = PacedSGD(model.parameters(), times.update_s)
     # One sample of one class: its loss takes no time, and the model does not look at it.
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
-    devices = f"paced as {known.label}"
     return Setup(settings, group, devices, workload, model, optimizer, share, times)
+
+
+def times_of(settings: RehearseSettings, workload: Workload, device: str) -> tuple[LayerTimes, str]:
+    """Return what layers take on the device of that name, and what stands for it."""
+    known = find_device(device)
+    rate = Roofline.of(known.machine).rates[compute_lane(known.device.name)]
+    usual = layer_times(workload, rate)
+    times = layer_times(workload, rate, _totals(settings, usual))
+    return times, f"paced as {known.label}"
 
 
 def _totals(settings: RehearseSettings, usual: LayerTimes) -> Totals:

@@ -24,13 +24,13 @@ from paceline.rehearsal.setup import Setup
 from paceline.result import ComparisonTable, PlanRow, RehearsalResult, TrialRow
 from paceline.runs import SLACK_S
 from paceline.settings import RehearseSettings
-from paceline.strategies import find_exchange
+from paceline.strategies import find_exchange, find_in_step
 from paceline.training.profile import Profile
 from paceline.training.step import Share, train_step
 from paceline.training.this_machine import facts
 from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 
-_NUM_WARM_UP = 2
+NUM_WARM_UP = 2
 _MOST_TRACED = 20
 _INTERVAL = 10
 _MOST_ROUNDS = 10
@@ -38,10 +38,11 @@ _MOST_ROUNDS = 10
 
 def num_steps(settings: RehearseSettings) -> int:
     """Return how many steps are taken, without those of a search."""
-    return 2 * _NUM_WARM_UP + settings.steps + _num_traced(settings)
+    return 2 * NUM_WARM_UP + settings.steps + num_traced(settings)
 
 
-def _num_traced(settings: RehearseSettings) -> int:
+def num_traced(settings: RehearseSettings) -> int:
+    """Return how many of them are traced."""
     return min(settings.steps, _MOST_TRACED)
 
 
@@ -70,13 +71,13 @@ def rehearse(
         steps.settle(setup.batches)
     config, trials = _found(setup, measured, tuner)
     seconds = steps.timed(setup.settings.steps, advance)
-    spans, offset = steps.traced(_num_traced(setup.settings), advance)
+    spans, offset = steps.traced(num_traced(setup.settings), advance)
     steps.close()
     if stretched is not None:
         stretched.remove()
     timeline = gather_timeline(spans, offset, setup.group, "rehearsed")
     forecast = predict(setup, measured, config)
-    result = _result(setup, run_id, forecast, seconds, timeline, offset, trials)
+    result = result_of(setup, run_id, forecast, seconds, timeline, offset, trials)
     return Rehearsal(result, forecast.timeline, timeline)
 
 
@@ -125,7 +126,7 @@ class _Steps:
 
     def timed(self, number: int, advance: Callable[[], None]) -> list[float]:
         """Return how long each of so many steps takes, after a few others."""
-        self._take(_NUM_WARM_UP, advance)
+        self._take(NUM_WARM_UP, advance)
         before = self._recorder.step_ends()[-1:]
         self._take(number, advance)
         return [end - start for start, end in pairwise(before + self._recorder.step_ends())]
@@ -135,7 +136,7 @@ class _Steps:
     ) -> tuple[Sequence[Span], ClockOffset]:
         """Return the spans of so many steps, after a few that show the exchange its recorder."""
         self._replica.record(self._recorder)
-        self._take(_NUM_WARM_UP, advance)
+        self._take(NUM_WARM_UP, advance)
         self._recorder.start_trace(self._setup.model)
         self._take(number, advance)
         self._recorder.stop_trace()
@@ -189,7 +190,7 @@ def _found(
     return replace(config, chunk=chosen), tuple(rows)
 
 
-def _result(
+def result_of(
     setup: Setup,
     run_id: str,
     forecast: Forecast,
@@ -198,8 +199,9 @@ def _result(
     offset: ClockOffset,
     trials: tuple[TrialRow, ...],
 ) -> RehearsalResult:
+    """Bring together what all ranks have to say of a rehearsal. They must call it together."""
     settings, group = setup.settings, setup.group
-    plan = find_exchange(settings.strategy).plan(
+    plan = find_in_step(settings.strategy).plan(
         setup.workload, forecast.machine, forecast.config, Window(rehearsed.num_steps())
     )
     slack_s = SLACK_S + 2 * max(group.gather(offset.error_s))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -74,6 +75,44 @@ class Outcome:
     step_seconds: tuple[float, ...]
 
 
+class Learner(Protocol):
+    """What takes the steps and the tests of a run, where that is no whole model on each rank."""
+
+    @property
+    def traced(self) -> nn.Module:
+        """The module whose layers the recorder watches."""
+        ...
+
+    def step(self, source: Iterator[Share]) -> torch.Tensor:
+        """Take a step, and note it in the job's recorder; return this rank's weighted loss."""
+        ...
+
+    def test(self) -> tuple[float, int]:
+        """Return the summed loss and the number of right answers on this rank's test samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A learner with the whole model, as `replica`."""
+
+    job: Job
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def traced(self) -> nn.Module:
+        return self.job.model
+
+    def step(self, source: Iterator[Share]) -> torch.Tensor:
+        return train_step(self.replica, self.optimizer, source, self.job.recorder)
+
+    def test(self) -> tuple[float, int]:
+        # Each rank has running statistics of its own samples: all test the model that rank 0 has.
+        self.job.group.broadcast(self.job.model.buffers())
+        return evaluate(self.job.model, self.job.data.test, self.job.group)
+
+
 def share_batches(
     data: Dataset, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
@@ -92,8 +131,10 @@ def share_batches(
     return batches
 
 
-def train(job: Job, replica: Replica) -> Outcome:
+def train(job: Job, replica: Replica, learner: Learner | None = None) -> Outcome:
     """Train the job's model as `replica` of it exchanges its gradients, and close the replica.
+
+    A `learner` takes the steps in its own way, with as much of the model as `replica` has.
 
     The last steps of the second epoch (of the only one, if there is one) are traced, and only for
     that epoch the replica gets a recorder. `step_seconds` are those of the other epochs, without
@@ -102,31 +143,37 @@ def train(job: Job, replica: Replica) -> Outcome:
     batches = job.batches
     if isinstance(batches, BalancedSampler):
         replica = Balanced(replica, job.model, job.group, batches, weighs=False)
-    optimizer = job.sgd.optimizer(job.model)
+    if learner is None:
+        learner = _Whole(job, replica, job.sgd.optimizer(job.model))
     data = loader(job.data.train, batches)
-    traced_epoch = min(1, job.epochs - 1)
+    traced = traced_epoch(job.epochs)
     untraced = num_untraced(len(batches), job.epochs)
     epochs: list[Epoch] = []
     seconds: list[float] = []
     for number in range(job.epochs):
-        if number in (traced_epoch, traced_epoch + 1):
-            replica.record(job.recorder if number == traced_epoch else None)
+        if number in (traced, traced + 1):
+            replica.record(job.recorder if number == traced else None)
         started = time.monotonic()
         batches.set_epoch(number)
         job.model.train()
         source = shares(batches, data, job.group.device)
-        loss = _steps(job, replica, optimizer, source, untraced if number == traced_epoch else None)
+        loss = _steps(job, learner, source, untraced if number == traced else None)
         ends = job.recorder.step_ends()
-        if number == traced_epoch:
+        if number == traced:
             ends = ends[:untraced] if job.epochs == 1 else []
             spans, offset = tuple(job.recorder.spans()), clock_offset(job.group)
         seconds += [end - start for start, end in pairwise(ends[_NUM_WARM_UP - 1 :])]
         loss /= len(batches) * job.group.world_size
-        epochs.append(_test(job, number, loss, time.monotonic() - started))
+        epochs.append(_test(job, learner, number, loss, time.monotonic() - started))
         _check_finite(epochs[-1], job.sgd)
         job.report(epochs[-1])
     replica.close()
     return Outcome(tuple(epochs), spans, offset, tuple(seconds))
+
+
+def traced_epoch(num_epochs: int) -> int:
+    """Return the epoch, counted from zero, whose last steps are traced."""
+    return min(1, num_epochs - 1)
 
 
 def num_untraced(num_steps: int, num_epochs: int) -> int:
@@ -147,30 +194,21 @@ def _check_finite(epoch: Epoch, sgd: SGD) -> None:
         )
 
 
-def _steps(
-    job: Job,
-    replica: Replica,
-    optimizer: torch.optim.Optimizer,
-    source: Iterator[Share],
-    first_traced: int | None,
-) -> float:
+def _steps(job: Job, learner: Learner, source: Iterator[Share], first_traced: int | None) -> float:
     """Take all steps of an epoch and return the sum of this rank's weighted losses."""
     total = torch.zeros((), device=job.group.device)
     for step in range(len(job.batches)):
         if step == first_traced:
-            job.recorder.start_trace(job.model)
-        total += train_step(replica, optimizer, source, job.recorder)
+            job.recorder.start_trace(learner.traced)
+        total += learner.step(source)
         job.advance()
     job.recorder.stop_trace()
     return float(total)
 
 
-def _test(job: Job, number: int, own_loss: float, seconds: float) -> Epoch:
+def _test(job: Job, learner: Learner, number: int, own_loss: float, seconds: float) -> Epoch:
     """Test each rank's share of the test samples, and bring the sums together."""
-    # Each rank has running statistics of its own samples: all test the model that rank 0 has.
-    job.group.broadcast(job.model.buffers())
-    own = evaluate(job.model, job.data.test, job.group)
-    rows = job.group.gather([own_loss, *own])
+    rows = job.group.gather([own_loss, *learner.test()])
     train_loss, test_loss, correct = (sum(column) for column in zip(*rows, strict=True))
     num_samples = len(job.data.test)
     return Epoch(number, train_loss, test_loss / num_samples, correct / num_samples, seconds)

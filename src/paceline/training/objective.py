@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import Dataset
+from paceline.data.dataset import Dataset, shape_text
 
 
 class Loss(Protocol):
@@ -57,7 +57,14 @@ def check_outputs(model: nn.Module, data: Dataset, name: str) -> None:
     It may give more; but where a sample may have several labels, exactly one for each.
     """
     inputs, targets = data.train.__getitems__([0])
-    outputs = model.eval()(inputs)
+    try:
+        outputs = model.eval()(inputs)
+    except Exception as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise InvalidInput(
+            f"model {name}: fails on a sample of {data.name}, of shape {shape_text(inputs.shape)}: "
+            f"{type(error).__name__}: {first_line}"
+        ) from error
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
         shape = getattr(outputs, "shape", type(outputs).__name__)
         raise InvalidInput(f"model {name}: gives {shape}, but must give (batch, classes)")

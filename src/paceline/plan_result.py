@@ -1,0 +1,52 @@
+"""A saved plan, as result.json holds it."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from paceline.core.errors import InvalidInput
+from paceline.result import RankingRows
+from paceline.settings import first_fault
+
+
+class _Kind(BaseModel):
+    """What tells such a result from others."""
+
+    kind: str | None = None
+
+
+class PlanResult(BaseModel):
+    """What was predicted of a model on a machine: all plans, best first.
+
+    `machine` names a machine file, or is "this machine". `facts` are what else a reader must know
+    of how the plan was made: the version, and of this machine what it is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["plan"] = "plan"
+    id: str
+    model: str
+    machine: str
+    batch_size: int
+    input_shape: tuple[int, ...] | None = None
+    facts: dict[str, Any]
+    ranking: RankingRows
+
+
+def read_plan(folder: Path) -> PlanResult | None:
+    """Return the plan in a folder, or None if its result is of another kind.
+
+    InvalidInput names the file and what is wrong.
+    """
+    path = folder / "result.json"
+    try:
+        text = path.read_bytes()
+        if _Kind.model_validate_json(text).kind != "plan":
+            return None
+        return PlanResult.model_validate_json(text)
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {first_fault(error)}") from None

@@ -1,0 +1,33 @@
+"""What a real run writes for TensorBoard, read back by TensorBoard itself."""
+
+import json
+
+import pytest
+
+
+def test_scalars_are_those_of_the_result(paceline, tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    arguments = ("--data", "digits", "--epochs", "2", "--profile-s", "0.2", "--json")
+    done = paceline("train", "lenet5", *arguments, "--tensorboard", "board")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    (folder,) = (tmp_path / "board").iterdir()
+    assert folder.name == result["id"]
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    found = {
+        tag: [(one.step, one.value) for one in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+    for tag, field in (
+        ("loss/train", "train_loss"),
+        ("loss/test", "test_loss"),
+        ("accuracy/test", "accuracy"),
+    ):
+        rows = [(row["number"] + 1, pytest.approx(row[field])) for row in result["epochs"]]
+        assert found[tag] == rows
+    rates = [(row["number"] + 1, pytest.approx(1438 / row["seconds"])) for row in result["epochs"]]
+    assert found["throughput/samples_per_s"] == rates
+    # Only the second epoch is traced.
+    for row in result["comparison"]["rows"]:
+        assert found[f"step/{row['quantity']}_s"] == [(2, pytest.approx(row["right_s"]))]
