@@ -2,11 +2,24 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _BEGIN, _END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+
+class Part(NamedTuple):
+    """What a part is called, what measures it, quickly or not, and what makes tables of it."""
+
+    title: str
+    measure: Callable[[bool], dict[str, Any]]
+    text: Callable[[dict[str, Any]], str]
+
+
+def under_title(parts: Mapping[str, Part], part: str, figures: dict[str, Any]) -> str:
+    """Return the tables of one of the parts, under its title."""
+    return f"## {parts[part].title}\n\n{parts[part].text(figures)}"
 
 
 def table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -71,7 +71,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 def _tasks() -> dict[str, _Task]:
     digits = load("digits")
-    train, test = _moved(_NUM_TRAIN, 1), _moved(_NUM_TEST, 2)
+    train, test = moved(_NUM_TRAIN, 1), moved(_NUM_TEST, 2)
     return {
         "digits": _Task(_perceptron, _all(digits.train), _all(digits.test), 64, 25, 0.1),
         "3x32x32": _Task(_convolutions, train, test, 64, 20, 0.05),
@@ -102,7 +102,7 @@ def _convolutions() -> nn.Module:
     )
 
 
-def _moved(count: int, seed: int) -> Samples:
+def moved(count: int, seed: int) -> Samples:
     """Return so many samples of the task of CIFAR's shape."""
     patterns = _patterns()
     generator = torch.Generator().manual_seed(seed)

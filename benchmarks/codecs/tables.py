@@ -6,10 +6,8 @@ puts them into README.md, between the lines that say so.
 """
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -20,16 +18,7 @@ import table2_text  # noqa: E402
 import training  # noqa: E402
 import two_hosts  # noqa: E402
 
-from readme import fill  # noqa: E402
-
-
-class Part(NamedTuple):
-    """What a part is called, what measures it, quickly or not, and what makes tables of it."""
-
-    title: str
-    measure: Callable[[bool], dict[str, Any]]
-    text: Callable[[dict[str, Any]], str]
-
+from readme import Part, fill, under_title  # noqa: E402
 
 PARTS = {
     "kernels": Part("Kernels on the CPU", speed.measure, speed.text),
@@ -47,10 +36,7 @@ PARTS = {
     },
 }
 
-
-def of(part: str, figures: dict[str, Any]) -> str:
-    """Return the tables of a part."""
-    return f"## {PARTS[part].title}\n\n{PARTS[part].text(figures)}"
+of = partial(under_title, PARTS)
 
 
 if __name__ == "__main__":

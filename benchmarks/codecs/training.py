@@ -12,12 +12,16 @@ from paceline.codecs.table import TABLES
 from ranks import on_ranks
 from readme import table
 
-_NUM_RANKS = 2
+NUM_RANKS = 2
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return accuracies and tests of all tasks."""
-    figures = on_ranks(Path(__file__).parent, "accuracy", _NUM_RANKS, quick)
+    return tested(on_ranks(Path(__file__).parent, "accuracy", NUM_RANKS, quick))
+
+
+def tested(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the accuracies of tasks with tests of them."""
     for task in figures.values():
         accuracies = task["accuracies"]
         exact = accuracies[FLOAT32]
@@ -62,7 +66,7 @@ def _of_task(name: str, task: dict[str, Any]) -> str:
     ]
     title = (
         f"{name}: test accuracy in %, {task['num_parameters']:,} parameters, "
-        f"{task['epochs']} epochs, batches of {task['batch_size']} on {_NUM_RANKS} ranks, learning "
+        f"{task['epochs']} epochs, batches of {task['batch_size']} on {NUM_RANKS} ranks, learning "
         f"rate {task['learning_rate']}"
     )
     together = task["test_of_all_types"]

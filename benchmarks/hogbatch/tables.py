@@ -7,6 +7,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from figures import shown  # noqa: E402
 from readme import fill, table  # noqa: E402
 
 
@@ -25,8 +26,10 @@ def _coordinator(figures: dict[str, Any]) -> str:
     rows = [
         ("messages per second of the coordinator's CPU", f"{figures['messages_per_cpu_s']:,.0f}"),
         ("messages per second, with workers that hardly compute", _count(figures)),
-        ("between two batches of a worker", f"{1e6 * figures['between_batches_s']:.0f} us"),
+        ("between two batches of a worker", f"{shown(figures['between_batches_s'], 1e6, 0)} us"),
+        ("without a coordinator", f"{shown(figures['unasked_s'], 1e6, 0)} us"),
         ("share of a worker's time at batch 64", f"{figures['share_of_worker']:.2%}"),
+        ("of which asking", f"{figures['share_of_asking']:.2%}"),
     ]
     return table("The coordinator", ("", ""), rows)
 

@@ -1,24 +1,18 @@
 """Draw a predicted step of each strategy: pictures.py FOLDER, for docs/planning.md."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import svg  # noqa: E402
-from paceline.core.plan import Kind, Resource  # noqa: E402
-from paceline.core.timeline import Span  # noqa: E402
+import lanes  # noqa: E402
 from paceline.machine_file import find_machine  # noqa: E402
 from paceline.models.workload import workload_of  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
 from paceline.planner.explain import some_step  # noqa: E402
-from paceline.report.palette import KINDS  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
-
-_LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
 
 
 class Scene(NamedTuple):
@@ -97,56 +91,23 @@ def predicted(scene: Scene) -> Forecast:
     return forecast(workload, machine, strategy, config, samples)
 
 
-def drawn(scene: Scene) -> Iterator[str]:
-    """Yield the picture of a scene, line by line."""
+def drawn(scene: Scene) -> str:
+    """Return the picture of a scene."""
     found = predicted(scene)
-    start, end = some_step(found.timeline, found.step_s)
-    rows = _rows(scene, found)
-    height = _ROW * (len(rows) + 2) + 20
-    yield svg.opening(_WIDTH, height)
     title = f"{scene.strategy}: AlexNet on {scene.machine}, {scene.workers} workers, "
-    yield svg.text(8, 18, f"{title}{1e3 * found.step_s:.4g} ms a step, predicted")
-    used: set[Kind] = set()
-    scale = (_WIDTH - _LEFT - _RIGHT) / (end - start)
-    for row, (lane, spans) in enumerate(rows):
-        top = 30 + _ROW * row
-        yield svg.text(8, top + 15, str(lane), 'font-size="12" fill="#222"')
-        yield svg.box(_LEFT, top, _WIDTH - _LEFT - _RIGHT, _ROW - 6, "#f3f5f7")
-        for span in spans:
-            left, right = max(span.start_s, start), min(span.end_s, end)
-            if right > left:
-                used.add(span.kind)
-                place = _LEFT + (left - start) * scale
-                width = max((right - left) * scale, 0.6)
-                yield svg.box(place, top, width, _ROW - 6, *_look(span.kind))
-    yield from _legend(used, 30 + _ROW * len(rows))
-    yield "</svg>"
+    title += f"{1e3 * found.step_s:.4g} ms a step, predicted"
+    return lanes.picture(title, _rows(scene, found), *some_step(found.timeline, found.step_s))
 
 
-def _rows(scene: Scene, found: Forecast) -> list[tuple[Resource, tuple[Span, ...]]]:
-    tracks = {str(lane): (lane, track) for lane, track in found.timeline.tracks.items()}
+def _rows(scene: Scene, found: Forecast) -> list[lanes.Row]:
+    tracks = {str(lane): (str(lane), track) for lane, track in found.timeline.tracks.items()}
     missing = [lane for lane in scene.lanes if lane not in tracks]
     if missing:
         sys.exit(f"{scene.strategy}: no lane {missing[0]!r}; known: {', '.join(tracks)}")
     return [tracks[lane] for lane in scene.lanes]
 
 
-def _look(kind: Kind) -> tuple[str, float]:
-    """Return the colour of the report, paler where the report hatches it."""
-    return KINDS[kind].colour, 0.5 if KINDS[kind].hatched else 1.0
-
-
-def _legend(used: set[Kind], top: float) -> Iterator[str]:
-    left = float(_LEFT)
-    for kind in Kind:
-        if kind in used:
-            fill = KINDS[kind]
-            yield svg.box(left, top + 4, 12, 12, *_look(kind))
-            yield svg.text(left + 16, top + 15, fill.label, 'font-size="12" fill="#222"')
-            left += 34 + 7.2 * len(fill.label)
-
-
 if __name__ == "__main__":
     for scene in _SCENES:
         path = Path(sys.argv[1]) / f"plan-{scene.strategy}.svg"
-        path.write_text("\n".join(drawn(scene)) + "\n")
+        path.write_text(drawn(scene))

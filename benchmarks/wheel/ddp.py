@@ -14,11 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    bf16_compress_hook,
-    fp16_compress_hook,
-)
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.cost import Roofline, compute_lane
@@ -45,7 +41,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
         trainee = Trainee(task, _WRAPS[name])
         for _ in range(_NUM_WARM_UP):
             trainee.step()
-        counted[name] = _Counted(timed(trainee.step))
+        counted[name] = Counted(timed(trainee.step))
         variants.append(Variant(name, counted[name], group.world_size))
     rows = compare(alternate(variants, group, blocks, steps), FLOAT32)
     for name, row in rows.items():
@@ -72,33 +68,25 @@ def _task(device: str | None, batch_size: int, group: Group) -> Task:
     )
 
 
-def _plain(model: nn.Module) -> DistributedDataParallel:
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+def plain(model: nn.Module, bucket_mb: int = 25) -> DistributedDataParallel:
+    """Return the model as torch makes it parallel, in buckets of its usual size or another."""
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
 
 
 def _hooked(hook: Callable[..., Any], model: nn.Module) -> DistributedDataParallel:
-    parallel = _plain(model)
+    parallel = plain(model)
     parallel.register_comm_hook(None, hook)
-    return parallel
-
-
-def _power_sgd(rank: int, model: nn.Module) -> DistributedDataParallel:
-    parallel = _plain(model)
-    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-    parallel.register_comm_hook(state, powerSGD_hook)
     return parallel
 
 
 _WRAPS: dict[str, Wrap] = {
     ALONE: lambda model: model,
-    FLOAT32: _plain,
+    FLOAT32: plain,
     "DDP, fp16_compress_hook": partial(_hooked, fp16_compress_hook),
-    "DDP, bf16_compress_hook": partial(_hooked, bf16_compress_hook),
-    "DDP, powerSGD_hook of rank 2": partial(_power_sgd, 2),
 }
 
 
-class _Counted:
+class Counted:
     """Runs steps, and notes how many bytes each sent and received over the wire."""
 
     def __init__(self, run: Callable[[int], list[float]]) -> None:
@@ -106,6 +94,7 @@ class _Counted:
         self.nbytes: list[float] = []
 
     def __call__(self, num_times: int) -> list[float]:
+        """Run so many, and return the seconds of each."""
         before = _wire_nbytes()
         seconds = self._run(num_times)
         self.nbytes.append((_wire_nbytes() - before) / num_times)

@@ -17,7 +17,7 @@ from readme import table
 
 HERE = Path(__file__).parent
 _TARGET, _WORKERS, _BATCH_SIZE, _EPOCHS = 0.97, 4, 64, 30
-_RATES = (0.05, 0.1, 0.2, 0.4)
+_RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 _TRIED, _SEEDS = 100, range(5)
 _WAYS = {
     "synchronous SGD": ("--strategy", "allreduce", "--profile-s", "0.2"),
@@ -27,6 +27,7 @@ _COLOURS = {"synchronous SGD": "#d55e00", "wheel": "#0072b2"}
 _LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 40.0, 700.0, 320.0
 _THIN = 'stroke-width="1" opacity="0.4"'
 _LOWEST = 0.8
+_DIVERGED = "paceline: learning_rate: "  # a rate that is too large has reached nothing
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -36,7 +37,10 @@ def measure(quick: bool) -> dict[str, Any]:
     ways = {}
     for name in _WAYS:
         tried = {rate: _accuracies(name, rate, _TRIED, epochs) for rate in rates}
-        rate = min(tried, key=lambda rate: (_reached(tried[rate]) or epochs + 1, -tried[rate][-1]))
+        rate = min(
+            tried,
+            key=lambda rate: (_reached(tried[rate]) or epochs + 1, -max(tried[rate], default=0)),
+        )
         ways[name] = {
             "learning_rate": rate,
             "accuracies": [_accuracies(name, rate, seed, epochs) for seed in seeds],
@@ -58,6 +62,8 @@ def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
             check=False,
             cwd=HERE / "trained",
         )
+    if done.returncode and _DIVERGED in done.stderr:
+        return []
     if done.returncode:
         sys.exit(done.stderr)
     return [epoch["accuracy"] for epoch in json.loads(done.stdout)["epochs"]]
@@ -78,7 +84,7 @@ def text(figures: dict[str, Any]) -> str:
             f"{way['learning_rate']:g}",
             *("never" if one is None else str(one) for one in found[name]),
             f"{mean(found[name]):.1f}" if None not in found[name] else "",
-            f"{mean(own[-1] for own in way['accuracies']):.2%}",
+            f"{mean(own[-1] if own else 0.0 for own in way['accuracies']):.2%}",
         )
         for name, way in ways.items()
     ]

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -38,10 +39,12 @@ def carried_out(
     workers: int,
     lanes: int,
     deadline_s: float = 600.0,
+    trace: Path | None = None,
 ) -> dict[str, Any]:
     """Return the result of `paceline WORDS` as a hub, with a body on each host of `bodies`.
 
     Every host has one core. The numbers of `workers` are dealt to the bodies, `lanes` to each.
+    `trace` is where the run's trace is copied to.
     """
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -56,6 +59,9 @@ def carried_out(
             options = ("--device", "cpu", "--threads", "1", "--deadline-s", "120")
             roles[host].append([*_PACELINE, "worker", *joining, *options])
         finished = _finished(hosts, roles, deadline_s)
+        if trace is not None:
+            (written,) = Path(folder).glob("*/trace.json")
+            copyfile(written, trace)
     result: dict[str, Any] = json.loads(finished[0].out)
     if result["lost"]:
         sys.exit("\n".join(result["lost"]))

@@ -2,14 +2,13 @@
 
     python benchmarks/wheel/tables.py
 
-puts them into README.md, between the lines that say so, and draws epochs.svg.
+puts them into README.md, between the lines that say so, and draws epochs.svg and turns.svg.
 """
 
 import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -18,35 +17,26 @@ import epochs  # noqa: E402
 import real  # noqa: E402
 import rehearsed  # noqa: E402
 import traffic  # noqa: E402
+import turns  # noqa: E402
 
-from readme import fill  # noqa: E402
-
-
-class Part(NamedTuple):
-    """What a part is called, what measures it, quickly or not, and what makes tables of it."""
-
-    title: str
-    measure: Callable[[bool], dict[str, Any]]
-    text: Callable[[dict[str, Any]], str]
-
+from readme import Part, fill, under_title  # noqa: E402
 
 PARTS = {
     "bytes": Part("Bytes on the wire", traffic.measure, traffic.text),
     "rehearsed": Part("Figure 8, rehearsed", rehearsed.measure, rehearsed.text),
     "real": Part("Real arithmetic", real.measure, real.text),
+    "turns": Part("Figure 4, from a real run", turns.measure, turns.text),
     "epochs": Part("Figure 7, on the digits", epochs.measure, epochs.text),
 }
 
-
-def of(part: str, figures: dict[str, Any]) -> str:
-    """Return the tables of a part."""
-    return f"## {PARTS[part].title}\n\n{PARTS[part].text(figures)}"
+of = partial(under_title, PARTS)
 
 
 def _draw() -> None:
     measured = json.loads((HERE / "result.json").read_text())["figures"]
-    if "epochs" in measured:
-        (HERE / "epochs.svg").write_text(epochs.drawn(measured["epochs"]))
+    for name, drawn in (("epochs", epochs.drawn), ("turns", turns.drawn)):
+        if name in measured:
+            (HERE / f"{name}.svg").write_text(drawn(measured[name]))
 
 
 if __name__ == "__main__":

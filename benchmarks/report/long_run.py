@@ -1,0 +1,156 @@
+"""The folder of a long run that never was: its timeline is simulated, and then made to vary.
+
+The plan of so many steps is simulated on four cores, and each step stretched by a factor of its
+own: 1 and a few percent, now and then up to 3. It has all that a measured run's folder has.
+"""
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+
+from paceline.core.compare import compare, conform
+from paceline.core.cost import Roofline
+from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.plan import Cost, Kind
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Layer, Parameter, Workload
+from paceline.planner import forecast, rank
+from paceline.record.trace import write_trace
+from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
+from paceline.settings import TrainSettings
+from paceline.strategies import EXCHANGES
+
+_BATCH, _EPOCHS = 256, 20
+_NAMES = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
+_MEGA = 1e6
+
+
+def machine(workers: int) -> Machine:
+    """Return a host with so many cores, which exchange through its memory."""
+    source = "made up for a report"
+    host = Host(
+        name="host",
+        cores=workers,
+        memory_bytes=32e9,
+        memory_bandwidth_bytes_per_s=2e10,
+        source=source,
+    )
+    cores = tuple(
+        Device(
+            name=f"cpu{number}",
+            host="host",
+            kind="cpu",
+            flops_per_s=5e10,
+            memory_bytes=32e9,
+            memory_bandwidth_bytes_per_s=1e10,
+            source=source,
+        )
+        for number in range(workers)
+    )
+    link = Link(between=("host", "host"), bandwidth_bytes_per_s=3e9, latency_s=2e-5, source=source)
+    return Machine(name="made-up", hosts=(host,), devices=cores, links=(link,))
+
+
+def workload(samples: int) -> Workload:
+    """Return a network of eight layers, five of which have little to exchange."""
+
+    def layer(name: str) -> Layer:
+        wide = name.startswith("fc")
+        flops = samples * (2 if wide else 8) * _MEGA
+        size = (2048, 1024) if wide else (256, 256)
+        return Layer(
+            name,
+            (Parameter("weight", size),),
+            samples * 4096,
+            Cost(flops=flops, nbytes=flops / 8, num_calls=2),
+            Cost(flops=2 * flops, nbytes=flops / 4, num_calls=4),
+        )
+
+    layers = tuple(map(layer, _NAMES))
+    backwards = tuple(reversed(range(len(layers))))
+    return Workload("made-up", samples, layers, backwards, samples * 12288)
+
+
+def stretched(timeline: Timeline, seed: int = 0) -> Timeline:
+    """Return the timeline as if measured: each step as long as before times a factor of its own."""
+    later = _warp(_step_ends(timeline), random.Random(seed))  # noqa: S311 - no secret
+    spans = (
+        span._replace(start_s=later(span.start_s), end_s=later(span.end_s))
+        for span in timeline.spans
+    )
+    return Timeline(spans, "measured")
+
+
+def _step_ends(timeline: Timeline) -> list[float]:
+    first = timeline.spans[0].on[0].owner
+    return [
+        span.end_s
+        for span in timeline.spans
+        if span.kind is Kind.STEP and span.on[0].owner == first
+    ]
+
+
+def _warp(ends: list[float], draw: random.Random) -> Callable[[float], float]:
+    """Return an increasing function of time: between two ends it is straight."""
+    starts = [0.0, *ends]
+
+    def factors() -> Iterator[float]:
+        for number in range(len(ends) + 1):
+            slow = 1 + 2 * draw.random() if number % 97 == 50 else 1.0
+            yield slow * (1.05 + 0.05 * draw.random())
+
+    slopes = list(factors())
+    lengths = [late - early for early, late in zip(starts, ends, strict=False)]
+    offsets = [0.0, *accumulate(s * n for s, n in zip(slopes, lengths, strict=False))]
+
+    def later(time: float) -> float:
+        step = min(bisect_right(ends, time), len(ends))
+        return offsets[step] + slopes[step] * (time - starts[step])
+
+    return later
+
+
+def write_long_run(folder: Path, num_steps: int = 1000, workers: int = 4) -> None:
+    """Write result.json and trace.json of such a run into a folder that exists."""
+    part, cores = workload(_BATCH // workers), machine(workers)
+    forecasts = rank(
+        forecast(part, cores, strategy, strategy.config(workers=workers), _BATCH)
+        for strategy in EXCHANGES.values()
+    )
+    chosen = next(one for one in forecasts if one.strategy == "allreduce")
+    strategy = EXCHANGES["allreduce"]
+    plan = strategy.plan(part, cores, chosen.config, Window(num_steps))
+    measured = stretched(simulate(plan, Roofline.of(cores)))
+    write_trace(folder / "trace.json", (chosen.timeline, measured))
+    result = Result(
+        id=f"20260102-030405-{num_steps}-steps",
+        settings=TrainSettings(model="made-up", workers=workers, batch_size=_BATCH, epochs=_EPOCHS),
+        strategy="allreduce",
+        decisions=(),
+        machine={"processor": "made up", "memory_bytes": 32 * 2**30, "paceline": "none"},
+        plans=tuple(map(PlanRow.of, forecasts)),
+        epochs=tuple(map(_epoch, range(_EPOCHS))),
+        accuracy=_epoch(_EPOCHS - 1).accuracy,
+        predicted_step_s=chosen.step_s,
+        measured_step_s=measured.typical_step_s(),
+        samples_per_s=_BATCH / measured.typical_step_s(),
+        comparison=ComparisonTable.of(compare(chosen.timeline, measured)),
+        faults=tuple(conform(plan, measured, slack_s=1e-9)),
+        peak_memory_bytes=(2**29,) * workers,
+    )
+    (folder / "result.json").write_text(result.model_dump_json())
+
+
+def _epoch(number: int) -> EpochRow:
+    loss = 0.2 + 2 / (number + 1)
+    return EpochRow(
+        number=number,
+        train_loss=loss,
+        test_loss=loss + 0.01 * number,
+        accuracy=0.98 - 0.6 / (number + 1),
+        seconds=7.5,
+    )

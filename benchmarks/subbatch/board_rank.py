@@ -1,0 +1,249 @@
+"""One of four ranks that stand for the GPUs of Dettmers 2016, section 5.1: layers and links paced.
+
+The strategy's own step runs, over gloo. A layer sleeps for as long as Table 4 says. An exchange
+ends when its real messages have come and the link has had the time for its bytes, one exchange
+after another, by the paper's board: all of it `SLOWER` times slower, so that loopback keeps up.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import repeat
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from figures import spread
+from paceline.core.machine import Machine
+from paceline.core.workload import Workload
+from paceline.data.dataset import TensorSamples
+from paceline.links.group import Group
+from paceline.machine_file import find_machine
+from paceline.models.paced import paced
+from paceline.papers.dettmers8bit import board
+from paceline.record.clock import clock_for
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.head import shares
+from paceline.strategies.subbatch.lane import Flight, Joined, Lane, Pending
+from paceline.strategies.subbatch.learner import Learner, Parallel
+from paceline.strategies.subbatch.paced import PacedStage, PacedUpdates, StageTimes
+from paceline.strategies.subbatch.recording import PassRecorder
+from paceline.strategies.subbatch.run import body_of
+from paceline.strategies.subbatch.split import Widths
+from paceline.strategies.subbatch.traffic import Traffic
+from paceline.training.step import Share
+from ranks import Variant, alternate, timed
+
+SLOWER = 40.0
+_ALONE = "alone"
+_CODECS = {32: None, 8: "dynamic8"}
+_HEADER, _BYTES_A_VALUE = 40, 1 + 4 / 1024
+_FEATURES = board.CONVOLUTIONS[-1].handed_on
+
+
+def measure(group: Group, quick: bool) -> dict[str, Any]:
+    """Return seconds of a step alone and together, in 32-bit and 8-bit, and how late links were."""
+    blocks, steps = (2, 1) if quick else (5, 2)
+    alone = _Alone()
+    together = {bits: _Together(group, codec) for bits, codec in _CODECS.items()}
+    variants = [Variant(_ALONE, timed(alone.step), group.world_size)]
+    for bits, one in together.items():
+        one.step()
+        one.lane.forget()
+        variants.append(Variant(str(bits), timed(one.step), group.world_size))
+    found = alternate(variants, group, blocks, steps)
+    seconds = {name: [one for block in times for one in block] for name, times in found.items()}
+    late = {str(bits): max(group.gather(one.lane.late)) for bits, one in together.items()}
+    for one in together.values():
+        one.close()
+    once = median(seconds[_ALONE])
+    return {
+        "slower": SLOWER,
+        "alone_s": spread(seconds[_ALONE]),
+        "speedups": {
+            name: spread([group.world_size * once / one for one in times])
+            for name, times in seconds.items()
+            if name != _ALONE
+        },
+        "late": late,
+    }
+
+
+def _spend(ms: float) -> None:
+    time.sleep(1e-3 * SLOWER * ms)
+
+
+def _body() -> Workload:
+    """Return the convolutions of table 4, with parameters as models name them."""
+    whole = board.alexnet()
+    layers = tuple(
+        replace(
+            layer,
+            parameters=tuple(
+                replace(one, name=f"{layer.name}.{one.name}") for one in layer.parameters
+            ),
+        )
+        for layer in whole.layers[: len(board.CONVOLUTIONS)]
+    )
+    order = tuple(reversed(range(len(layers))))
+    return Workload(whole.name, whole.batch_size, layers, order, whole.input_nbytes)
+
+
+def _model() -> nn.Module:
+    """Return a stand-in for the convolutions, which hands on what they do."""
+    times = [row.baseline_ms for row in board.CONVOLUTIONS]
+    scale = 1e-3 * SLOWER
+    return paced(
+        _body(),
+        [scale * forward for forward, *_ in times],
+        [scale * sum(backward) for _, *backward in times],
+        0.0,
+        _FEATURES,
+    )
+
+
+def _loaded() -> Iterator[Share]:
+    """Yield a batch after what table 4's layers leave of its total."""
+    listed = sum(sum(row.baseline_ms) for row in board.CONVOLUTIONS)
+    targets = torch.zeros(board.BATCH, dtype=torch.int64)
+    for share in repeat(Share(torch.zeros(board.BATCH, 1), targets, 1.0)):
+        _spend(board.TOTAL_MS - board.FC_MS - listed)
+        yield share
+
+
+class _Alone:
+    """A step of one GPU: all layers, one after another, and nothing to exchange."""
+
+    def __init__(self) -> None:
+        self._model, self._source = _model(), _loaded()
+
+    def step(self) -> None:
+        share = next(self._source)
+        features = self._model(share.inputs)
+        _spend(board.FC_MS)
+        features.backward(torch.zeros_like(features))
+        self._model.zero_grad()
+
+
+def _stage(row: board.Row, group: Group) -> PacedStage:
+    """Return what takes the time of table 4's model-parallel columns."""
+    widths = Widths.of(row.outputs, group.world_size)
+    times = StageTimes(*(1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms))
+    return PacedStage(row.label, row.inputs[0], widths, group.rank, times)
+
+
+@dataclass(frozen=True)
+class _OnLink:
+    """An exchange that does not end before the link has had the time for its bytes."""
+
+    pending: Pending
+    begun: float
+    seconds: float
+    lane: "_PacedLane"
+
+    def wait(self) -> Tensor:
+        values = self.pending.wait()
+        self.lane.carry(self.begun, self.seconds)
+        return values
+
+
+class _PacedLane(Lane):
+    """A lane whose exchanges cross the paper's board, one after another."""
+
+    def __init__(self, group: Group, bits: int, traffic: Traffic) -> None:
+        super().__init__(group)
+        self._board: Machine = find_machine("pcie-4gpu")
+        self._bits, self._traffic, self._peers = bits, traffic, group.world_size - 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self._free = self._busy = self._late = 0.0
+
+    @property
+    def late(self) -> float:
+        """How much later real exchanges were than their pace, as a share of the link's time."""
+        return self._late / self._busy
+
+    def begin(
+        self, post: Callable[[], Pending], done: Callable[[float, float], None] = lambda *_: None
+    ) -> Flight:
+        """Post an exchange."""
+
+        def on_link() -> Pending:
+            before, began = self._sent, time.monotonic()
+            pending = post()
+            head, rest = (now - then for now, then in zip(self._sent, before, strict=True))
+            return _OnLink(pending, began, self._seconds(pending, head, rest), self)
+
+        return super().begin(on_link, done)
+
+    def carry(self, begun: float, seconds: float) -> None:
+        """Wait until the link, free again then, has taken so long for an exchange."""
+        real = time.monotonic()
+        self._free = max(begun, self._free) + seconds
+        self._busy += seconds
+        if real > self._free:
+            self._late += real - self._free
+            self._free = real
+        time.sleep(max(0.0, self._free - real))
+
+    @property
+    def _sent(self) -> tuple[int, int]:
+        head, loss = self._traffic.head, self._traffic.loss
+        return head.activations_sent + head.errors_sent, loss.activations_sent
+
+    def _seconds(self, pending: Pending, head: int, rest: int) -> float:
+        """Return what an exchange takes, by its bytes for each other GPU before they are encoded.
+
+        `head` are those of activations or errors on the wire, `rest` others that travel as they
+        are; those of gradients are known.
+        """
+        if isinstance(pending, Joined):
+            nbytes = pending.values.nbytes / (self._peers + 1)
+            return self._taken(nbytes, 32, is_gradient=True)
+        bits = self._bits if head else 32
+        nbytes = (head or rest) / self._peers - _HEADER
+        return self._taken(nbytes if bits == 32 else 4 * nbytes / _BYTES_A_VALUE, bits)
+
+    def _taken(self, nbytes: float, bits: int, is_gradient: bool = False) -> float:
+        return 1e-3 * SLOWER * board.sync_ms(self._board, nbytes, bits, is_gradient)
+
+
+class _Together:
+    """The strategy's own steps, with a paced body, paced layers and a paced link."""
+
+    def __init__(self, group: Group, codec: str | None) -> None:
+        config = SubBatch(workers=group.world_size, activations=codec, errors=codec)
+        traffic, body = Traffic(), _model()
+        self.lane = _PacedLane(group, 32 if codec is None else 8, traffic)
+        parallel = Parallel(
+            model=body,
+            body=body,
+            stages=tuple(_stage(row, group) for row in board.CONNECTED),
+            batch_size=board.BATCH,
+            num_passes=len(shares(board.BATCH, group.world_size)),
+        )
+        self._replica, _ = body_of(parallel, config, group, self.lane)
+        self._learner = Learner(
+            parallel=parallel,
+            replica=self._replica,
+            config=config,
+            group=group,
+            lane=self.lane,
+            recorder=PassRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank),
+            sgd=PacedUpdates(),  # table 4 has no update
+            seed=0,
+            samples=TensorSamples(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)),
+            traffic=traffic,
+        )
+        self._source = _loaded()
+
+    def step(self) -> None:
+        self._learner.step(self._source)
+
+    def close(self) -> None:
+        self._replica.close()
+        self.lane.close()

@@ -1,0 +1,164 @@
+"""What the four types lose of activations and errors, beside the last rows of Table 2.
+
+The network of section 3.4 (one hidden layer of 1,024 rectifiers, dropout of 0.2, 0.3 and 0.3,
+RMSProp at 0.003) learns the digits in float32. In its last epoch all that would travel between
+model-parallel layers is encoded and decoded beside it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.codecs.codec import Codec
+from paceline.codecs.eightbit import EightBit
+from paceline.codecs.table import TABLES
+from paceline.data import ShardedBatches, load
+from readme import table
+
+_EPOCHS, _BATCH_SIZE, _LEARNING_RATE = 30, 64, 0.003
+_HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
+_OFFSET = 10.0  # "while other numbers used an exponent offset of 10^1"
+_BLOCKS, _WHOLE = "blocks", "whole"
+_SCALED = ("dynamic8", "linear8")  # which section 3.4 divides by the largest magnitude of all
+# Table 2, "MNIST model parallel": mean absolute errors of three layers, and relative ones in %.
+_PRINTED = {
+    "dynamic8": ((0.025, 2, 3321), (0.5, 2, 2)),
+    "linear8": ((0.02, 2.6, 3387), (1, 2, 3)),
+    "mantissa8": ((1, 70, 265000), (1.5, 2, 8)),
+    "static8": ((0.45, 50, 187000), (1, 2, 6)),
+}
+
+
+@dataclass
+class _Errors:
+    """Sums of errors so far, and of how many values."""
+
+    count: int = 0
+    count_nonzero: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: {"absolute": 0.0, "relative": 0.0})
+
+    def add(self, values: Tensor, coded: Tensor) -> None:
+        errors, sizes = (coded - values).abs().double(), values.abs().double()
+        nonzero = sizes > 0
+        self.count += len(values)
+        self.count_nonzero += int(nonzero.sum())
+        self.sums["absolute"] += float(errors.sum())
+        self.sums["relative"] += float((errors[nonzero] / sizes[nonzero]).sum())
+
+    def means(self) -> dict[str, float]:
+        return {
+            "absolute": self.sums["absolute"] / self.count,
+            "relative": self.sums["relative"] / max(1, self.count_nonzero),
+        }
+
+
+class _Seen(nn.Module):
+    """The network, and what its layers handed on in the last forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, _HIDDEN), nn.Linear(_HIDDEN, _NUM_CLASSES)
+        self.drops = nn.ModuleList(nn.Dropout(share) for share in _DROPOUT)
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores."""
+        inputs = self._noted("input", self.drops[0](images.flatten(1)))
+        hidden = self._noted("hidden", self.drops[1](self.first(inputs).relu()))
+        # The third share is of the scores: nothing else is left in 784x1024x10.
+        return self._noted("scores", self.drops[2](self.last(hidden)))
+
+    def _noted(self, name: str, values: Tensor) -> Tensor:
+        if self.training:
+            values.requires_grad_().retain_grad()
+            self.seen[name] = values
+        return values
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return mean errors by what travels, layer, type and scale, and the accuracy reached."""
+    epochs = 1 if quick else _EPOCHS
+    torch.manual_seed(0)
+    digits, model = load("digits"), _Seen()
+    found: dict[tuple[str, str, str, str], _Errors] = {}
+
+    def look() -> None:
+        for layer, values in model.seen.items():
+            assert values.grad is not None
+            for what, tensor in (("activations", values.detach()), ("errors", values.grad)):
+                for name, scale, codec in _codecs(tensor):
+                    errors = found.setdefault((what, layer, name, scale), _Errors())
+                    flat = tensor.flatten()
+                    errors.add(flat, codec.decode(codec.encode(flat)))
+
+    _train(model, digits.train[:], epochs, look)
+    model.eval()
+    images, labels = digits.test[:]
+    with torch.no_grad():
+        accuracy = float((model(images).argmax(1) == labels).double().mean())
+    rows = [
+        {"what": what, "layer": layer, "type": name, "scale": scale, **errors.means()}
+        for (what, layer, name, scale), errors in found.items()
+    ]
+    return {"epochs": epochs, "accuracy": accuracy, "rows": rows}
+
+
+def _codecs(values: Tensor) -> Iterator[tuple[str, str, Codec]]:
+    """Yield each type in blocks, as it travels here, and with one scale, as section 3.4 has it."""
+    largest = float(values.abs().max())
+    for name in TABLES:
+        yield name, _BLOCKS, EightBit(name)
+        if largest:
+            yield name, _WHOLE, EightBit(name, offset=largest if name in _SCALED else _OFFSET)
+
+
+def _train(
+    model: nn.Module, samples: tuple[Tensor, Tensor], epochs: int, look: Callable[[], None]
+) -> None:
+    inputs, targets = samples
+    optimizer = torch.optim.RMSprop(model.parameters(), _LEARNING_RATE)
+    batches = ShardedBatches(len(targets), _BATCH_SIZE, 0, 1, 0)
+    for epoch in range(epochs):
+        batches.set_epoch(epoch)
+        for rows in batches:
+            cross_entropy(model(inputs[rows]), targets[rows]).backward()
+            if epoch == epochs - 1:
+                look()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables."""
+    known = {(row["what"], row["layer"], row["type"], row["scale"]): row for row in figures["rows"]}
+    tables = [_of(known, "activations", "absolute"), _of(known, "activations", "relative")]
+    tables += [_of(known, "errors", "relative")]
+    said = (
+        f"{_HIDDEN:,} rectifiers, {figures['epochs']} epochs, test accuracy "
+        f"{figures['accuracy']:.2%}. Table 2 has three figures for each type, of three layers it "
+        "does not name, on MNIST, and no errors of what comes back."
+    )
+    return "\n\n".join([*tables, said])
+
+
+_LAYERS = ("input", "hidden", "scores")
+
+
+def _of(known: dict[tuple[str, str, str, str], dict[str, Any]], what: str, way: str) -> str:
+    factor, number = (100.0, 1) if way == "relative" else (1.0, 0)
+    lines = []
+    for name in TABLES:
+        printed = " / ".join(f"{one:g}" for one in _PRINTED[name][number])
+        ours = (
+            " / ".join(f"{factor * known[what, layer, name, scale][way]:.3g}" for layer in _LAYERS)
+            for scale in (_BLOCKS, _WHOLE)
+        )
+        lines.append((name, *([printed] if what == "activations" else []), *ours))
+    head = ("type", *(["printed (MNIST)"] if what == "activations" else []))
+    unit = ", %" if way == "relative" else ""
+    title = f"{what.capitalize()}: mean {way} error{unit}, of {' / '.join(_LAYERS)}"
+    return table(title, (*head, "in blocks of 1,024", "one scale, as section 3.4"), lines)

@@ -1,0 +1,24 @@
+"""What strategy subbatch sends and gains, and what 8-bit activations and errors do to learning.
+
+    python benchmarks/subbatch/main.py [PART ...] [--quick]
+
+Parts are rehearsed, network, timeline, accuracy and errors. Without one all are measured; network
+and timeline need root, for two network namespaces. With --quick a few steps show that everything
+works; the figures mean nothing, and are not written.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import tables  # noqa: E402
+
+import parts  # noqa: E402
+
+if __name__ == "__main__":
+    parts.run(HERE, {name: part.measure for name, part in tables.PARTS.items()}, tables.of)

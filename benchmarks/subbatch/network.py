@@ -1,0 +1,95 @@
+"""AlexNet on two hosts of one core each, joined at 1 Gbit/s: bytes, and samples a second."""
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "network"))
+sys.path.append(str(HERE.parent / "wheel"))
+
+from ddp import ALONE  # noqa: E402
+from host import missing  # noqa: E402
+from hosts import TwoHosts  # noqa: E402
+from network_rank import BATCH_SIZE, BUCKETS_MB, ddp  # noqa: E402
+
+from figures import shown  # noqa: E402
+from paceline.links.launch import KEEPING_MEMORY  # noqa: E402
+from readme import table  # noqa: E402
+
+_RATE = "1gbit"
+_PAYLOAD = 1448 / 1514  # of a full frame: what TCP carries, and Ethernet's bytes
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return seconds and bytes of all variants."""
+    problem = missing()
+    if problem:
+        sys.exit(f"network: {problem}")
+    with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
+        output = Path(folder) / "figures.json"
+        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "network_rank"]
+        finished = hosts.run(
+            [*program, str(output), *(["--quick"] if quick else [])],
+            1,
+            KEEPING_MEMORY | {"OMP_NUM_THREADS": "1"},
+            cores=(0, 1),
+            deadline_s=1200.0,
+        )
+        if any(one.code for one in finished):
+            sys.exit("\n".join(one.err for one in finished))
+        figures: dict[str, Any] = json.loads(output.read_text())
+    return figures
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables."""
+    rows, samples = figures["variants"], figures["samples"]
+    best = min((ddp(mb) for mb in BUCKETS_MB), key=lambda name: _seconds(rows[name]))
+    lines = [
+        (
+            name,
+            shown(row["seconds"], 1e3, 0),
+            f"{samples / _seconds(row):.2f}",
+            f"{_seconds(rows[best]) / _seconds(row):.2f}",
+            "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.2f}",
+        )
+        for name, row in rows.items()
+    ]
+    head = ("", "ms a step", "samples/s", "times the best DDP", "MB each way")
+    title = f"AlexNet, {BATCH_SIZE} images a worker, two hosts, 1 Gbit/s"
+    return f"{table(title, head, lines)}\n\n{_bytes(rows)}"
+
+
+def _bytes(rows: dict[str, Any]) -> str:
+    lines = []
+    for name, row in rows.items():
+        if "sent" not in row:
+            continue
+        sent, planned = row["sent"], row["planned"]
+        whole = {"all": sum(sent.values())}, {"all": sum(planned.values())}
+        for purpose, nbytes in (sent | whole[0]).items():
+            expected = (planned | whole[1])[purpose]
+            lines.append((name, purpose, _mb(nbytes), _mb(expected), _more(nbytes, expected)))
+        expected = whole[1]["all"]
+        counted = {"by the interface": 1.0, "by the interface, payload of its frames": _PAYLOAD}
+        for by, part in counted.items():
+            wire = part * row["wire_nbytes"]
+            lines.append((name, by, _mb(wire), _mb(expected), _more(wire, expected)))
+    head = ("", "purpose", "MB a step", "by the plan", "more")
+    return table("Bytes that a worker sends", head, lines)
+
+
+def _seconds(row: dict[str, Any]) -> float:
+    seconds: float = row["seconds"]["median"]
+    return seconds
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.4f}"
+
+
+def _more(nbytes: float, expected: float) -> str:
+    return f"{nbytes / expected - 1:+.2%}" if expected else ""

@@ -1,0 +1,107 @@
+"""AlexNet on a rank of each of two hosts: what a step takes and sends, by subbatch and by DDP.
+
+All run in the same processes, block by block in turn. A step of subbatch is the strategy's own.
+"""
+
+import sys
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "wheel"))  # after our own
+
+from ddp import ALONE, Counted, plain
+
+from paceline.data.dataset import TensorSamples
+from paceline.links.group import Group
+from paceline.machine_file import find_machine
+from paceline.models.workload import workload_of
+from paceline.record.clock import clock_for
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.lane import Lane
+from paceline.strategies.subbatch.learner import Learner
+from paceline.strategies.subbatch.recording import PassRecorder
+from paceline.strategies.subbatch.run import body_of, split
+from paceline.strategies.subbatch.traffic import planned
+from paceline.training.step import SGD, Share
+from ranks import Variant, alternate, compare, timed
+from trainee import Task, Trainee
+
+BATCH_SIZE, BUCKETS_MB = 16, (10, 25, 100)
+_MODEL = "alexnet"
+_CODECS: dict[str, dict[str, str]] = {
+    "subbatch": {},
+    "subbatch, 8-bit": {"activations": "dynamic8", "errors": "dynamic8"},
+    "subbatch, 8-bit, gradients too": dict.fromkeys(
+        ("activations", "errors", "gradients"), "dynamic8"
+    ),
+}
+_NUM_WARM_UP = 2
+
+
+def ddp(bucket_mb: int) -> str:
+    """Return what DistributedDataParallel with such buckets is called."""
+    return f"DDP float32, buckets of {bucket_mb} MB"
+
+
+def measure(group: Group, quick: bool) -> dict[str, Any]:
+    """Return seconds and bytes of all variants, as the first rank saw them."""
+    blocks, steps = (2, 1) if quick else (6, 2)
+    task = Task.synthetic(_MODEL, BATCH_SIZE, group.device)
+    runs = {ALONE: Trainee(task, lambda model: model)}
+    runs |= {ddp(mb): Trainee(task, partial(plain, bucket_mb=mb)) for mb in BUCKETS_MB}
+    ours = {name: _SubBatch(codecs, task, group) for name, codecs in _CODECS.items()}
+    variants, counted = [], {}
+    for name, run in (runs | ours).items():
+        for _ in range(_NUM_WARM_UP):
+            run.step()
+        counted[name] = Counted(timed(run.step))
+        variants.append(Variant(name, counted[name], group.world_size))
+    rows = compare(alternate(variants, group, blocks, steps), ddp(BUCKETS_MB[0]))
+    for name, row in rows.items():
+        row["wire_nbytes"] = median(counted[name].nbytes) / 2  # in each direction
+    for name, one in ours.items():
+        rows[name] |= {"sent": one.sent, "planned": one.planned}
+        one.close()
+    return {"samples": BATCH_SIZE * group.world_size, "variants": rows}
+
+
+class _SubBatch:
+    """The strategy's own steps on the task's batch."""
+
+    def __init__(self, codecs: dict[str, str], task: Task, group: Group) -> None:
+        config = SubBatch(workers=group.world_size, **codecs)
+        workload = workload_of(_MODEL, BATCH_SIZE, None)
+        parallel = split(task.build, workload, config, group, 0)
+        self._lane = Lane(group)
+        self._replica, self._gradients = body_of(parallel, config, group, self._lane)
+        self._learner = Learner(
+            parallel=parallel,
+            replica=self._replica,
+            config=config,
+            group=group,
+            lane=self._lane,
+            recorder=PassRecorder(clock_for(group.device), f"cpu{group.rank}", group.rank),
+            sgd=SGD(learning_rate=1e-4),
+            seed=0,
+            samples=TensorSamples(task.inputs, task.targets),
+        )
+        self._source = repeat(Share(task.inputs, task.targets, 1.0))
+        self.planned = planned(workload, find_machine("two-hosts-gigabit"), config)
+
+    @property
+    def sent(self) -> dict[str, float]:
+        """Bytes sent in a step, by purpose."""
+        assert self._gradients is not None
+        return self._learner.traffic.per_step(self._gradients.bytes_sent)
+
+    def step(self) -> None:
+        """Take a step."""
+        self._learner.step(self._source)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._replica.close()
+        self._lane.close()

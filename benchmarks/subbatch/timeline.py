@@ -1,0 +1,143 @@
+"""A step's way through the split head, from a real run: AlexNet on two hosts at 200 Mbit/s.
+
+Real arithmetic, 16 images a worker, one core a host. The picture begins with the last of the body's
+forward and ends with the first of its backward. Each sub-batch has rows of its own.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "network"))
+
+from host import missing  # noqa: E402
+from hosts import TwoHosts  # noqa: E402
+
+import lanes  # noqa: E402
+from paceline.core.plan import COMPUTE, Kind  # noqa: E402
+from paceline.core.timeline import Span, Timeline  # noqa: E402
+from paceline.links.launch import KEEPING_MEMORY  # noqa: E402
+from paceline.record.trace import read_timeline  # noqa: E402
+from readme import table  # noqa: E402
+
+_RATE, _SAMPLES, _WORKERS = "200mbit", 16, 2
+_DEVICE = "cpu0"
+_MARGIN = 0.08  # of the way through the head, before and after it
+_PASS = re.compile(r"s\d+/\w+\[[^]]+/(\d+)\]")  # s2/forward[classifier.1/0]@worker0
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return what the first worker computed and exchanged in a step's way through the head."""
+    problem = missing()
+    if problem:
+        sys.exit(f"timeline: {problem}")
+    with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
+        finished = hosts.run(
+            _command(folder, 3 if quick else 12),
+            1,
+            KEEPING_MEMORY | {"OMP_NUM_THREADS": "1"},
+            cores=(0, 1),
+            deadline_s=500.0,
+        )
+        if any(one.code for one in finished):
+            sys.exit("\n".join(one.err for one in finished))
+        (trace,) = Path(folder).glob("*/trace.json")
+        return _head_of(read_timeline(trace, "measured"))
+
+
+def _command(folder: str, steps: int) -> list[str]:
+    batch = _SAMPLES * _WORKERS
+    words = ["train", "alexnet", "--data", f"synthetic:samples={batch * steps}"]
+    words += ["--strategy", "subbatch", "--workers", str(_WORKERS), "--batch-size", str(batch)]
+    words += ["--epochs", "1", "--profile-s", "1", "--deadline-s", "120", "--output", folder]
+    return [sys.executable, "-m", "paceline", *words, "--json"]
+
+
+def _head_of(timeline: Timeline) -> dict[str, Any]:
+    """Return the spans of a step, from before its first pass to after the last.
+
+    It is the traced step with the shortest way through the head: what else runs on the two cores
+    disturbed it least.
+    """
+    steps: dict[str, list[Span]] = {}
+    for lane, track in timeline.tracks.items():
+        for span in track if lane.owner == _DEVICE else ():
+            steps.setdefault(span.name.partition("/")[0], []).append(span)
+    own = min(steps.values(), key=_length)
+    first, last = _way(own)
+    margin = _MARGIN * (last - first)
+    start_s, end_s = first - margin, last + margin
+    return {
+        "stretch_s": [0.0, end_s - start_s],
+        "head_s": [margin, last - start_s],
+        "spans": [
+            [span.name, span.kind.value, span.start_s - start_s, span.end_s - start_s]
+            for span in own
+            if span.end_s > start_s and span.start_s < end_s
+        ],
+    }
+
+
+def _way(spans: Sequence[Span]) -> tuple[float, float]:
+    """Return when the first pass of a step begins and the last one ends."""
+    passes = [span for span in spans if _number(span) is not None]
+    return min(span.start_s for span in passes), max(span.end_s for span in passes)
+
+
+def _length(spans: Sequence[Span]) -> float:
+    first, last = _way(spans)
+    return last - first
+
+
+def drawn(figures: dict[str, Any]) -> str:
+    """Return the picture."""
+    start_s, end_s = figures["stretch_s"]
+    title = "subbatch, measured: the head of AlexNet, 16 images a worker, 200 Mbit/s, one of two"
+    shown = f"{title} workers: {1e3 * (end_s - start_s):.0f} ms"
+    return lanes.picture(shown, list(_rows(_spans(figures))), start_s, end_s)
+
+
+def _rows(spans: Sequence[Span]) -> Iterator[lanes.Row]:
+    for does, computes in ((f"{_DEVICE} computes", True), ("exchange", False)):
+        for number in (None, *map(str, range(_WORKERS))):
+            where = "the body" if number is None else f"sub-batch {number}"
+            own = [s for s in spans if (s.kind in COMPUTE) == computes and _number(s) == number]
+            if own:
+                yield f"{does}: {where}", own
+
+
+def _number(span: Span) -> str | None:
+    """Return the number of a span's sub-batch; None of what belongs to the body."""
+    found = _PASS.match(span.name)
+    return found[1] if found else None
+
+
+def _spans(figures: dict[str, Any]) -> list[Span]:
+    return [
+        Span(name, Kind(kind), (), start, end, "") for name, kind, start, end in figures["spans"]
+    ]
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the table: what computed and travelled, and how much of it at the same time."""
+    first, last = figures["head_s"]
+    inside = [span for span in _spans(figures) if _number(span) is not None]
+    computed = [span for span in inside if span.kind in COMPUTE]
+    exchanged = [span for span in inside if span.kind not in COMPUTE]
+    both = sum(_overlap(one, other) for one in computed for other in exchanged)
+    seconds = {
+        "the way through the head": last - first,
+        "computing": sum(span.duration_s for span in computed),
+        "exchanges under way": sum(span.duration_s for span in exchanged),
+        "of these beside computing": both,
+    }
+    rows = [(name, f"{1e3 * value:.0f}") for name, value in seconds.items()]
+    return table("A step in the head, worker 0", ("", "ms"), rows)
+
+
+def _overlap(one: Span, other: Span) -> float:
+    return max(0.0, min(one.end_s, other.end_s) - max(one.start_s, other.start_s))
