@@ -63,6 +63,18 @@ def test_workers_that_pay_and_what_more_would_lose():
     )
 
 
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_a_loss_within_the_quartiles_is_said_to_be_one(scaling: str):
+    epochs = 2 if scaling == "weak" else 1  # of one worker's samples, by two
+    base = cell("tree", epoch_s=10.0, spread=(9.0, 10.4), scaling=scaling)
+    for least_s, unsure in ((10.2, True), (10.5, False)):
+        spread = (least_s * epochs, 12.0 * epochs)
+        more = cell("tree", 2, epoch_s=11.0 * epochs, spread=spread, scaling=scaling)
+        sentence = said([base, more], "workers").sentence
+        assert "2 would lose 9 %" in sentence
+        assert sentence.endswith("which is within what the figures can tell.") == unsure
+
+
 def test_weak_scaling_counts_the_samples_that_grow():
     found = said(study({"tree": 25}, (1, 4), scaling="weak"), "workers")
     # Four times the samples in 125 s for 100 s.

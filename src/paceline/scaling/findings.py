@@ -44,7 +44,12 @@ class Timed:
     @property
     def rate(self) -> float:
         """Epochs of one worker's samples in a second: what can be compared across all cells."""
-        return (self.cell.workers if self.cell.scaling == "weak" else 1) / self.epoch_s
+        return self._epochs / self.epoch_s
+
+    @property
+    def _epochs(self) -> int:
+        """Epochs of one worker's samples in an epoch of all."""
+        return self.cell.workers if self.cell.scaling == "weak" else 1
 
     @property
     def compute_s(self) -> float:
@@ -58,11 +63,14 @@ class Timed:
         return one.batch if one.scaling == "weak" else -(-one.batch // one.workers)
 
     def tells_apart(self, other: "Timed") -> bool:
-        """Whether the two differ by more than their quartiles do."""
+        """Whether the rates of the two differ by more than their quartiles do."""
         mine, theirs = self.cell.spread, other.cell.spread
         if mine is None or theirs is None:
-            return self.epoch_s != other.epoch_s
-        return mine[1] < theirs[0] or theirs[1] < mine[0]
+            return self.rate != other.rate
+        return (
+            mine[1] * other._epochs < theirs[0] * self._epochs
+            or theirs[1] * self._epochs < mine[0] * other._epochs
+        )
 
 
 def looked_at(cells: Iterable[Cell]) -> list[Timed]:

@@ -147,6 +147,8 @@ def _workers(known: Sequence[Timed], first: Timed) -> Insight | None:
         change = last.rate / chosen.rate - 1
         verb = "gain" if change >= 0 else "lose"
         sentence += f"; {most} would {verb} {share(abs(change), 0)}"
+        if not last.tells_apart(chosen):
+            sentence += ", which is within what the figures can tell"
     figures = tuple(
         (f"speed-up on {_workers_text(count)}, {one.cell.method}", number(one.rate / base.rate))
         for count, one in found.items()
