@@ -124,22 +124,26 @@ def worth(by_number: dict[int, Timed]) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """A line through the memory of two batches: so much, and so much for each sample."""
+    """A line through the memory of two batches: so much, and so much for each sample.
+
+    A process may have been fullest before its steps. So memory is convex in the samples, and a
+    batch larger than both needs at least what the line says.
+    """
 
     fixed_bytes: float
     sample_bytes: float
 
     def largest(self, capacity_bytes: float) -> int:
-        """Return the largest number of samples whose step fits."""
+        """Return a number of samples that no batch can exceed whose step fits."""
         return max(0, int((capacity_bytes - self.fixed_bytes) // self.sample_bytes))
 
 
 def memory_of(cells: Iterable[Timed], like: Timed) -> Memory | None:
-    """Return the line through the smallest and the largest batch; None if it does not grow."""
+    """Return the line through the two largest batches; None if it does not grow."""
     found = by_samples(cells, like)
     if len(found) < 2:
         return None
-    (few, small), *_, (many, large) = found.items()
+    *_, (few, small), (many, large) = found.items()
     sample_bytes = (large.memory_bytes - small.memory_bytes) / (many - few)
     if sample_bytes <= 0:
         return None

@@ -230,12 +230,12 @@ def _memory(known: Sequence[Timed], first: Timed) -> Insight | None:
         return None
     most = max(by_samples(known, first))
     sentence = (
-        f"A worker's memory grows by {nbytes(line.sample_bytes)} with each sample of its step: "
-        f"about {line.largest(capacity):,} would fit into {nbytes(capacity)}"
+        f"A worker's memory grows by {nbytes(line.sample_bytes)} or more with each sample of its "
+        f"step: at most {line.largest(capacity):,} fit into {nbytes(capacity)}"
     )
     figures = (
         (f"memory with {first.samples} samples", nbytes(first.memory_bytes)),
-        ("without any sample", nbytes(max(0.0, line.fixed_bytes))),
+        ("of which does not grow", nbytes(max(0.0, line.fixed_bytes))),
         ("most samples looked at", str(most)),
     )
     return Insight("memory", f"{sentence}.", figures)
