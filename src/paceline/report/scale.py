@@ -69,7 +69,8 @@ def _tiles(result: ScaleResult) -> Iterator[Tile]:
     if not timed:
         return
     best = min(timed, key=lambda cell: cell.epoch_s or 0.0)
-    where = f"{best.method}, {best.workers} workers, batch {best.batch}"
+    workers = f"{best.workers} worker{'s' * (best.workers > 1)}"
+    where = f"{best.method}, {workers}, batch {best.batch}"
     yield "fastest epoch", duration(best.epoch_s or 0.0), f"{best.kind}: {where}"
     yield "exposed", share((best.exposed_s or 0.0) / (best.epoch_s or 1.0)), "of that epoch"
     yield "memory", nbytes(best.memory_bytes or 0), "of its fullest worker"
