@@ -90,15 +90,22 @@ def _fastest(rows: Sequence[PlanRow]) -> list[PlanRow]:
     return list(first.values())
 
 
-def comparison_table(comparison: ComparisonTable) -> Table:
-    """Return two timelines side by side, per step."""
+def comparison_table(comparison: ComparisonTable, *, two_runs: bool = False) -> Table:
+    """Return two timelines side by side, per step.
+
+    With the error of the left one, a prediction of the right one; or, of two runs, with the change
+    from the left to the right.
+    """
     table = Table(title="Seconds per step", title_justify="left")
     table.add_column("")
-    for column in (comparison.left, comparison.right, "error"):
+    for column in (comparison.left, comparison.right, "change" if two_runs else "error"):
         table.add_column(column, justify="right")
     for row in comparison.rows:
-        error = "" if row.error is None else f"{row.error:+.1%}"
-        table.add_row(row.quantity, duration(row.left_s), duration(row.right_s), error)
+        off = row.error
+        if two_runs:
+            off = row.right_s / row.left_s - 1 if row.left_s else None
+        text = "" if off is None else share(off, signed=True)
+        table.add_row(row.quantity, duration(row.left_s), duration(row.right_s), text)
     return table
 
 

@@ -174,6 +174,9 @@ def test_a_run_is_compared_with_its_prediction(line, tmp_path):
     assert first["quantity"] == "step"
     assert (first["left_s"], first["right_s"]) == pytest.approx((1.5, 2.0))
     assert first["error"] == pytest.approx(-0.25)
+    line("compare", folder)
+    assert "error" in line.out
+    assert "-25.0 %" in line.out
 
 
 def test_two_runs_are_compared_as_they_were_measured(line, tmp_path):
@@ -184,7 +187,7 @@ def test_two_runs_are_compared_as_they_were_measured(line, tmp_path):
     assert (table["rows"][0]["left_s"], table["rows"][0]["right_s"]) == pytest.approx((3, 4))
     line("compare", one, other)
     assert line.code == 0
-    for text in ("Seconds per step", "one", "other", "forward", "-25.0%"):
+    for text in ("Seconds per step", "one", "other", "forward", "change", "+33.3 %"):
         assert text in line.out
 
 

@@ -45,7 +45,7 @@ def compare(
         print_json(table.model_dump() | (changed.model_dump() if changed else {}))
         return
     out = console()
-    out.print(comparison_table(table))
+    out.print(comparison_table(table, two_runs=second is not None))
     for more in difference_tables(changed, table) if changed else ():
         out.print(more)
     for sentence in changed.sentences if changed else ():
