@@ -165,7 +165,7 @@ def test_of_many_plans_the_best_are_shown():
 
 def test_two_timelines_are_compared_with_units():
     quantity, left, right, error = cells(comparison_table(RESULT.comparison))
-    assert (quantity[0], left[0], right[0], error[0]) == ("step", "1.50 s", "2.00 s", "-25.0%")
+    assert (quantity[0], left[0], right[0], error[0]) == ("step", "1.50 s", "2.00 s", "-25.0 %")
     assert error[quantity.index("exposed")] == ""
 
 
