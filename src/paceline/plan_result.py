@@ -3,17 +3,10 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from paceline.core.errors import InvalidInput
 from paceline.result import RankingRows
-from paceline.settings import first_fault
-
-
-class _Kind(BaseModel):
-    """What tells such a result from others."""
-
-    kind: str | None = None
+from paceline.result_file import read_kind
 
 
 class PlanResult(BaseModel):
@@ -40,13 +33,4 @@ def read_plan(folder: Path) -> PlanResult | None:
 
     InvalidInput names the file and what is wrong.
     """
-    path = folder / "result.json"
-    try:
-        text = path.read_bytes()
-        if _Kind.model_validate_json(text).kind != "plan":
-            return None
-        return PlanResult.model_validate_json(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    return read_kind(folder, "plan", PlanResult)

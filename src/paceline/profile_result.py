@@ -3,22 +3,15 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from paceline.core.errors import InvalidInput
 from paceline.core.insight import Insight
 from paceline.profile_settings import ProfileSettings
-from paceline.settings import first_fault
+from paceline.result_file import read_kind
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Kind(BaseModel):
-    """What tells such a result from others."""
-
-    kind: str | None = None
 
 
 class Spread(_Record):
@@ -218,13 +211,4 @@ def read_profile(folder: Path) -> ProfileResult | None:
 
     InvalidInput names the file and what is wrong.
     """
-    path = folder / "result.json"
-    try:
-        text = path.read_bytes()
-        if _Kind.model_validate_json(text).kind != "profile":
-            return None
-        return ProfileResult.model_validate_json(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    return read_kind(folder, "profile", ProfileResult)

@@ -3,23 +3,16 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from paceline.core.errors import InvalidInput
 from paceline.core.insight import Insight
 from paceline.core.timeline import Origin
+from paceline.result_file import read_kind
 from paceline.scale_settings import Point, ScaleSettings, Scaling
-from paceline.settings import first_fault
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Kind(BaseModel):
-    """What tells such a result from others."""
-
-    kind: str | None = None
 
 
 class Cell(_Record):
@@ -72,13 +65,4 @@ def read_scale(folder: Path) -> ScaleResult | None:
 
     InvalidInput names the file and what is wrong.
     """
-    path = folder / "result.json"
-    try:
-        text = path.read_bytes()
-        if _Kind.model_validate_json(text).kind != "scale":
-            return None
-        return ScaleResult.model_validate_json(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    return read_kind(folder, "scale", ScaleResult)

@@ -3,23 +3,17 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from paceline.core.errors import InvalidInput
 from paceline.result import EpochRow
-from paceline.settings import UnevenSettings, first_fault
+from paceline.result_file import read_kind
+from paceline.settings import UnevenSettings
 
 _Points = tuple[tuple[float, int], ...]  # seconds of training, and a number
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Kind(BaseModel):
-    """What tells such a result from others."""
-
-    kind: str | None = None
 
 
 class WorkerRow(_Record):
@@ -75,13 +69,4 @@ def read_uneven(folder: Path) -> UnevenResult | None:
 
     InvalidInput names the file and what is wrong.
     """
-    path = folder / "result.json"
-    try:
-        text = path.read_bytes()
-        if _Kind.model_validate_json(text).kind != "uneven":
-            return None
-        return UnevenResult.model_validate_json(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    return read_kind(folder, "uneven", UnevenResult)

@@ -3,23 +3,15 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from paceline.core.errors import InvalidInput
 from paceline.result import EpochRow
-from paceline.settings import first_fault
+from paceline.result_file import read_kind
 from paceline.wheel_settings import WheelRehearseSettings, WheelSettings
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Kind(BaseModel):
-    """What tells such a result from others."""
-
-    kind: str | None = None
-    origin: str | None = None
 
 
 class PurposeRow(_Record):
@@ -113,15 +105,4 @@ def read_wheel(folder: Path) -> WheelResult | WheelRehearsal | None:
 
     InvalidInput names the file and what is wrong.
     """
-    path = folder / "result.json"
-    try:
-        text = path.read_bytes()
-        found = _Kind.model_validate_json(text)
-        if found.kind != "wheel":
-            return None
-        record = WheelRehearsal if found.origin == "rehearsed" else WheelResult
-        return record.model_validate_json(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    return read_kind(folder, "wheel", WheelResult, WheelRehearsal)
