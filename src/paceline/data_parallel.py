@@ -1,15 +1,15 @@
 """A drop-in for torch's DistributedDataParallel, in a loop that stays the user's."""
 
-import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.choose import Choice, balanced, choose
+from paceline.choose import balanced, methods
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Timeline
@@ -19,9 +19,10 @@ from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
 from paceline.exchange.nonfinite import Policy, check_policy
 from paceline.exchange.readiness import in_backward
-from paceline.exchange.replica import Alone, Replica, Statistics
+from paceline.exchange.replica import Statistics
 from paceline.exchange.steps import Steps
-from paceline.links.group import joined
+from paceline.exchange.synchronized import OF_TORCH_ALONE, Method, Synchronized, weakly
+from paceline.exchange.trials import Trials
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.tune.chunk import Trial
@@ -30,19 +31,21 @@ _KEPT_STEPS = 8
 EXCHANGES = ("auto", "allreduce", "tree", "host")
 
 
-class DataParallel(nn.Module):
+class DataParallel(Synchronized):
     """Runs `module` on this rank's samples, and gives its parameters the mean gradients of all.
 
-    Launched with torchrun, one process a rank. A process group is made if there is none. All ranks
-    must have the same model; it starts with the parameters and buffers of rank 0, whose buffers
-    are sent before each forward pass in training.
+    It is a DistributedDataParallel, takes its arguments, in its order, and does what it does: it
+    broadcasts and checks the module when it is made, sends rank 0's buffers before each forward
+    pass, never runs the module but when it is called, and raises where DistributedDataParallel
+    raises. Launched with torchrun, one process a rank; a default process group is made if there is
+    none, and without torchrun's environment it just calls the module.
 
     `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's
-    DistributedDataParallel, "tree" updates on rank 0, and "auto" measures the three at the first
-    forward pass in training and takes the one with the best prediction (`why` says the reason).
-    `chunk`: how many layers "host" exchanges together; "auto" starts from a prediction and tries
-    neighbours while training goes on. No rank waits longer than `deadline_s` for another:
-    WorkerLost names the one that does not answer.
+    own reducer, "tree" the classical baseline, and "auto" takes a few steps of each and stays with
+    the fastest (`why` says the figures). `chunk`: how many layers "host" exchanges together; "auto"
+    predicts it from its first steps, and tries neighbours while training goes on. No rank waits
+    longer than `deadline_s` for another, by default than the process group's timeout: WorkerLost
+    names the one that does not answer.
 
     `codec` encodes gradients on their way: between machines with "host", between all ranks with
     "allreduce"; "tree" has none. A name ("dynamic8", "half" and so on), a codec, or "auto" for what
@@ -54,90 +57,159 @@ class DataParallel(nn.Module):
     samples. A rank may have none. `balance()` takes the sampler that is to follow the ranks'
     speeds. A rank that would not help gets no samples then, but with `force`.
 
-    `state_dict` and `load_state_dict` are those of the module itself, without a prefix.
-    Raises InvalidInput for what cannot be exchanged.
+    `state_dict` is DistributedDataParallel's, with the prefix "module."; `load_state_dict` takes it
+    with and without. Gradients are the caller's, unless `gradient_as_bucket_view`. Raises
+    InvalidInput for what cannot be exchanged.
     """
 
     def __init__(
         self,
         module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: DeviceMesh | None = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: list[int] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
         exchange: Literal["auto", "allreduce", "tree", "host"] = "auto",
         codec: str | Codec | None = None,
         chunk: int | Literal["auto"] = "auto",
-        deadline_s: float = 30.0,
+        deadline_s: float | None = None,
         on_nonfinite: Policy = "raise",
         balance: Literal["auto"] | None = None,
         force: bool = False,
     ) -> None:
-        super().__init__()
+        given = _given(locals())
         _check(exchange, chunk, balance)
-        self.module = module
-        self._exchange, self._chunk, self._deadline_s = exchange, chunk, deadline_s
-        self._compression = _compression(exchange, codec, on_nonfinite)
-        self._replica: Replica | None = None
-        self._choice: Choice | None = None
-        self._group = joined(_device_of(module), deadline_s)
-        self._force = force
-        self._balanced = balanced(module, self._group, force) if balance else None
+        compression = _compression(exchange, codec, on_nonfinite)
+        of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
+        candidates = methods(exchange, chunk, compression, bool(of_torch))
+        self._trials: Trials | None = None
+        self._tries = len(candidates) > 1
+        self._is_balanced, self._force = balance == "auto", force
+        self._why = f"{candidates[0].name}: " + ("; ".join(of_torch) or "asked for")
+        super().__init__(module, candidates[0], deadline_s, **given)
         self._start()
-        _accept_own_names(self)
-        if self._group.world_size == 1:
-            self._replica = self._balanced or Alone(module)
-        elif exchange != "auto" and (exchange != "host" or chunk != "auto"):
-            self._replicate(())
+        if self._is_alone:
+            self._why = "none: a single rank has nobody to exchange gradients with"
+        elif self._tries:
+            self._trials = Trials(candidates, clock_for(self.device))
+        self._record_own()
 
     def _start(self) -> None:
         """Begin to record, on this rank."""
-        device = f"{self._group.device.type}{self._group.rank}"
-        self._recorder = Recorder(clock_for(self._group.device), device, self._group.rank)
+        rank = 0 if self._is_alone else dist.get_rank(self.process_group)
+        clock = clock_for(self.device)
+        self._recorder = Recorder(clock, f"{self.device.type}{rank}", rank)
         self._recorder.start_phases(_KEPT_STEPS)
         self._steps = Steps(self._recorder, self.module)
-        self._paused: ExitStack | None = None
+        self._balanced: Balanced | None = None
+        if self._is_balanced:
+            self._balanced = balanced(self.module, self._join(), self._force)
 
-    def _replicate(self, inputs: tuple[Any, ...]) -> Replica:
-        if self._balanced is not None and inputs:
-            self._balanced.check_first(inputs)
-        choice = choose(
-            self.module, inputs, self._group, self._exchange, self._chunk, self._compression
-        )
-        self._choice, self._replica = choice, choice.replica
-        if choice.records:
-            self._replica.record(self._recorder)
-        if self._balanced is not None:
-            self._replica = self._balanced.around(self._replica)
-        if self._paused is not None:
-            self._paused.enter_context(self._replica.no_sync())
-        return self._replica
+    def _record_own(self) -> None:
+        """Record exchanges of ours: those of torch's reducer would cost a pass over gradients."""
+        if self._method.make is not None:
+            self.record(self._recorder)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    @torch.compiler.disable(recursive=False)
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
-        trains = self.training and torch.is_grad_enabled()
-        if not trains or in_backward():
-            outputs = (self._replica or self.module)(*args, **kwargs)
-            if self._replica is None and torch.is_grad_enabled():
-                _refuse_backward(outputs)
-            return outputs
-        replica = self._replica or self._replicate(args)
-        self._steps.begin_forward()
-        outputs = replica(*args, **kwargs)
-        self._recorder.end_phase()
+        trains = self.training and torch.is_grad_enabled() and not in_backward()
+        if trains:
+            self._steps.begin_forward()
+        if self._balanced is None:
+            outputs = super().forward(*inputs, **kwargs)
+        else:
+            outputs = self._balanced.run(super().forward, inputs, kwargs)
+        if trains:
+            self._recorder.end_phase()
         return outputs
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank alone: for all micro-batches of a step but the last.
+    # The choice of an exchange.
 
-        As with DistributedDataParallel the forward passes belong inside, too.
-        """
-        with ExitStack() as inside:
-            if self._replica is None:
-                self._paused = inside  # the first forward pass in here makes the replica
-            else:
-                inside.enter_context(self._replica.no_sync())
+    def _watcher(self) -> Callable[[], None] | None:
+        return weakly(self._exchanged) if self._tries else None
+
+    def _exchanged(self) -> None:
+        if self._trials is not None:
+            self._trials.exchanged()
+
+    def _before_forward(self) -> None:
+        super()._before_forward()
+        trials, gradients = self._trials, self._gradients
+        if trials is None or gradients is None or not trials.due:
+            return
+        # Who has no samples left takes part in exchanges, but decides nothing.
+        if not gradients.pending and not self._join_config.enable:
+            trials.go_on(self._join())
+            self._take(trials)
+
+    def _take(self, trials: Trials) -> None:
+        """Use the method that is to be tried, or that has won."""
+        while True:
+            self._tries = not trials.settled
             try:
-                yield
-            finally:
-                self._paused = None
+                if self._method is not trials.method:
+                    self._use(trials.method)
+                elif trials.settled:
+                    self._settle()
+                return
+            except InvalidInput as error:  # on all ranks
+                trials.fail(error)
+
+    def _use(self, method: Method) -> None:
+        self._method, self._hears = method, None
+        self._renew()
+        self._record_own()
+
+    def _settle(self) -> None:
+        """Stay with the method in use, and watch torch's exchanges no more."""
+        if self._method.make is None:
+            self._renew()
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Have torch's all-reduce exchange buckets by `hook`; exchange "auto" then takes it."""
+        if self._method.compression is not None:
+            raise InvalidInput(
+                "register_comm_hook: gradients are encoded already, by codec=...; use either"
+            )
+        if self._trials is not None:
+            self._trials, self._tries = None, False
+            self._why = "allreduce: a communication hook was registered"
+            [method] = methods("allreduce", 1, None, of_torch_alone=True)
+            self._use(method)
+        super().register_comm_hook(state, hook)
+
+    @property
+    def why(self) -> str:
+        """Why this exchange is used, with the figures that it rests on."""
+        if self._trials is None:
+            return self._why
+        if self._join_config.enable:
+            return f"{self._method.name}: within join() no other is tried"
+        return self._trials.why
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The chunk sizes tried so far, predicted and measured on rank 0."""
+        return self._tuner.trials if self._tuner else ()
+
+    # Balanced batches.
 
     def balance(self, sampler: BalancedSampler) -> BalancedSampler:
         """Have batches follow the ranks' speeds: as this sampler, which is returned, splits them.
@@ -157,19 +229,12 @@ class DataParallel(nn.Module):
             raise InvalidInput("balance: batches are equal here; DataParallel(..., balance='auto')")
         return self._balanced
 
-    @property
-    def why(self) -> str:
-        """Why this exchange and chunk, with the figures they rest on; known after one forward."""
-        return self._choice.why if self._choice else "not chosen yet"
-
-    @property
-    def trials(self) -> tuple[Trial, ...]:
-        """The chunk sizes tried so far, predicted and measured on rank 0."""
-        return self._choice.trials if self._choice else ()
+    # What has happened.
 
     def statistics(self) -> Statistics:
         """Return what exchanging gradients has taken so far on this rank."""
-        return (self._replica or Alone(self.module)).statistics()
+        statistics = super().statistics()
+        return self._balanced.shared(statistics) if self._balanced else statistics
 
     def timeline(self) -> Timeline:
         """Return what happened on this rank in its last steps; the first span starts at zero."""
@@ -183,40 +248,35 @@ class DataParallel(nn.Module):
     def close(self) -> None:
         """Stop exchanging and give back shared memory and threads; the module stays usable."""
         self._steps.close()
-        if self._replica is not None:
-            self._replica.close()
-        self._replica = Alone(self.module)
+        super().close()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's own state, under the module's own names."""
-        return self.module.state_dict(*args, **kwargs)
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_why": self.why}
+        for name in ("_recorder", "_steps", "_balanced", "_trials"):
+            del state[name]
+        return state
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's own state."""
-        return self.module.load_state_dict(*args, **kwargs)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._trials, state["_tries"] = None, False  # a copy keeps what was in use
+        super().__setstate__(state)
+        self._start()
+        self._record_own()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DataParallel":
-        """Return a copy that exchanges for itself, from its first training step on."""
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        nn.Module.__init__(copied)
-        copied.module = copy.deepcopy(self.module, memo)
-        copied.training = self.training
-        copied._exchange, copied._chunk = self._exchange, self._chunk
-        copied._deadline_s, copied._group = self._deadline_s, self._group
-        copied._compression = self._compression
-        copied._choice, copied._replica, copied._force = None, None, self._force
-        is_balanced, group = self._balanced is not None, self._group
-        copied._balanced = balanced(copied.module, group, self._force) if is_balanced else None
-        if group.world_size == 1:
-            copied._replica = copied._balanced or Alone(copied.module)
-        _accept_own_names(copied)
-        copied._start()
-        return copied
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse: shared memory and process groups cannot be written down."""
-        raise InvalidInput("DataParallel cannot be pickled; save its state_dict()")
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(DataParallel.__init__).parameters.items()
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+}
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return DistributedDataParallel's arguments that are not left to their defaults."""
+    return {
+        name: values[name]
+        for name, default in _DEFAULTS.items()
+        if name not in ("self", "module") and values[name] is not default
+    }
 
 
 def _check(exchange: str, chunk: object, balance: object) -> None:
@@ -241,34 +301,3 @@ def _compression(
     if isinstance(codec, str):
         check_codec(codec)
     return Compression(codec, on_nonfinite)
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    parameter = next(module.parameters(), None)
-    if parameter is None:
-        raise InvalidInput("module: has no parameters to train")
-    return parameter.device
-
-
-def _refuse_backward(outputs: Any) -> None:
-    """Have a backward pass fail that reaches these outputs: nobody would exchange its gradients."""
-
-    def refuse(gradient: Tensor) -> None:
-        raise InvalidInput(
-            "the first step must be one in training mode and outside of checkpoints: it shows what "
-            "there is to exchange"
-        )
-
-    for leaf in tree_leaves(outputs):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(refuse)
-
-
-def _accept_own_names(parallel: DataParallel) -> None:
-    parallel._register_load_state_dict_pre_hook(_renamed)  # type: ignore[no-untyped-call]
-
-
-def _renamed(state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give a state that was saved without our prefix the names that a parent module looks for."""
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[f"{prefix}module.{name[len(prefix) :]}"] = state.pop(name)

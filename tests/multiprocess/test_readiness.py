@@ -41,39 +41,32 @@ class Refused:
     alone: bool = False
 
 
-UNUSED = "InvalidInput: .*get no gradient"
+UNUSED = "Unfinished: Expected to have finished reduction"
 NO_STEP_BACK = Refused("InvalidInput: exchange: .*tree cannot take a step back", alone=True)
 TOO_LATE = Refused(r"InvalidInput: parameter 'b\.weight': .* changed or taken away by a hook after")
 TAKEN = Refused(r"InvalidInput: parameter 'b\.weight': its gradient was taken away by another hook")
-SPARSE = Refused(r"InvalidInput: parameter '0\.weight': its gradient is sparse")
 COMPLEX = Refused("InvalidInput: parameter 'weight': gradients of torch.complex64")
 
 
 def other(first: str, second: str) -> Refused:
-    return Refused(f"InvalidInput: module: .*{first}.* on rank 0, but .*{second}.* on rank 1")
+    return Refused(f"ModelsDiffer: module: .*{first}.* on rank 0, but .*{second}.* on rank 1")
 
 
 EVERYWHERE = {
-    "unfrozen_in_mid_training": Refused(r"InvalidInput: parameter 'b\.weight': was frozen when"),
-    "a_copy_made_before_training_in_eval_mode": Refused("InvalidInput: .*first step"),
     "other_order_of_parameters": other(r"'a\.weight'", r"'b\.weight'"),
     "other_shapes": other(r"'weight' of shape \[3, 6\]", r"'weight' of shape \[4, 6\]"),
-    "other_number_of_parameters": Refused("InvalidInput: module: rank 0 has 2 .*rank 1 has 1;"),
+    "other_number_of_parameters": Refused("ModelsDiffer: module: rank 0 has 2 .*rank 1 has 1;"),
     "other_types": other("'weight' .*float32", "'weight' .*float64"),
     "other_strides": other(r"strides \[12, 4, 2, 1\]", r"strides \[12, 1, 6, 3\]"),
     "other_frozen_parameters": other(r"'c\.weight' of shape \[6, 6\]", r"\[7, 6\]"),
     "other_buffers": other(r"buffer 'extra' of shape \[3\]", r"\[4\]"),
-    "no_parameters": Refused("InvalidInput: module: has no parameters to train"),
+    "no_parameters": Refused("RuntimeError: .*is not needed when a module"),
+    "no_trainable_parameters": Refused("RuntimeError: .*is not needed when a module"),
+    "unused_without_being_looked_for": Refused(UNUSED),
 }
 # torch's DistributedDataParallel wants every parameter used once in every backward pass.
 OF_ALLREDUCE = {
     "twice_in_reentrant_checkpoints": Refused("RuntimeError: .*mark a variable ready only once"),
-    "unused_everywhere": Refused(UNUSED),
-    "unused_on_one_rank": Refused(UNUSED, alone=True),
-    "unused_on_the_rank_that_sets_the_order": Refused(UNUSED, alone=True),
-    "frozen_in_mid_training": Refused(UNUSED),
-    "no_sync_with_layers_of_early_micro_batches_alone": Refused(UNUSED),
-    "no_trainable_parameters": Refused("RuntimeError: .*is not needed when a module"),
     "failure_in_the_middle": Refused(UNUSED, alone=True),
     "failure_before_any_gradient": Refused("RuntimeError: ", alone=True),
     "failure_after_all_gradients": Refused("RuntimeError: ", alone=True),
@@ -93,19 +86,12 @@ UNNOTICED = (
     "two_models_whose_order_differs_between_ranks",
 )
 OF_OURS = {
-    "sparse_gradients": SPARSE,
     "complex_parameters": COMPLEX,
     "optimizer_in_backward_before_ours": TAKEN,
     "optimizer_in_backward_after_ours": TOO_LATE,
     "two_models_whose_order_differs_between_ranks": Refused("InvalidInput: .*the same order"),
-    "no_trainable_parameters": Refused("InvalidInput: module: has no parameter that requires"),
 }
 OF_TREE = {
-    "grad_scaler": Refused("AssertionError: No inf checks were recorded", alone=True),
-    "grad_scaler_with_float16_autocast": Refused("InvalidInput: exchange: tree .* float16"),
-    "no_sync_on_top_of_kept_gradients": Refused(
-        "InvalidInput: parameter .* clear gradients first", alone=True
-    ),
     "failure_in_the_middle": NO_STEP_BACK,
     "failure_before_any_gradient": NO_STEP_BACK,
     "failure_after_all_gradients": NO_STEP_BACK,
@@ -172,7 +158,7 @@ def test_a_nan_of_one_rank_is_seen_by_all(found: Found, exchange: str):
     assert found[exchange, "nan_on_one_rank"] == [{"nan": True}] * 2
 
 
-@pytest.mark.parametrize("exchange", ["allreduce", "host"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", ["grad_scaler", "grad_scaler_with_float16_autocast"])
 def test_all_ranks_skip_the_step_in_which_one_overflows(found: Found, exchange: str, name: str):
     for outcome in found[exchange, name]:
@@ -214,23 +200,19 @@ def test_host_discards_a_step_on_all_ranks(found: Found, name: str, caught):
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_states_have_the_names_of_the_module(found: Found, exchange: str):
+def test_states_have_the_names_of_ddp_and_both_are_loaded(found: Found, exchange: str):
     for outcome in found[exchange, "state_dict_round_trip"]:
         assert outcome["names"]
-        assert outcome["in_one_process"]
+        assert outcome["plain"]
     for outcome in found[exchange, "nested_in_a_parent"]:
-        assert outcome["names"]
         assert outcome["trained"] <= 1e-12
-    for outcome in found[exchange, "pickled"]:
-        assert len(outcome["said"]) == 2
-        assert all(said.startswith("InvalidInput: DataParallel cannot") for said in outcome["said"])
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_statistics_and_timeline_say_what_was_done(found: Found, exchange: str):
     kinds = {
         "allreduce": {"forward", "step"},
-        "tree": {"forward", "backward", "send"},
+        "tree": {"forward", "backward", "send", "step"},
         "host": {"forward", "backward", "d2h", "reduce", "step"},
     }
     for outcome in found[exchange, "statistics_and_timeline"]:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +13,30 @@ from paceline.links.group import Group
 from paceline.models.layers import layers_of
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-Named = tuple[str, str, nn.Parameter]  # layer, name, parameter
 
 
-def trainable(module: nn.Module, device: torch.device) -> list[Named]:
-    """Return (layer, name, parameter) of all parameters to exchange, each once.
+class Named(NamedTuple):
+    """A parameter with its name, and that of the layer that owns it."""
 
-    InvalidInput for a parameter of another type or on another device than the rank's.
-    """
-    named = [
-        (layer.name, name, parameter)
+    layer: str
+    name: str
+    parameter: nn.Parameter
+
+
+def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Named]:
+    """Return the parameters with the names that they have in the module, in the order of layers."""
+    own = {id(parameter) for parameter in parameters}
+    return [
+        Named(layer.name, name, parameter)
         for layer in layers_of(module)
         for name, parameter in layer.parameters
+        if id(parameter) in own
     ]
-    if not named:
-        raise InvalidInput("module: has no parameter that requires a gradient")
-    for _, name, parameter in named:
+
+
+def check_exchangeable(parameters: Sequence[Named], device: torch.device) -> None:
+    """Raise InvalidInput for a parameter of another type or on another device than the rank's."""
+    for _, name, parameter in parameters:
         if parameter.dtype not in _FLOATS:
             raise InvalidInput(
                 f"parameter {name!r}: gradients of {parameter.dtype} cannot be exchanged; "
@@ -38,29 +47,32 @@ def trainable(module: nn.Module, device: torch.device) -> list[Named]:
                 f"parameter {name!r}: lies on {parameter.device}, but this rank computes on "
                 f"{device}; move the module there first"
             )
-    return named
 
 
-def check_same(module: nn.Module, named: Sequence[Named], group: Group) -> None:
-    """Raise InvalidInput on all ranks if their models differ.
+class ModelsDiffer(InvalidInput, RuntimeError):
+    """Ranks have different models: DistributedDataParallel raises RuntimeError for it."""
 
-    Compared are name, order, shape, type and strides, of the parameters in `named` first.
+
+def check_same(
+    module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
+) -> None:
+    """Raise ModelsDiffer on all ranks if their models differ, but for the names in `ignored`.
+
+    Compared are name, order, shape, type and strides: of trainable parameters first.
     """
-    own = {id(parameter) for _, _, parameter in named}
-    rows = [_row("trainable parameter", name, parameter) for _, name, parameter in named]
-    rows += [
-        _row("frozen parameter", name, parameter)
-        for name, parameter in module.named_parameters()
-        if id(parameter) not in own
-    ]
-    rows += [_row("buffer", name, buffer) for name, buffer in module.named_buffers()]
+    named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
+    rows = [_row("trainable parameter", name, p) for name, p in named if p.requires_grad]
+    rows += [_row("frozen parameter", name, p) for name, p in named if not p.requires_grad]
+    if with_buffers:
+        buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
+        rows += [_row("buffer", name, buffer) for name, buffer in buffers]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
     ranks = group.gather(rows)
     for rank, other in enumerate(ranks):
         if other != ranks[0]:
-            raise InvalidInput(f"module: {_difference(ranks[0], other, rank)}")
+            raise ModelsDiffer(f"module: {_difference(ranks[0], other, rank)}")
 
 
 def check_same_codec(codec: str | None, group: Group) -> None:
@@ -74,20 +86,9 @@ def check_same_codec(codec: str | None, group: Group) -> None:
             )
 
 
-def check_frozen(module: nn.Module, frozen: Sequence[nn.Parameter]) -> None:
-    """Raise InvalidInput if a parameter that was frozen is not any more."""
-    if not any(parameter.requires_grad for parameter in frozen):
-        return
-    thawed = {id(parameter) for parameter in frozen if parameter.requires_grad}
-    name = next(name for name, p in module.named_parameters() if id(p) in thawed)
-    raise InvalidInput(
-        f"parameter {name!r}: was frozen when the module was made parallel, and is not any more; "
-        "make the module parallel again after changing requires_grad"
-    )
-
-
 def _row(kind: str, name: str, tensor: Tensor) -> list[object]:
-    return [kind, name, list(tensor.shape), str(tensor.dtype), list(tensor.stride())]
+    strides = list(tensor.stride()) if tensor.layout == torch.strided else []
+    return [kind, name, list(tensor.shape), str(tensor.dtype), strides]
 
 
 def _difference(first: list[list[object]], other: list[list[object]], rank: int) -> str:

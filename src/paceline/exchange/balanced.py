@@ -77,19 +77,6 @@ class Balanced:
         self._balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
         self._left = _NUM_WARM_UP + self._balance.interval
 
-    def around(self, replica: Replica) -> "Balanced":
-        """Use this replica of the module from now on."""
-        self._replica = replica
-        return self
-
-    def check_first(self, inputs: tuple[Any, ...]) -> None:
-        """Raise InvalidInput, on all ranks, if one has no samples in a pass that is measured."""
-        if not all(self._group.gather(self._num_samples(inputs, {}))):
-            raise InvalidInput(
-                "balance: a rank has no samples in the first batch, from which 'auto' chooses; "
-                "name the exchange and the chunk, or give each rank a sample"
-            )
-
     def _num_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return num_samples(args, kwargs) if self._said is None else self._said
 
@@ -101,8 +88,12 @@ class Balanced:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass; InvalidInput if its samples cannot be counted."""
+        return self.run(self._replica, args, kwargs)
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a forward pass of the module; InvalidInput if its samples cannot be counted."""
         if not torch.is_grad_enabled():
-            return self._replica(*args, **kwargs)
+            return forward(*args, **kwargs)
         if in_backward():
             raise InvalidInput(
                 "balance: a checkpoint around the whole model hides what is to be weighted; put "
@@ -112,9 +103,15 @@ class Balanced:
             self._agree(self._balance)
         own = self._num_samples(args, kwargs)
         self._said = None
-        return self._forward(own, args, kwargs)
+        return self._forward(forward, own, args, kwargs)
 
-    def _forward(self, own: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _forward(
+        self,
+        forward: Callable[..., Any],
+        own: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         count = Count(own, self._group)
         if self._weighs and self._module.training:  # in evaluation nobody may come to backward
             count.begin()
@@ -141,7 +138,7 @@ class Balanced:
         ]
         try:
             with _statistics_kept(self._module, own):
-                return self._replica(*args, **kwargs)
+                return forward(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
@@ -174,7 +171,10 @@ class Balanced:
 
     def statistics(self) -> Statistics:
         """Return what exchanging has taken, the shares, and what each rank computes a second."""
-        statistics = self._replica.statistics()
+        return self.shared(self._replica.statistics())
+
+    def shared(self, statistics: Statistics) -> Statistics:
+        """Return these statistics with the shares, where batches follow the ranks' speeds."""
         if self._balance is None:
             return statistics
         return replace(

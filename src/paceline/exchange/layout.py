@@ -77,6 +77,11 @@ class Layout:
             offset += -(-slots[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         return cls(tuple(slots), offset)
 
+    @property
+    def num_flags(self) -> int:
+        """How many flags there have to be, so that each slot has that of its index."""
+        return 1 + max(slot.index for slot in self.slots)
+
     @cached_property
     def layers(self) -> tuple[tuple[Slot, ...], ...]:
         """The slots of each layer, in backward order."""

@@ -10,20 +10,20 @@ the one which reaches the module's outputs, because gradients may first become r
 nested in it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from paceline.core.errors import InvalidInput
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """Callbacks of a backward pass."""
 
     def approaching(self) -> None:
         """Note that a backward pass has reached the outputs, and no parameter yet."""
@@ -45,26 +45,43 @@ class Listener(Protocol):
 class Readiness:
     """Watches the gradients of `parameters` (names and tensors); tells `listener`.
 
-    With `paused` gradients only accumulate. `touched` says which have changed since the last
-    exchange, `order` in which order they became ready in the first backward pass, and `began`
-    whether one has in this pass.
+    Gradients are exchanged, and not only accumulated, if a forward pass asked for it since the last
+    exchange, or the last one did: as with DistributedDataParallel a forward pass decides, not the
+    backward pass. `touched` says which gradients have changed since the last exchange, `order` in
+    which order they have become ready in a backward pass before `expect`, `came` which have become ready since
+    the last forward pass, and `began` whether one has in this backward pass.
+
+    The hooks hold neither this object nor the listener, so that both end with their owner.
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], listener: Listener) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        listener: Listener,
+        *,
+        sparse: Iterable[int] = (),
+        undefined_is_zero: bool = True,
+    ) -> None:
         self._names = [name for name, _ in parameters]
-        self._listener = listener
-        self.paused = False
+        self._parameters = [parameter for _, parameter in parameters]
+        self._listener = weakref.ref(listener)
+        self._sparse = frozenset(sparse)
+        self._undefined_is_zero = undefined_is_zero
+        self._asked = self._asked_last = False
         self.touched = [False] * len(parameters)
+        self._undefined: set[int] = set()
+        self.came = [False] * len(parameters)
         self.order: list[int] = []
         self._armed = False
         self.began = False
         self._fired = [0] * len(parameters)
         self._expected = [1] * len(parameters)
-        self._chunk_of: list[int] | None = None
+        self._chunk_of: list[int | None] | None = None
         self._left: list[int] = []
         self._whole: list[int] = []
+        hook = _weakly(self)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            parameter.register_post_accumulate_grad_hook(hook(index))
             for index, (_, parameter) in enumerate(parameters)
         ]
 
@@ -73,24 +90,55 @@ class Readiness:
         """Whether a backward pass began and never ended: it has failed."""
         return self._armed and not in_backward()
 
-    def watch(self, outputs: Any) -> None:
-        """Have the backward pass that reaches these outputs be the one whose end counts."""
-        leaves = [outputs] if isinstance(outputs, Tensor) else tree_leaves(outputs)
-        for leaf in leaves:
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._reached)
+    @property
+    def pending(self) -> bool:
+        """Whether a forward pass has asked for an exchange that has not been made yet."""
+        return self._asked
 
-    def expect(self, chunk_of: Sequence[int]) -> None:
-        """Tell of chunks from now on; `chunk_of` gives that of each parameter."""
+    def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
+        """Note a forward pass with its outputs, and whether its gradients are to be exchanged."""
+        self._asked, self._asked_last = self._asked or synchronize, synchronize
+        if synchronize and not in_backward():
+            self.came = [False] * len(self.came)
+        if not synchronize and not self._asked:
+            return
+        reached = _reached_weakly(self)
+        for output in outputs:
+            # A leaf is the caller's own: it would keep the hook for good.
+            if output.requires_grad and output.grad_fn is not None:
+                output.register_hook(reached)
+
+    def expect(self, chunk_of: Sequence[int | None]) -> None:
+        """Tell of chunks from now on; `chunk_of` gives that of each parameter that is in one."""
         self._chunk_of = list(chunk_of)
-        self._whole = [0] * (max(chunk_of) + 1)
-        for chunk in chunk_of:
+        known = [chunk for chunk in chunk_of if chunk is not None]
+        self._whole = [0] * (max(known, default=-1) + 1)
+        for chunk in known:
             self._whole[chunk] += 1
+
+    def exchanged(self) -> None:
+        """Note that all gradients that have changed are exchanged."""
+        self.touched = [False] * len(self.touched)
+        self._undefined.clear()
+        self._asked = False
+
+    def taken_away(self) -> int | None:
+        """Return a parameter whose gradient somebody has taken since it became ready.
+
+        What the caller has cleared since an earlier backward pass has not changed any more.
+        """
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is None and self.touched[index] and index not in self._undefined:
+                if self._fired[index]:
+                    return index
+                self.touched[index] = False
+        return None
 
     def clear(self) -> None:
         """Forget the backward pass that is over or has failed."""
         self._armed = self.began = False
         self._fired = [0] * len(self._fired)
+        self.order = []
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -99,24 +147,32 @@ class Readiness:
             handle.remove()
         self._handles = []
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        def fired(parameter: Tensor) -> None:
-            self._check(index, parameter.grad)
-            self.touched[index] = True
-            if self.paused:
-                return
-            if not self._armed:
-                self._arm()
-            if not self.began:
-                self._begin()
-            self._count(index)
-
-        return fired
-
-    def _reached(self, gradient: Tensor) -> None:
-        if not self.paused and not self._armed and self._handles:
+    def fired(self, index: int, parameter: Tensor) -> None:
+        """Take in that autograd has accumulated a parameter's gradient."""
+        defined = self._check(index, parameter)
+        self.touched[index] |= defined or self._undefined_is_zero
+        if not defined:
+            self._undefined.add(index)
+        if not self._asked and not self._asked_last:
+            return
+        self.came[index] = True
+        if not self._armed:
             self._arm()
-            self._listener.approaching()
+        if not self.began:
+            self._begin()
+        self._count(index)
+
+    def reached(self) -> None:
+        """Take in that a backward pass has come to an output of the module."""
+        if not self._armed and self._handles and (self._asked or self._asked_last):
+            self._arm()
+            self._told.approaching()
+
+    @property
+    def _told(self) -> Listener:
+        listener = self._listener()
+        assert listener is not None  # it owns this object
+        return listener
 
     def _arm(self) -> None:
         self._armed = True
@@ -125,7 +181,7 @@ class Readiness:
     def _begin(self) -> None:
         self.began = True
         self._left = self._whole.copy()
-        self._listener.began()
+        self._told.began()
 
     def _count(self, index: int) -> None:
         self._fired[index] += 1
@@ -134,6 +190,8 @@ class Readiness:
                 self.order.append(index)
             return
         chunk, surplus = self._chunk_of[index], self._fired[index] - self._expected[index]
+        if chunk is None:
+            return
         if surplus > 0 and self._left[chunk] == 0:
             raise InvalidInput(
                 f"parameter {self._names[index]!r}: got a gradient once more after its chunk was "
@@ -143,7 +201,7 @@ class Readiness:
         if surplus == 0:
             self._left[chunk] -= 1
             if self._left[chunk] == 0:
-                self._listener.ready(chunk)
+                self._told.ready(chunk)
 
     def _ended(self) -> None:
         if not self.began:  # of this module nothing was differentiated
@@ -153,22 +211,55 @@ class Readiness:
             self._expected = [max(1, count) for count in self._fired]
         missing = [chunk for chunk, left in enumerate(self._left) if left]
         try:
-            self._listener.ended(missing)
+            self._told.ended(missing)
         finally:
-            self.touched = [False] * len(self.touched)
+            self.exchanged()
             self.clear()
 
-    def _check(self, index: int, gradient: Tensor | None) -> None:
+    def _check(self, index: int, parameter: Tensor) -> bool:
+        """Return whether there is a gradient: a function may return none for its weights."""
+        gradient = parameter.grad
         if gradient is None:
+            if len(parameter._post_accumulate_grad_hooks) > 1:
+                raise InvalidInput(
+                    f"parameter {self._names[index]!r}: its gradient was taken away by another "
+                    "hook before it could be exchanged; update parameters after backward, not in "
+                    "hooks"
+                )
+            return False
+        if gradient.layout != torch.strided and index not in self._sparse:
             raise InvalidInput(
-                f"parameter {self._names[index]!r}: its gradient was taken away by another hook "
-                "before it could be exchanged; update parameters after backward, not in hooks"
+                f"parameter {self._names[index]!r}: its gradient is sparse, which only those of "
+                "nn.Embedding and nn.EmbeddingBag may be; use sparse=False"
             )
-        if gradient.layout != torch.strided:
-            raise InvalidInput(
-                f"parameter {self._names[index]!r}: its gradient is sparse, which cannot be "
-                "exchanged; use sparse=False"
-            )
+        return True
+
+
+def _weakly(readiness: Readiness) -> Callable[[int], Callable[[Tensor], None]]:
+    """Return what makes hooks that tell of a parameter's gradient, as long as somebody listens."""
+    alive = weakref.ref(readiness)
+
+    def hook_of(index: int) -> Callable[[Tensor], None]:
+        def fired(parameter: Tensor) -> None:
+            readiness = alive()
+            if readiness is not None:
+                readiness.fired(index, parameter)
+
+        return fired
+
+    return hook_of
+
+
+def _reached_weakly(readiness: Readiness) -> Callable[[Tensor], None]:
+    """Return a hook of outputs that tells of a backward pass, as long as somebody listens."""
+    alive = weakref.ref(readiness)
+
+    def reached(gradient: Tensor) -> None:
+        readiness = alive()
+        if readiness is not None:
+            readiness.reached()
+
+    return reached
 
 
 def in_backward() -> bool:

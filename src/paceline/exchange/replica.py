@@ -40,6 +40,9 @@ class Statistics:
     samples_per_s: tuple[float | None, ...] | None = None
 
 
+NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # of a rank with nobody to exchange with
+
+
 class Replica(Protocol):
     """A module that is called as before, and whose gradients are those of all ranks' samples."""
 
@@ -84,7 +87,7 @@ class Alone:
 
     def statistics(self) -> Statistics:
         """Return zeros."""
-        return Statistics("none", 0, 0, 0, 0.0, 0.0)
+        return NONE
 
     def close(self) -> None:
         """Nothing is held."""

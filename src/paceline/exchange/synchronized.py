@@ -1,274 +1,412 @@
-"""A replica whose gradients become, during backward, the mean over all ranks."""
+"""A DistributedDataParallel whose gradients may go another way than torch's all-reduce.
 
-import itertools
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+It is one to everybody who asks: to isinstance, to torch.compile, to checkpoints and to the tools
+that people train with. Only what it asks of its `reducer`, all that concerns gradients, may be
+answered by one of ours (decision 17).
+"""
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore, _register_comm_hook
+from torch.distributed.algorithms.join import JoinHook
+from torch.distributed.utils import _to_kwargs
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _DDPJoinHook, _find_tensors
 
-from paceline.core.errors import InvalidInput, StepDiscarded
-from paceline.core.plan import Kind
-from paceline.exchange.agreement import agreed_order, check_frozen, check_same, trainable
-from paceline.exchange.layout import Chunk, Layout, Slot
-from paceline.exchange.readiness import Readiness, in_backward
-from paceline.exchange.replica import Statistics
-from paceline.links.group import Group
+from paceline.core.errors import InvalidInput
+from paceline.exchange.agreement import Named, check_same, trainable
+from paceline.exchange.all_reduce import TorchAllReduce
+from paceline.exchange.compressed import Compression
+from paceline.exchange.logged import Logged
+from paceline.exchange.readiness import in_backward
+from paceline.exchange.reducer import UNFINISHED, Exchange, Reducer, Unfinished
+from paceline.exchange.replica import NONE, Statistics
+from paceline.links.group import Group, joined
 from paceline.record.recorder import Recorder
 from paceline.tune.chunk import ChunkTuner
 
-_numbers = itertools.count()  # all ranks make their modules parallel in the same order
+# Arguments of DistributedDataParallel that only torch's own reducer can fulfil, and why.
+OF_TORCH_ALONE = {
+    "mixed_precision": "casts parameters in hooks of torch's reducer; use torch.autocast",
+    "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
+    "param_to_hook_all_reduce": "hands gradients to buckets of torch's reducer",
+    "skip_all_reduce_unused_params": "skips buckets of torch's reducer",
+    "bucket_cap_mb_list": "sizes buckets of torch's reducer; chunk=... sizes those of host",
+}
 
 
-class Exchange(Protocol):
-    """How gradients become their mean. All ranks call everything but `ready` in the same order.
+@dataclass(frozen=True)
+class Method:
+    """How gradients are exchanged: by what `make` returns for a group; None: by torch's reducer.
 
-    `touched` says of each parameter whether its gradient has changed on this rank; one that has
-    changed on no rank stays as it is on all.
+    `make` is told whether gradients may be views of the exchange's memory. `chunk` is a number of
+    layers, or makes a tuner for a model of so many. `compression` is for torch's reducer.
     """
 
     name: str
-    chunked: bool
-    recorder: Recorder | None
-
-    def open(self, layout: Layout) -> None:
-        """Learn where the gradients lie."""
-        ...
-
-    def set_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Exchange these together from the next step on."""
-        ...
-
-    def begin(self) -> None:
-        """Begin a step."""
-        ...
-
-    def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Begin to exchange the chunk: this rank's part of it is there."""
-        ...
-
-    def finish(self, touched: Sequence[bool]) -> None:
-        """Return when every gradient is the mean over all ranks."""
-        ...
-
-    def before_forward(self) -> None:
-        """Do what has to be done before the next forward pass."""
-        ...
-
-    def before_backward(self, touched: Sequence[bool]) -> None:
-        """Do what has to be done before gradients accumulate."""
-        ...
-
-    def discard(self) -> None:
-        """Give up the step that has begun: this rank's backward pass has failed."""
-        ...
-
-    def statistics(self) -> Statistics:
-        """Return what it has taken so far."""
-        ...
-
-    def close(self) -> None:
-        """Give back what is held."""
-        ...
+    make: Callable[[Group, bool], Exchange] | None = None
+    chunk: int | Callable[[int], ChunkTuner] = 1
+    compression: Compression | None = None
 
 
-class Synchronized:
-    """Runs `module`, and exchanges its gradients while backward goes on.
+class Synchronized(DistributedDataParallel):
+    """Runs `module`, and gives its parameters the mean gradients of all ranks by `method`.
 
-    All ranks must have the same model: InvalidInput names the first difference. Parameters and
-    buffers become those of rank 0; later its buffers are sent before each forward pass in training
-    but those that follow one in `no_sync`, as DistributedDataParallel does. The first backward pass
-    is exchanged as a whole, after it is over, and shows in which order gradients become ready.
-    `chunk` is a number of layers, or a tuner that looks for it while training goes on: rank 0's
-    times decide, for all.
+    `arguments` are DistributedDataParallel's. No rank waits longer than `deadline_s` for another,
+    by default than the process group's timeout. All ranks make it together; a copy, by deepcopy or
+    pickle, meets its peers in its first exchange. Alone, without torch.distributed or as its only
+    rank, it just calls the module. Raises InvalidInput for what the method cannot do.
     """
 
+    reducer: Any  # torch's, or one of ours
+    logger: Any
+
     def __init__(
-        self, module: nn.Module, exchange: Exchange, group: Group, chunk: int | ChunkTuner = 1
+        self, module: nn.Module, method: Method, deadline_s: float | None = None, **arguments: Any
     ) -> None:
-        self._module, self._exchange, self._group = module, exchange, group
-        self._number = next(_numbers)
-        self._named = trainable(module, group.device)
-        self._has_buffers = any(True for _ in module.buffers())
-        self._frozen = [p for p in module.parameters() if not p.requires_grad]
-        check_same(module, self._named, group)
-        group.broadcast([*_data(module.parameters()), *_data(module.buffers())])
-        self._tuner = None if isinstance(chunk, int) else chunk
-        self._chunk = chunk if isinstance(chunk, int) else chunk.chunk
-        self._layout: Layout | None = None
-        self._chunks: tuple[Chunk, ...] = ()
-        self._handed: list[tuple[Slot, Tensor | None, int | None]] = []
-        self._step_end: float | None = None
-        self._num_recorded = 0
-        self._began_phase = False
-        self._send_next = True  # as DDP: after a forward pass whose gradients were exchanged
-        self._readiness = Readiness([(name, p) for _, name, p in self._named], self)
+        self._method, self._deadline_s = method, deadline_s
+        self._gradients: Reducer | TorchAllReduce | None = None
+        self._hears: Recorder | None = None
+        process_group = _process_group_of(arguments)
+        self._group: Group | None = joined(_device_of(module), deadline_s, process_group)
+        self._is_alone = self._group.world_size == 1
+        if self._is_alone:
+            arguments["init_sync"] = False
+            if not dist.is_initialized():
+                arguments["process_group"] = _alone()
+        else:
+            self._check(module, arguments)
+        super().__init__(module, **arguments)
+        self._open()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass."""
-        if self._readiness.interrupted:
-            self._discard()
-        if self._module.training and torch.is_grad_enabled() and not in_backward():
-            self._exchange.before_forward()
-            if self._send_next and self._has_buffers:
-                self._send_buffers()
-            self._send_next = not self._readiness.paused
-        outputs = self._module(*args, **kwargs)
-        if torch.is_grad_enabled():
-            self._readiness.watch(outputs)
-        return outputs
+    def _check(self, module: nn.Module, arguments: dict[str, Any]) -> None:
+        """Raise InvalidInput if ranks have different models, or for what `method` cannot do."""
+        for name, why in OF_TORCH_ALONE.items():
+            if self._method.make is not None and arguments.get(name):
+                raise InvalidInput(f"{name}: {why}; exchange='allreduce' takes it")
+        if arguments.get("init_sync", True) and any(p.requires_grad for p in module.parameters()):
+            assert self._group is not None
+            ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+            check_same(module, self._group, set(ignored), _sends_buffers(arguments))
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Within it gradients accumulate on this rank alone; the next exchange sends their sum."""
-        before, self._readiness.paused = self._readiness.paused, True
-        try:
-            yield
-        finally:
-            self._readiness.paused = before
+    # What DistributedDataParallel does otherwise.
 
-    def record(self, recorder: Recorder | None) -> None:
-        """Tell the recorder of all exchanges from now on; None ends that."""
-        self._exchange.recorder = recorder
+    def _ddp_init_helper(self, *arguments: Any) -> None:
+        """Make the reducer: DistributedDataParallel calls this when its parameters are known."""
+        ignored = self.parameters_to_ignore
+        parameters = [p for name, p in self.module.named_parameters() if name not in ignored]
+        self._trainable = [p for p in parameters if p.requires_grad]
+        self._frozen = [p for p in parameters if not p.requires_grad]
+        make = self._method.make
+        self._tuner: ChunkTuner | None = None
+        if self._is_alone or make is not None:
+            self.reducer, self.logger = None, Logged()
+        if self._is_alone:
+            return
+        if make is not None:
+            self.reducer = self._gradients = self._own_reducer(make, *arguments[:2])
+            self._gradients.record(self._hears)
+            self._passing_sync_batchnorm_handle(self.module)
+        else:
+            super()._ddp_init_helper(*arguments)
+            if not isinstance(self._gradients, TorchAllReduce):
+                self._gradients = self._all_reduce(trainable(self.module, arguments[0]))
+            self._gradients.register(self.reducer, self._hears)
+        end = weakref.finalize(self, self._gradients.close)
+        end.atexit = False  # by then peers may have gone
 
-    def statistics(self) -> Statistics:
-        """Return what exchanging has taken so far."""
-        return self._exchange.statistics()
+    def _all_reduce(self, parameters: Sequence[Named]) -> TorchAllReduce:
+        compression = self._method.compression
+        return TorchAllReduce(parameters, compression, weakly(self._join), self._watcher())
 
-    def close(self) -> None:
-        """Remove all hooks and give back what the exchange holds."""
-        self._readiness.close()
-        self._exchange.close()
-
-    # What Readiness tells.
-
-    def approaching(self) -> None:
-        """Prepare for a backward pass that has reached the outputs, and no parameter yet."""
-        recorder = self._exchange.recorder
-        if recorder is not None and recorder.idle:  # in a loop that is not ours
-            recorder.begin_phase(Kind.BACKWARD)
-            self._began_phase = True
-        self._exchange.before_backward(self._readiness.touched)
-
-    def began(self) -> None:
-        """Begin a step: the first gradient of a backward pass is ready."""
-        if self._layout is not None:
-            self._exchange.begin()
-
-    def ready(self, chunk: int) -> None:
-        """Hand a chunk over: all its gradients are ready."""
-        for slot in self._chunks[chunk].slots:
-            gradient = slot.parameter.grad
-            version = None if gradient is None else gradient._version
-            self._handed.append((slot, gradient, version))
-        self._exchange.ready(self._chunks[chunk], self._readiness.touched)
-
-    def ended(self, missing: Sequence[int]) -> None:
-        """Exchange what is missing, and wait for all."""
-        if self._began_phase and self._exchange.recorder is not None:
-            self._exchange.recorder.end_phase()
-            self._began_phase = False
-        check_frozen(self._module, self._frozen)
-        if self._layout is None:
-            self._agree()
-            self._exchange.begin()
-            missing = range(len(self._chunks))
-        for number in missing:
-            self.ready(number)
-        changed = self._changed_too_late()
-        try:
-            self._exchange.finish(self._readiness.touched)
-        except StepDiscarded:
-            self._forget_gradients()
-            raise
-        if changed is not None:
+    def _own_reducer(
+        self,
+        make: Callable[[Group, bool], Exchange],
+        parameters: Sequence[nn.Parameter],
+        is_sparse: Sequence[bool],
+    ) -> Reducer:
+        if self._use_python_reducer:
             raise InvalidInput(
-                f"parameter {changed!r}: its gradient was changed or taken away by a hook after it "
-                "had been handed over; change gradients in tensor hooks, or after backward"
+                "torch._dynamo.config.optimize_ddp: 'python_reducer' compiles torch's all-reduce "
+                "into the backward pass; choose exchange='allreduce'"
             )
-        if self._tuner is not None:
-            self._tune(self._tuner)
+        named = trainable(self.module, parameters)
+        sparse = {id(p) for p, flag in zip(parameters, is_sparse, strict=True) if flag}
+        chunk: int | ChunkTuner
+        if isinstance(self._method.chunk, int):
+            chunk = self._method.chunk
+        else:
+            layers = {one.layer for one in named if id(one.parameter) not in sparse}
+            chunk = self._tuner = self._method.chunk(max(1, len(layers)))
+        return Reducer(
+            named,
+            _Making(make, self.gradient_as_bucket_view),
+            weakly(self._join),
+            chunk,
+            sparse=[i for i, one in enumerate(named) if id(one.parameter) in sparse],
+            find_unused_parameters=self.find_unused_parameters,
+            on_exchanged=weakly(self._exchanged),
+        )
 
-    def _changed_too_late(self) -> str | None:
-        """Name a parameter with whose gradient a hook of the user's has done something of its own.
+    def _join(self) -> Group:
+        if self._group is None:  # a copy's
+            self._group = joined(self.device, self._deadline_s, self.process_group)
+        return self._group
 
-        The hooks of a parameter run in the order of their registration: some before ours, and some
-        after it.
-        """
-        handed, self._handed = self._handed, []
-        for slot, gradient, version in handed:
-            if gradient is not slot.parameter.grad:
-                return slot.name
-            if gradient is None and self._readiness.touched[slot.index]:
-                return slot.name
-            if gradient is not None and gradient._version != version:
-                return slot.name
+    def _open(self) -> None:
+        if self._gradients is not None:
+            self._gradients.open()
+
+    def _watcher(self) -> Callable[[], None] | None:
+        """Return whom to tell of torch's exchanges: nobody, as that takes a hook a parameter."""
         return None
 
-    def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        return agreed_order(own, len(self._named), self._group, self._number)
+    def _exchanged(self) -> None:
+        """Gradients have been exchanged."""
 
-    def _agree(self) -> None:
-        order = self._agreed_order(self._readiness.order)
-        if order is None:
-            self._forget_gradients()
-            raise StepDiscarded(
-                "the first backward pass failed on another rank: its gradients are discarded on all"
+    @torch.compiler.disable(recursive=False)
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass."""
+        if not self._is_alone:
+            return super().forward(*inputs, **kwargs)
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            moved, moved_kwargs = _to_kwargs(
+                inputs, kwargs, device, self.use_side_stream_for_tensor_copies
             )
-        self._layout = Layout.of(self._named, order)
-        self._exchange.open(self._layout)
-        self._set_chunk(self._chunk)
+            inputs, kwargs = moved[0], moved_kwargs[0]
+        return self.module(*inputs, **kwargs)
 
-    def _set_chunk(self, size: int) -> None:
-        assert self._layout is not None
-        self._chunk = size
-        whole = (Chunk(0, self._layout.slots),)
-        self._chunks = self._layout.chunks(size) if self._exchange.chunked else whole
-        chunk_of = [0] * len(self._named)
-        for chunk in self._chunks:
-            for slot in chunk.slots:
-                chunk_of[slot.index] = chunk.number
-        self._exchange.set_chunks(self._chunks)
-        self._readiness.expect(chunk_of)
+    @torch.compiler.disable
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not in_backward():
+            self._before_forward()
+        try:
+            return super()._pre_forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if UNFINISHED in str(error):
+                raise Unfinished(str(error)) from error
+            raise
 
-    def _tune(self, tuner: ChunkTuner) -> None:
-        now, before = time.monotonic(), self._step_end
-        self._step_end = now
-        if before is None:
+    def _before_forward(self) -> None:
+        """Make the reducer anew for other trainable parameters than it was made for.
+
+        A reducer of ours may keep parameters that get no gradients. Where all are frozen, as a
+        discriminator's while its generator is trained, there is nothing to exchange either way.
+        """
+        has_changed = any(parameter.requires_grad for parameter in self._frozen)
+        if not has_changed and isinstance(self._gradients, TorchAllReduce):
+            trained = [parameter.requires_grad for parameter in self._trainable]
+            has_changed = any(trained) and not all(trained)
+        if has_changed:
+            self._renew()
+
+    @torch.compiler.disable
+    def _post_forward(self, output: Any) -> Any:
+        if torch.is_grad_enabled() and self._gradients is not None:
+            tensors = [one for one in _find_tensors(output) if isinstance(one, Tensor)]
+            self._gradients.forwarded(tensors, self.require_backward_grad_sync)
+        return super()._post_forward(output)
+
+    def _renew(self) -> None:
+        """Exchange gradients by `_method`, of the parameters that are trainable now."""
+        if self._gradients is not None:
+            self._gradients.close()
+        self._gradients = None
+        self._rebuild()
+        self._open()
+
+    def _rebuild(self) -> None:
+        """Make the reducer anew, with what users have set it to."""
+        self.reducer = None  # two reducers must not listen to the same gradients
+        parameters, sparse = self._build_params_for_reducer()
+        names = self._build_debug_param_to_name_mapping(parameters)
+        self._ddp_init_helper(parameters, sparse, names, self.static_graph)
+        if self.static_graph and self.reducer is not None:
+            self.reducer._set_static_graph()
+            self._static_graph_delay_allreduce_enqueued = False
+        for hook, state in self._comm_hooks:
+            _register_comm_hook(self.reducer, state, hook)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return what this rank does when it has no samples left and others have."""
+        hook = super().join_hook(**kwargs)
+        return _Shadow(self, hook) if isinstance(self._gradients, Reducer) else hook
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Have torch's all-reduce exchange buckets by `hook`; InvalidInput if there is none."""
+        self._refuse_hooks("register_comm_hook")
+        super().register_comm_hook(state, hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        self._refuse_hooks("_register_builtin_comm_hook")
+        super()._register_builtin_comm_hook(comm_hook_type)
+
+    def _register_fused_optim(self, optim: type, *args: Any, **kwargs: Any) -> None:
+        self._refuse_hooks("_register_fused_optim")
+        super()._register_fused_optim(optim, *args, **kwargs)
+
+    def _setup_in_backward_optimizers(self) -> None:
+        if any(hasattr(p, "_in_backward_optimizers") for p in self._module_parameters):
+            self._refuse_hooks("_apply_optimizer_in_backward")
+        super()._setup_in_backward_optimizers()
+
+    def _refuse_hooks(self, what: str) -> None:
+        if not self._is_alone and self._method.make is not None:
+            raise InvalidInput(
+                f"{what}: a hook exchanges buckets of torch's all-reduce, and exchange "
+                f"{self._method.name!r} has none; choose exchange='allreduce'"
+            )
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        if self._method.make is not None:
+            raise InvalidInput(
+                f"_update_process_group: exchange {self._method.name!r} shares memory or messages "
+                "with the ranks it was made with; make the module parallel again"
+            )
+        super()._update_process_group(new_process_group)
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return DistributedDataParallel's data of the exchange; of ours, what they have of it."""
+        if isinstance(self.logger, Logged):
+            return self.logger.data(self)
+        data: dict[str, Any] = super()._get_ddp_logging_data()
+        return data
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        _add_prefix(state, prefix, self.module)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but what belongs to this process: groups, hooks and memory."""
+        if not self._is_alone:
+            self._check_default_group()
+        of_process = ("process_group", "reducer", "logger", "_group", "_gradients", "_tuner")
+        state = copy.copy(self.__dict__)
+        for name in (*of_process, "_trainable", "_frozen", "_hears"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a reducer of its own, which meets its peers in the first exchange."""
+        self._group = self._gradients = self._hears = None
+        if not state["_is_alone"]:
+            super().__setstate__(state)
             return
-        if self._group.rank == 0:
-            tuner.record(now - before)
-        self._num_recorded += 1
-        if self._num_recorded % tuner.interval == 0:
-            agreed, done = self._group.gather([tuner.chunk, tuner.done])[0]
-            if agreed != self._chunk:
-                self._set_chunk(agreed)
-            if done:
-                self._tuner = None
-            self._step_end = time.monotonic()
+        nn.Module.__setstate__(self, state)
+        self.process_group = _alone()
+        self._ddp_init_helper()
 
-    def _discard(self) -> None:
-        began = self._readiness.began
-        self._readiness.clear()
-        self._handed = []
-        self._forget_gradients()
-        if self._layout is None:
-            self._agreed_order(None)
-        else:
-            if not began:  # it failed before the first gradient
-                self._exchange.begin()
-            self._exchange.discard()
+    # What runs of ours ask, as of every `Replica`.
 
-    def _forget_gradients(self) -> None:
-        """Keep gradients of this rank alone from updating what all have in common."""
-        for _, _, parameter in self._named:
-            parameter.grad = None
+    def record(self, recorder: Recorder | None) -> None:
+        """Tell the recorder of all exchanges from now on; None ends that.
 
-    def _send_buffers(self) -> None:
-        self._group.broadcast_together(_data(self._module.buffers()))
+        Torch's reducer is made anew for that: a hook notes its collectives, and is only there to be
+        recorded, as it costs a pass over the gradients.
+        """
+        before, self._hears = self._hears, recorder
+        if isinstance(self._gradients, Reducer):
+            self._gradients.record(recorder)
+        elif self._gradients is not None and before is not recorder:
+            self._rebuild()
+
+    def statistics(self) -> Statistics:
+        """Return what exchanging has taken so far on this rank."""
+        return self._gradients.statistics() if self._gradients else NONE
+
+    def close(self) -> None:
+        """Stop exchanging and give back shared memory and threads; the module stays usable."""
+        if self._gradients is not None:
+            self._gradients.close()
+        self.reducer = self._gradients = None
+        self._is_alone = True
 
 
-def _data(tensors: Any) -> list[Tensor]:
-    return [tensor.detach() for tensor in tensors]
+class _Shadow(JoinHook):
+    """Takes part in the exchanges of the ranks that still have samples, as torch's hook does."""
+
+    def __init__(self, parallel: Synchronized, of_torch: JoinHook) -> None:
+        assert isinstance(of_torch, _DDPJoinHook)
+        self._parallel, self._of_torch = parallel, of_torch
+
+    def main_hook(self) -> None:
+        """Do what one forward and backward pass of the others asks of this rank."""
+        parallel = self._parallel
+        parallel._check_and_sync_module_buffers()
+        synchronizes = parallel._check_global_requires_backward_grad_sync(is_joined_rank=True)
+        parallel.require_forward_param_sync = synchronizes
+        if synchronizes and isinstance(parallel._gradients, Reducer):
+            parallel._gradients.shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Take over the model of a rank that was there until the end."""
+        self._of_torch.post_hook(is_last_joiner)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """Makes an exchange for a group."""
+
+    make: Callable[[Group, bool], Exchange]
+    as_views: bool
+
+    def __call__(self, group: Group) -> Exchange:
+        return self.make(group, self.as_views)
+
+
+def _process_group_of(arguments: dict[str, Any]) -> dist.ProcessGroup | None:
+    mesh, group = arguments.get("device_mesh"), arguments.get("process_group")
+    if mesh is not None and group is None and mesh.ndim == 1:
+        group = mesh.get_group(mesh_dim=0)
+    result: dist.ProcessGroup | None = group
+    return result
+
+
+def _alone() -> dist.ProcessGroup:
+    """Return a process group of one rank that nothing is ever sent in."""
+    return dist.ProcessGroup(HashStore(), 0, 1)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    parameter = next(module.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _sends_buffers(arguments: dict[str, Any]) -> bool:
+    if arguments.get("forward_sync_buffers") is not None:
+        return True
+    return arguments.get("broadcast_buffers") in (None, True)
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the bound method without a reference to its object, which owns whoever calls it."""
+    alive = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = alive()
+        assert bound is not None
+        return bound(*args)
+
+    return call
+
+
+def _add_prefix(state: dict[str, Any], prefix: str, module: nn.Module) -> None:
+    """Give a state of the module itself the names that a state of ours has: "module." goes before.
+
+    A state of ours has only such names, unless the module has a child of that name itself.
+    """
+    names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
+    own = set(module.state_dict(keep_vars=True))
+    is_ours = all(name.startswith("module.") for name in names)
+    if not names or (is_ours and not own.issuperset(names)):
+        return
+    for name in names:
+        state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
@@ -45,9 +45,10 @@ class Member:
 class Group:
     """This process's place in the run.
 
-    `control` carries values in host memory: the default group where that is gloo, one beside it on
-    GPUs, whose own backend would not make the host wait. No wait for another rank is longer than
-    `deadline_s`.
+    `process_group` carries tensors of the device, None being torch's default group; ranks count
+    within it. `control` carries values in host memory: the same group where that is gloo, one
+    beside it on GPUs, whose own backend would not make the host wait. No wait for another rank is
+    longer than `deadline_s`.
     """
 
     rank: int
@@ -57,6 +58,14 @@ class Group:
     store: Store | None
     control: dist.ProcessGroup | None
     deadline_s: float
+    process_group: dist.ProcessGroup | None = None
+
+    @property
+    def global_ranks(self) -> list[int]:
+        """The members' ranks in torch's default group, in the order of their ranks here."""
+        if self.world_size == 1:
+            return [self.rank]
+        return dist.get_process_group_ranks(self.process_group)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on every rank. Values are sent as JSON."""
@@ -79,7 +88,7 @@ class Group:
             for tensor in tensors:
                 sent = tensor.contiguous()  # torch sends memory as it lies, gaps and all
                 with self.naming_the_lost():
-                    dist.broadcast(sent, 0)
+                    dist.broadcast(sent, group=self.process_group, group_src=0)
                 if sent is not tensor:
                     tensor.copy_(sent)
 
@@ -158,25 +167,53 @@ def process_group(deadline_s: float) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def joined(device: torch.device, deadline_s: float) -> Group:
-    """Return the group of a program that has initialised torch.distributed itself, or has not.
+def joined(
+    device: torch.device,
+    deadline_s: float | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Group:
+    """Join a program that has initialised torch.distributed itself, or has not.
 
-    Without a process group, but with the environment of torchrun, one is made: gloo, or nccl for
-    GPUs. Without either this process is alone. All ranks must call it together.
+    Without torch.distributed, but with the environment of torchrun, the default group is made: gloo,
+    or nccl for GPUs. Without either this process is alone. The ranks of `process_group` must call
+    it together. The deadline, where none is given, is that of the process group: 30 minutes,
+    unless it was made with another one.
     """
     if not dist.is_initialized() and "RANK" in os.environ:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return Group(0, 1, device, (_myself(0, device),), None, None, deadline_s)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+        dist.init_process_group(backend, timeout=_timedelta(deadline_s))
+    if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
+        alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
+        return Group(0, 1, device, (_myself(0, device),), None, None, alone_s, process_group)
+    if deadline_s is None:
+        deadline_s = _timeout_s(process_group, device)
+    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     myself = _myself(rank, device)
-    control = None
-    if dist.get_backend() != "gloo":
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
-    strangers = Group(rank, world_size, device, (myself,) * world_size, None, control, deadline_s)
+    control = process_group
+    if dist.get_backend(process_group) != "gloo":
+        control = dist.new_group(
+            dist.get_process_group_ranks(process_group),
+            backend="gloo",
+            timeout=_timedelta(deadline_s),
+            use_local_synchronization=process_group is not None,
+        )
+    strangers = Group(
+        rank, world_size, device, (myself,) * world_size, None, control, deadline_s, process_group
+    )
     members = tuple(Member(*row) for row in strangers.gather(list(astuple(myself))))
     return replace(strangers, members=members)
+
+
+def _timedelta(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _timeout_s(process_group: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Return how long collectives of the group wait before they fail."""
+    group = process_group or dist.group.WORLD
+    assert group is not None  # torch.distributed is initialised
+    options = group._get_backend(device).options
+    return float(options._timeout.total_seconds())
 
 
 def _myself(rank: int, device: torch.device) -> Member:

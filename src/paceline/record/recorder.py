@@ -75,7 +75,6 @@ class Recorder:
         self._sums: list[tuple[int, Span]] = []
         self._step_ends: list[Any] = []
         self._phase: _Phase | None = None
-        self._left_out: set[Kind] = set()
         self._kept: int | None = None
         self.tracing = False
 
@@ -104,10 +103,6 @@ class Recorder:
             hook.remove()
         self._hooks = []
 
-    def leave_out(self, kind: Kind) -> None:
-        """Record no phase of this kind: what this rank does in it changes nothing."""
-        self._left_out.add(kind)
-
     @contextmanager
     def phase(self, kind: Kind) -> Iterator[None]:
         """Record what runs inside as a part of this step."""
@@ -129,8 +124,7 @@ class Recorder:
         """End the phase, if one has begun."""
         if self._phase is not None:
             self._phase.end = self._clock.mark()
-            if self._phase.kind not in self._left_out:
-                self._phases.append(self._phase)
+            self._phases.append(self._phase)
             self._phase = None
 
     def end_step(self) -> None:

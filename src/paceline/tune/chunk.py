@@ -10,6 +10,8 @@ from math import fsum, inf
 from statistics import median
 from typing import NamedTuple, Protocol
 
+from paceline.core.chunks import chunks
+
 _STRIDE = 3  # from one far candidate to the next
 
 
@@ -22,6 +24,17 @@ class Trial(NamedTuple):
     chunk: int
     predicted_s: float | None
     measured_s: float
+
+
+class ChunkTimes(NamedTuple):
+    """When all ranks had delivered a chunk of `nbytes` of gradients, and when its sum was there.
+
+    Both in seconds of one clock, the chunks in the order of backward.
+    """
+
+    nbytes: int
+    ready_s: float
+    summed_s: float
 
 
 class ChunkTuner(Protocol):
@@ -44,8 +57,8 @@ class ChunkTuner(Protocol):
         """What has been measured so far, in that order."""
         ...
 
-    def record(self, seconds: float) -> None:
-        """Note how long a step took with `chunk`."""
+    def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
+        """Note how long a step took with `chunk`, and when its chunks were there if it is known."""
         ...
 
 
@@ -76,7 +89,7 @@ class _Search(ABC):
         """What has been measured so far, in that order."""
         return tuple(self._trials)
 
-    def record(self, seconds: float) -> None:
+    def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
         """Note how long a step took with `chunk`; once done, nothing changes any more."""
         if self._done:
             return
@@ -169,6 +182,103 @@ class PredictedSearch(_Search):
     def _neighbours(self) -> list[int]:
         place = self._sizes.index(self._best)
         return self._sizes[max(0, place - 1) : place] + self._sizes[place + 1 : place + 2]
+
+
+class LearnedSearch:
+    """Predicts from real steps, and then measures as `PredictedSearch` does.
+
+    For the first intervals every layer is a chunk of its own. When they are ready, and what
+    exchanging takes for the bytes of each, then predict a step of any other size: chunks follow one
+    another, and a step takes longer by as much as the last sum comes later. Until that is known
+    `trials` are empty.
+    """
+
+    def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
+        if min(num_layers, interval, learning) < 1:
+            raise ValueError(
+                "num_layers, interval and learning must be positive: "
+                f"{num_layers}, {interval}, {learning}"
+            )
+        self._num_layers, self._after = num_layers, interval
+        self.interval = learning
+        self._seconds: list[float] = []
+        self._times: list[Sequence[ChunkTimes]] = []
+        self._search: PredictedSearch | None = None
+
+    @property
+    def chunk(self) -> int:
+        """The chunk size to use now."""
+        return self._search.chunk if self._search else 1
+
+    @property
+    def done(self) -> bool:
+        """Whether `chunk` is the result."""
+        return self._search.done if self._search else self._num_layers == 1
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """What has been measured since there was a prediction."""
+        return self._search.trials if self._search else ()
+
+    def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
+        """Note how long a step took with `chunk`, and when its chunks were there."""
+        if self._search is not None:
+            self._search.record(seconds)
+            return
+        self._seconds.append(seconds)
+        if times:
+            self._times.append(times)
+        if len(self._seconds) == self.interval:
+            predicted = predict(median(self._seconds), self._times, candidates(self._num_layers))
+            self._search = PredictedSearch(predicted, self._after)
+            self.interval = self._after
+
+
+def predict(
+    step_s: float, steps: Sequence[Sequence[ChunkTimes]], sizes: Sequence[int]
+) -> dict[int, float]:
+    """Return the seconds of a step for each chunk size, from steps whose layers were exchanged one
+    by one and took `step_s`. Without any step all sizes are alike.
+    """
+    if not steps:
+        return dict.fromkeys(sizes, step_s)
+    layers = [
+        (
+            column[0].nbytes,
+            median(one.ready_s - step[0].ready_s for one, step in zip(column, steps, strict=True)),
+        )
+        for column in zip(*steps, strict=True)
+    ]
+    latency_s, seconds_per_byte = _exchange_line(steps)
+
+    def last_sum_s(size: int) -> float:
+        end = 0.0
+        for members in chunks(len(layers), size):
+            nbytes = sum(layers[i][0] for i in members)
+            ready_s = max(layers[i][1] for i in members)
+            end = max(end, ready_s) + latency_s + nbytes * seconds_per_byte
+        return end
+
+    alone = last_sum_s(1)
+    return {size: step_s + last_sum_s(size) - alone for size in sizes}
+
+
+def _exchange_line(steps: Sequence[Sequence[ChunkTimes]]) -> tuple[float, float]:
+    """Return the latency and the seconds for a byte of a chunk's exchange, by least squares.
+
+    A chunk that was ready while the one before was being summed began when that was done.
+    """
+    points = []
+    for step in steps:
+        before = 0.0
+        for one in step:
+            points.append((float(one.nbytes), one.summed_s - max(one.ready_s, before)))
+            before = one.summed_s
+    means = [fsum(column) / len(points) for column in zip(*points, strict=True)]
+    spread = fsum((x - means[0]) ** 2 for x, _ in points)
+    slope = fsum((x - means[0]) * (y - means[1]) for x, y in points) / spread if spread else 0.0
+    slope = max(0.0, slope)
+    return max(0.0, means[1] - slope * means[0]), slope
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:

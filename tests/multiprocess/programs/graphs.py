@@ -188,7 +188,17 @@ def gradient_penalty(place: Place):
 
 @quick
 def unused_everywhere(place: Place):
+    return trained(place, lambda: Net("ab"), find_unused_parameters=True)
+
+
+@quick
+def unused_without_being_looked_for(place: Place):
     return trained(place, lambda: Net("ab"))
+
+
+@quick
+def unused_in_a_static_graph(place: Place):
+    return trained(place, lambda: Net("ab"), static_graph=True)
 
 
 @quick
@@ -196,7 +206,7 @@ def unused_on_one_rank(place: Place):
     def loss(model: nn.Module, rank: int, step: int) -> Tensor:
         return model(batch(rank, step), "ab" if rank == 1 and step > 0 else "abc").square().mean()
 
-    return trained(place, Net, loss)
+    return trained(place, Net, loss, find_unused_parameters=True)
 
 
 @quick
@@ -204,7 +214,7 @@ def unused_on_the_rank_that_sets_the_order(place: Place):
     def loss(model: nn.Module, rank: int, step: int) -> Tensor:
         return model(batch(rank, step), "bc" if rank == 0 else "abc").square().mean()
 
-    return trained(place, Net, loss)
+    return trained(place, Net, loss, find_unused_parameters=True)
 
 
 @case

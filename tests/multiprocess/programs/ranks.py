@@ -91,13 +91,15 @@ def trained(
     steps: int = 4,
     wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
     at_step: Callable[[nn.Module, int], None] = lambda module, step: None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train a model on all ranks and its oracle on this one, and compare them.
 
-    `wrap` is applied to the parallel model; `at_step` is called with both before each step.
+    `wrap` is applied to the parallel model; `at_step` is called with both before each step;
+    `options` are those of the parallel model.
     """
     module, oracle = place.build(make)
-    parallel = wrap(place.parallel(module))
+    parallel = wrap(place.parallel(module, **options))
     optimizers = sgd(parallel), sgd(oracle)
     for step in range(steps):
         at_step(module, step)

@@ -50,15 +50,19 @@ class Between:
         self._error: BaseException | None = None
         self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        leaders = [group.global_ranks[leader] for leader in arena.leaders]
         self._leaders = dist.new_group(
-            list(arena.leaders), backend="gloo", timeout=timedelta(seconds=deadline_s)
+            leaders,
+            backend="gloo",
+            timeout=timedelta(seconds=deadline_s),
+            use_local_synchronization=True,
         )
         self._leads = group.rank in arena.leaders
         self._codec = name_of(compression.codec) if compression else None
         check_same_codec(self._codec, group)
         self._encoded: _Encoded | None = None
         if self._leads and compression is not None:
-            self._encoded = _Encoded(compression, arena, deadline_s)
+            self._encoded = _Encoded(compression, leaders, deadline_s)
         if self._leads:
             self._thread = threading.Thread(target=self._work, name="between", daemon=True)
             self._thread.start()
@@ -138,8 +142,10 @@ class Between:
 class _Encoded:
     """The first ranks' exchange through a codec: one chunk on its way while another is decoded."""
 
-    def __init__(self, compression: Compression, arena: Arena, deadline_s: float) -> None:
-        self._all_reduce = CompressedAllReduce(arena.leaders, torch.device("cpu"), deadline_s)
+    def __init__(
+        self, compression: Compression, leaders: Sequence[int], deadline_s: float
+    ) -> None:
+        self._all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), deadline_s)
         try:
             self.choice = choice_of(compression.codec, self._all_reduce)
         except InvalidInput:

@@ -13,20 +13,22 @@ from paceline.strategies.host.transfer import changed_on_any
 
 
 class CpuTransfer:
-    """Copies gradients into the arena; a parameter's gradient then is a view of the result.
+    """Copies gradients into the arena, and means back into the gradients.
 
+    With `as_views` a parameter's gradient is a view of the result instead, which saves that copy.
     The view is copy-on-write, so that gradients may be changed in place. Where they are (as by
     clipping), the page faults of that cost more than a copy does: then means are copied out.
     """
 
-    def __init__(self, arena: Arena, layout: Layout) -> None:
+    def __init__(self, arena: Arena, layout: Layout, as_views: bool) -> None:
         self._arena, self._layout = arena, layout
-        self._views = [
+        self._views: list[dict[int, Tensor]] = [
             {slot.index: slot.of(arena.result(parity)) for slot in layout.slots}
             for parity in (0, 1)
+            if as_views
         ]
         self._own = {slot.index: slot.of(arena.slot) for slot in layout.slots}
-        self._as_views = True
+        self._as_views = as_views
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         """Nothing has to be prepared."""

@@ -22,21 +22,26 @@ from paceline.record.recorder import Recorder
 from paceline.strategies.host.between import NO_WAY_BACK, Between, parts_of
 from paceline.strategies.host.cpu import CpuTransfer
 from paceline.strategies.host.cuda import CudaTransfer
-from paceline.strategies.host.transfer import Transfer
+from paceline.strategies.host.transfer import Transfer, changed_on_any
+from paceline.tune.chunk import ChunkTimes
 
 
 class HostExchange:
-    """One rank's side of the exchange through the arena of its machine."""
+    """One rank's side of the exchange through the arena of its machine.
+
+    On CPUs gradients are views of the arena with `as_views`: the step after the next writes them.
+    """
 
     name = "host"
     chunked = True
 
     def __init__(
-        self, group: Group, deadline_s: float, compression: Compression | None = None
+        self, group: Group, compression: Compression | None = None, as_views: bool = False
     ) -> None:
         self.recorder: Recorder | None = None
         self._group = group
-        self._deadline_s = deadline_s
+        self._deadline_s = group.deadline_s
+        self._as_views = as_views
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
         self._layout: Layout | None = None
@@ -46,10 +51,9 @@ class HostExchange:
         self._guard: NonFiniteGuard | None = None
 
     def open(self, layout: Layout) -> None:
-        """Make the arena."""
-        self._layout = layout
+        """Make the arena, which every layout of the same gradients fits."""
         self._arena = Arena.open(
-            self._group, layout.nbytes, len(layout.layers), len(layout.slots), self._deadline_s
+            self._group, layout.nbytes, len(layout.layers), layout.num_flags, self._deadline_s
         )
         if len(self._arena.leaders) > 1:
             self._between = Between(self._arena, self._group, self._deadline_s, self._compression)
@@ -57,15 +61,22 @@ class HostExchange:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
         self._flags = self._arena.flags.numpy()
-        self._transfer = self._transfer_of(layout)
+        self._set_layout(layout)
 
-    def _transfer_of(self, layout: Layout) -> Transfer:
+    def _set_layout(self, layout: Layout) -> None:
+        if self._layout is not None:
+            self._transfer.close()
+        self._layout = layout
+        self._transfer: Transfer
         if self._group.device.type == "cuda":
-            return CudaTransfer(self._arena, layout, self._deadline_s)
-        return CpuTransfer(self._arena, layout)
+            self._transfer = CudaTransfer(self._arena, layout, self._deadline_s)
+        else:
+            self._transfer = CpuTransfer(self._arena, layout, self._as_views)
 
-    def set_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Exchange these together from the next step on."""
+    def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
+        """Exchange these chunks from the next step on."""
+        if layout is not self._layout:
+            self._set_layout(layout)
         self._chunks = tuple(chunks)
         self._arena.set_chunks(
             [
@@ -91,7 +102,7 @@ class HostExchange:
         self._transfer.send(chunk, self.recorder)
         self._exposed_s += time.monotonic() - started
 
-    def finish(self, touched: Sequence[bool]) -> None:
+    def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
         """Wait for the sums of all chunks, and take them over."""
         started = time.monotonic()
         try:
@@ -111,12 +122,15 @@ class HostExchange:
         if self.recorder is not None:
             for chunk, (posted, end) in zip(self._chunks, times, strict=True):
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, end)
+        return [changed > 0 for changed in changed_on_any(self._arena, self._step)]
 
-    def before_forward(self) -> None:
-        """Every rank has updated itself."""
-
-    def before_backward(self, touched: Sequence[bool]) -> None:
-        """Gradients may accumulate on the means of earlier steps, which all ranks have."""
+    def times(self) -> list[ChunkTimes]:
+        """Return when each chunk of the last step was posted by all ranks, and summed."""
+        times = [self._arena.times(chunk.number) for chunk in self._chunks]
+        return [
+            ChunkTimes(chunk.nbytes, posted_s, summed_s)
+            for chunk, (posted_s, summed_s) in zip(self._chunks, times, strict=True)
+        ]
 
     def discard(self) -> None:
         """Tell the others that this step is void, and wait until nobody works on it any more."""

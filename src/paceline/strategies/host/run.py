@@ -1,13 +1,14 @@
 """Run strategy host: every rank sends its gradients through shared memory and updates itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import nn
 
 from paceline.exchange.compressed import Compression
 from paceline.exchange.probe import Probe
-from paceline.exchange.replica import Alone, Replica
-from paceline.exchange.synchronized import Synchronized
+from paceline.exchange.replica import Replica
+from paceline.exchange.synchronized import Method, Synchronized
 from paceline.links.group import Group
 from paceline.strategies.host.config import Host
 from paceline.strategies.host.exchange import HostExchange
@@ -21,24 +22,31 @@ def train(job: Job, config: Host) -> Outcome:
     return train_synchronously(job, replica(job.model, config, job.group))
 
 
-def replica(
-    module: nn.Module,
+def method(
     config: Host,
-    group: Group,
-    *,
     compression: Compression | None = None,
-    tuner: ChunkTuner | None = None,
-) -> Replica:
-    """Return the module as one of the group's replicas.
+    tuner: Callable[[int], ChunkTuner] | None = None,
+) -> Method:
+    """Return how gradients are exchanged; `compression` goes before the config's.
 
-    `compression` goes before the config's; a tuner looks for a better chunk.
+    `tuner` makes what looks for a better chunk, for a number of layers.
     """
-    if group.world_size == 1:
-        return Alone(module)
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
-    exchange = HostExchange(group, group.deadline_s, compression)
-    return Synchronized(module, exchange, group, config.chunk if tuner is None else tuner)
+    make = partial(_exchange, compression)
+    return Method("host", make, config.chunk if tuner is None else tuner)
+
+
+def _exchange(compression: Compression | None, group: Group, as_views: bool) -> HostExchange:
+    return HostExchange(group, compression, as_views)
+
+
+def replica(
+    module: nn.Module, config: Host, group: Group, *, tuner: ChunkTuner | None = None
+) -> Replica:
+    """Return the module as one of the group's replicas; a tuner looks for a better chunk."""
+    found = method(config, tuner=None if tuner is None else lambda num_layers: tuner)
+    return Synchronized(module, found, group.deadline_s, gradient_as_bucket_view=True)
 
 
 def exchange(sizes: Sequence[Sequence[int]], config: Host, group: Group) -> Probe:

@@ -15,6 +15,7 @@ from paceline.exchange.replica import Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.lane import Flight, Joined, Lane
+from paceline.tune.chunk import ChunkTimes
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,12 @@ class LayerGradients:
                 f"bodies of {wanted}"
             )
 
-    def set_chunks(self, chunks: Sequence[Chunk]) -> None:
+    def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Each chunk is a layer."""
 
-    def before_forward(self) -> None:
-        """Nothing is left of the step before."""
-
-    def before_backward(self, touched: Sequence[bool]) -> None:
-        """Gradients may accumulate at once."""
+    def times(self) -> Sequence[ChunkTimes]:
+        """There is no size of chunks to be found."""
+        return ()
 
     def begin(self) -> None:
         """Begin a step."""
@@ -120,8 +119,9 @@ class LayerGradients:
         return Joined(work, values)
 
     @torch.no_grad()
-    def finish(self, touched: Sequence[bool]) -> None:
-        """Return when every gradient is the mean over all ranks."""
+    def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
+        """Wait until every gradient is the mean over all ranks."""
+        anywhere = [False] * len(touched)
         for chunk in self._late:
             self._begin(chunk, touched)
         for chunk, flight in self._flying:
@@ -138,8 +138,10 @@ class LayerGradients:
                 if gradient is None:
                     gradient = slot.parameter.grad = torch.empty_like(slot.parameter)
                 gradient.copy_(mean.view(gradient.shape))
+                anywhere[slot.index] = True
         self._flying, self._late = [], []
         self._num_steps += 1
+        return anywhere
 
     def discard(self) -> None:
         """Refuse to go on: the others wait for gradients that will not come."""

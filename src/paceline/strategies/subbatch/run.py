@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.core.workload import Workload
 from paceline.exchange.replica import Alone, Replica
-from paceline.exchange.synchronized import Synchronized
+from paceline.exchange.synchronized import Method, Synchronized
 from paceline.links.group import Group
 from paceline.strategies.subbatch.chain import apart
 from paceline.strategies.subbatch.config import SubBatch
@@ -91,7 +91,11 @@ def body_of(
     if group.world_size == 1:
         return Alone(parallel.body), None
     gradients = LayerGradients(lane, group, config.gradients)
-    return Synchronized(parallel.body, gradients, group), gradients
+    method = Method("subbatch", lambda group, as_views: gradients)
+    body = Synchronized(
+        parallel.body, method, group.deadline_s, gradient_as_bucket_view=True
+    )
+    return body, gradients
 
 
 def widths_of(parallel: Parallel) -> dict[str, Widths]:

@@ -1,12 +1,12 @@
 """The plan of strategy tree: the typical data-parallel training of Le et al. 2018, section 2.3.
 
-    worker0 compute   load fwd bwd |       add 1        add 2  step |              | load fwd
-    worker0 exchange               | [up1]       [up2]              | [down2][down1]
-    worker2 exchange               | [up3]       [up2]              | [down2][down3]
+    worker0 compute   load fwd bwd |       add 1        add 2 |                step | load fwd
+    worker0 exchange               | [up1]       [up2]        | [down2][down1]
+    worker2 exchange               | [up3]       [up2]        | [down2][down3]
 
 After backward the gradients go up a binary tree: of distance 1, 2, 4, ... is a worker from its
-parent, which adds what it gets to what it has. Worker 0 alone updates the weights; they come down
-the same tree, the largest distance first.
+parent, which adds what it gets to what it has. The means come down the same tree, the largest
+distance first, where the paper sends the weights that worker 0 has updated: as many bytes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from paceline.core.machine import Device, Machine
 from paceline.core.memory import replica_nbytes
 from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, task_name
 from paceline.core.simulate import simulate
-from paceline.core.step import ComputeStep
+from paceline.core.step import ComputeStep, after_update
 from paceline.core.strategy import Window
 from paceline.core.transfer import Transfer, lanes_of
 from paceline.core.workload import Layer, Parameter, Workload
@@ -103,7 +103,7 @@ class _Edge:
         return send, Task(name, Kind.REDUCE, self.add.on, self.add.cost, (send.name,), part)
 
     def task_down(self, step: int, after: tuple[str, ...]) -> Task:
-        """Return the message with the parameters."""
+        """Return the message with the means."""
         return self._send(step, f"down{self.child}", self.down, after)
 
     def _send(self, step: int, part: str, message: Transfer, after: tuple[str, ...]) -> Task:
@@ -128,29 +128,18 @@ class _Step:
 
     def tasks(self, step: int) -> Iterator[Task]:
         for worker in self.compute.workers:
-            yield from self.compute.tasks(step, worker, self._before(step, worker))
+            yield from self.compute.tasks(step, worker, after_update(step, worker))
         done = [self.compute.after_backward(step, worker) for worker in self.compute.workers]
         for edge in self.edges:
             up, add = edge.tasks_up(step, (done[edge.child], done[edge.parent]))
             yield from (up, add)
             done[edge.parent] = add.name
-        update = self.compute.step_task(step, 0, (done[0],))
-        yield update
-        done[0] = update.name
         for edge in reversed(self.edges):
             down = edge.task_down(step, (done[edge.parent],))
             yield down
-            done[edge.child] = down.name
-
-    def _before(self, step: int, worker: int) -> tuple[str, ...]:
-        """Return the last message that the worker sent or received in the step before."""
-        if not step:
-            return ()
-        below = children(worker, len(self.compute.devices))
-        if not below and not worker:
-            return (task_name(step - 1, Kind.STEP, worker=0),)
-        nearest = below[0] if below else worker
-        return (task_name(step - 1, Kind.SEND, f"down{nearest}"),)
+            done[edge.child] = done[edge.parent] = down.name
+        for worker in self.compute.workers:
+            yield self.compute.step_task(step, worker, (done[worker],))
 
 
 def calibrate(machine: Machine, measured: Measurements, config: Tree | None = None) -> Machine:

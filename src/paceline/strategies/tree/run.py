@@ -1,12 +1,12 @@
-"""Run strategy tree: gradients to rank 0, an update there, parameters to all."""
+"""Run strategy tree: gradients to rank 0, their means to all."""
 
 from collections.abc import Sequence
 
 from torch import nn
 
 from paceline.exchange.probe import Probe
-from paceline.exchange.replica import Alone, Replica
-from paceline.exchange.synchronized import Synchronized
+from paceline.exchange.replica import Replica
+from paceline.exchange.synchronized import Method, Synchronized
 from paceline.links.group import Group
 from paceline.strategies.tree.config import Tree
 from paceline.strategies.tree.exchange import TreeExchange
@@ -19,11 +19,15 @@ def train(job: Job, config: Tree) -> Outcome:
     return train_synchronously(job, replica(job.model, config, job.group))
 
 
+def method(config: Tree) -> Method:
+    """Return how gradients are exchanged."""
+    return Method("tree", TreeExchange)
+
+
 def replica(module: nn.Module, config: Tree, group: Group) -> Replica:
     """Return the module as one of the group's replicas."""
-    if group.world_size == 1:
-        return Alone(module)
-    return Synchronized(module, TreeExchange(group), group)
+    found = method(config)
+    return Synchronized(module, found, group.deadline_s, gradient_as_bucket_view=True)
 
 
 def exchange(sizes: Sequence[Sequence[int]], config: Tree, group: Group) -> Probe:

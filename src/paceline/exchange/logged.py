@@ -1,0 +1,51 @@
+"""What DistributedDataParallel logs of a run, where its own reducer does not count it."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Logged:
+    """Takes what DistributedDataParallel tells its logger."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, Any] = {}
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing is sampled."""
+
+    def set_error_and_log(self, error: str) -> None:
+        """Keep the error that is raised."""
+        self._data["error"] = error
+
+    def _set_uneven_input_join(self) -> None:
+        self._data["join_uneven_inputs"] = True
+
+    def _set_static_graph(self) -> None:
+        self._data["static_graph"] = True
+
+    def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
+        """Return what can be said of the construction, under DistributedDataParallel's names."""
+        modules = list(parallel.module.modules())
+        parameters = [p for p in parallel.module.parameters() if p.requires_grad]
+        return {
+            "module_name": type(parallel.module).__name__,
+            "rank": parallel.process_group.rank(),
+            "world_size": parallel.process_group.size(),
+            "backend_name": _backend(parallel),
+            "num_parameter_tensors": len(parameters),
+            "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
+            "dtypes": ", ".join(sorted({str(p.dtype) for p in parameters})),
+            "broadcast_buffers": int(parallel.forward_sync_buffers),
+            "find_unused_parameters": int(parallel.find_unused_parameters),
+            "gradient_as_bucket_view": int(parallel.gradient_as_bucket_view),
+            "has_sync_bn": int(any(isinstance(one, nn.SyncBatchNorm) for one in modules)),
+            "is_multi_device_module": int(parallel.is_multi_device_module),
+            **self._data,
+        }
+
+
+def _backend(parallel: DistributedDataParallel) -> str:
+    return dist.get_backend(parallel.process_group) if dist.is_initialized() else ""
