@@ -25,7 +25,6 @@ REFUSED = {
     "samplers_that_differ": "InvalidInput: sampler: samples, batch size, seed and most must",
     "a_sampler_of_other_ranks": "InvalidInput: sampler: made for rank 0 of ",
     "nothing_to_count": "InvalidInput: balance: the module's first tensor has no rows",
-    "nothing_to_choose_from": "InvalidInput: balance: a rank has no samples in the first batch",
 }
 FOLLOWED = "shares_follow_a_slow_rank_in_the_middle_of_epochs"
 UNHELPFUL = "a_rank_that_does_not_help_gets_no_samples"

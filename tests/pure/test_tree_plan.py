@@ -28,11 +28,13 @@ def gpus(number: int, adds_per_s: float = 1e18):
 def test_four_workers_have_these_tasks_and_no_others():
     tasks = plan(chain((1, NBYTES)), gpus(4), Tree(workers=4), Window(1))
     own = {
-        f"{name}@worker{w}" for name in ("load", "forward[l0]", "backward[l0]") for w in range(4)
+        f"{name}@worker{w}"
+        for name in ("load", "forward[l0]", "backward[l0]", "step")
+        for w in range(4)
     }
     assert named(tasks) - own == {
         *(f"send[{way}{rank}]" for way in ("up", "down") for rank in (1, 2, 3)),
-        *("reduce[1]@worker0", "reduce[3]@worker2", "reduce[2]@worker0", "step@worker0"),
+        *("reduce[1]@worker0", "reduce[3]@worker2", "reduce[2]@worker0"),
     }
 
 
@@ -92,26 +94,23 @@ def test_additions_of_cores_run_at_the_speed_of_the_memory_and_not_of_layers():
     assert simulate(tasks, ExchangeOnly(machine)).makespan_s == pytest.approx(2.0)
 
 
-def test_worker_0_updates_and_the_others_go_on_when_they_have_its_weights():
+def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
     tasks = plan(chain((1, NBYTES)), gpus(4), Tree(workers=4), Window(2))
-    assert [t.name for t in tasks.tasks if t.kind is Kind.STEP] == [
-        "s0/step@worker0",
-        "s1/step@worker0",
-    ]
-    assert tasks["s0/step@worker0"].after == ("s0/reduce[2]@worker0",)
     ends = {s.name: s for s in simulate(tasks, WithoutUpdate(gpus(4))).spans}
     for rank in (1, 2, 3):
         down = ends[f"s0/send[down{rank}]"]
-        assert ends[f"s1/load@worker{rank}"].start_s >= down.end_s
+        assert ends[f"s0/step@worker{rank}"].start_s >= down.end_s
+        assert tasks[f"s1/load@worker{rank}"].after == (f"s0/step@worker{rank}",)
+    assert tasks["s0/send[down2]"].after == ("s0/reduce[2]@worker0",)
     # Who has children sends before it goes on, the nearest last.
-    assert tasks["s1/load@worker0"].after == ("s0/send[down1]",)
-    assert tasks["s1/load@worker2"].after == ("s0/send[down3]",)
+    assert tasks["s0/step@worker0"].after == ("s0/send[down1]",)
+    assert tasks["s0/step@worker2"].after == ("s0/send[down3]",)
     # The largest distance first, so that both halves of the tree go on at once.
     assert ends["s0/send[down1]"].start_s == ends["s0/send[down3]"].start_s
     assert ends["s0/send[down2]"].end_s == ends["s0/send[down1]"].start_s
 
 
-def test_the_breakdown_counts_the_servers_steps_for_all():
+def test_the_breakdown_counts_the_servers_additions_for_all():
     machine = gpus(2, adds_per_s=6000.0)
     timeline = simulate(
         plan(chain((3, NBYTES)), machine, Tree(), Window(5)), WithoutUpdate(machine)

@@ -90,7 +90,9 @@ class Balanced:
         """Run the module's forward pass; InvalidInput if its samples cannot be counted."""
         return self.run(self._replica, args, kwargs)
 
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a forward pass of the module; InvalidInput if its samples cannot be counted."""
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind

@@ -174,9 +174,9 @@ def joined(
 ) -> Group:
     """Join a program that has initialised torch.distributed itself, or has not.
 
-    Without torch.distributed, but with the environment of torchrun, the default group is made: gloo,
-    or nccl for GPUs. Without either this process is alone. The ranks of `process_group` must call
-    it together. The deadline, where none is given, is that of the process group: 30 minutes,
+    Without torch.distributed, but with the environment of torchrun, the default group is made:
+    gloo, or nccl for GPUs. Without either this process is alone. The ranks of `process_group` must
+    call it together. The deadline, where none is given, is that of the process group: 30 minutes,
     unless it was made with another one.
     """
     if not dist.is_initialized() and "RANK" in os.environ:

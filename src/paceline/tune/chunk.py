@@ -237,8 +237,10 @@ class LearnedSearch:
 def predict(
     step_s: float, steps: Sequence[Sequence[ChunkTimes]], sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Return the seconds of a step for each chunk size, from steps whose layers were exchanged one
-    by one and took `step_s`. Without any step all sizes are alike.
+    """Return the seconds of a step for each chunk size.
+
+    That is predicted from steps in which layers were exchanged one by one, and which took `step_s`;
+    without any all sizes are alike.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

@@ -55,8 +55,7 @@ def gradients(place: Place, dtype: torch.dtype, first: int = 0, **options):
     for step, split in enumerate(splits(place.size)[first:]):
         whole = batch(0, step, sum(split), 6, dtype=dtype)
         # Of the same weights: what is compared is one gradient, not a training of rounding errors.
-        if step:  # an exchange of its own choice has rank 0's weights only after the first
-            oracle.load_state_dict(module.state_dict())
+        oracle.load_state_dict(module.state_dict())
         for optimizer in optimizers:
             optimizer.zero_grad()
         squared_error(parallel, whole.split(split)[place.rank]).backward()
@@ -209,12 +208,6 @@ def shares_follow_a_slow_rank_in_the_middle_of_epochs(place: Place):
 @case
 def a_rank_that_does_not_help_gets_no_samples(place: Place):
     return digits_like(place, slow=100.0, num_epochs=2, batch_size=110)
-
-
-@case
-def nothing_to_choose_from(place: Place):
-    parallel = place.parallel(network(), balance="auto", exchange="auto", chunk="auto")
-    parallel(torch.zeros(place.rank, 6))
 
 
 @case

@@ -142,9 +142,7 @@ class Between:
 class _Encoded:
     """The first ranks' exchange through a codec: one chunk on its way while another is decoded."""
 
-    def __init__(
-        self, compression: Compression, leaders: Sequence[int], deadline_s: float
-    ) -> None:
+    def __init__(self, compression: Compression, leaders: Sequence[int], deadline_s: float) -> None:
         self._all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), deadline_s)
         try:
             self.choice = choice_of(compression.codec, self._all_reduce)
