@@ -5,6 +5,7 @@ give the times of this network.
 """
 
 import random
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,14 @@ from paceline.strategies.host.config import Host
 from paceline.strategies.host.run import replica
 from paceline.training.exchanges import measure_exchanges
 from paceline.training.this_machine import Speed, this_machine
-from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, Trial, candidates
+from paceline.tune.chunk import (
+    ChunkTimes,
+    ChunkTuner,
+    PredictedSearch,
+    RuntimeSearch,
+    Trial,
+    candidates,
+)
 from trainee import Task, Trainee
 
 _BATCH_SIZE = 12
@@ -57,7 +65,7 @@ class Sweep:
         """The median of each size that has been measured."""
         return tuple(Trial(size, None, median(s)) for size, s in self.seconds.items() if s)
 
-    def record(self, seconds: float) -> None:
+    def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
         """Note how long a step took with `chunk`."""
         if self._left:
             steps_of_size = self.seconds[self.chunk]

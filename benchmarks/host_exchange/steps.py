@@ -53,10 +53,13 @@ def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) ->
     far computing beside others slows a rank down; *together* are ranks that also wait for each
     other in every step: what no exchange can go below.
     """
+    ours = partial(DataParallel, deadline_s=DEADLINE_S, gradient_as_bucket_view=True)
     known: dict[str, Wrap] = {
-        "host": partial(DataParallel, exchange="host", chunk=1, deadline_s=DEADLINE_S),
-        "tree": partial(DataParallel, exchange="tree", deadline_s=DEADLINE_S),
-        "auto": partial(DataParallel, exchange="auto", deadline_s=DEADLINE_S),
+        "host": partial(ours, exchange="host", chunk=1),
+        "host, copied": partial(DataParallel, exchange="host", chunk=1, deadline_s=DEADLINE_S),
+        "tree": partial(ours, exchange="tree"),
+        "auto": partial(ours, exchange="auto"),
+        "DDP, copied": DistributedDataParallel,
     }
     ddp: dict[str, Wrap] = {
         f"DDP {mb} MB": partial(
@@ -106,13 +109,14 @@ def _never(num_times: int) -> list[float]:
 
 
 def _settle(trainee: Trainee, group: Group) -> None:
-    """Take steps until the search for a chunk, if there is one, tries nothing new any more."""
+    """Take steps until neither exchanges nor sizes of chunks are tried any more."""
+    parallel = trainee.parallel
+    assert isinstance(parallel, DataParallel)
     before, now = -1, 0
-    while now > before:
+    while now > before or "being tried" in parallel.why:
         for _ in range(_INTERVAL):
             trainee.step()
-        assert isinstance(trainee.parallel, DataParallel)
-        before, now = now, group.gather(len(trainee.parallel.trials))[0]
+        before, now = now, group.gather(len(parallel.trials))[0]
 
 
 def _figures(

@@ -60,7 +60,9 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
     def balanced(exchange: Any) -> Trainee:
         def wrap(model: nn.Module) -> DataParallel:
-            return DataParallel(model, exchange, chunk=1, deadline_s=DEADLINE_S, balance="auto")
+            return DataParallel(
+                model, exchange=exchange, chunk=1, deadline_s=DEADLINE_S, balance="auto"
+            )
 
         def sampler(parallel: Any) -> BalancedSampler:
             followed: BalancedSampler = parallel.balance(

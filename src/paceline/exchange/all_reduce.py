@@ -45,7 +45,7 @@ class TorchAllReduce:
             self._readiness.expect([None] * len(named))
 
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
-        """Hook into the reducer what encodes or records its buckets, if there is something."""
+        """Register with the reducer what encodes or records its buckets, if there is something."""
         self._recorder = recorder
         if self._compression is not None:
             _register_comm_hook(reducer, self, _exchange_bucket)

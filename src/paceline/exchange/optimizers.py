@@ -16,7 +16,7 @@ Stepping = Callable[[Optimizer], None]
 
 def before_steps(method: Stepping) -> RemovableHandle:
     """Call a bound method before each step of any optimizer, as long as its object lives."""
-    return register_optimizer_step_pre_hook(_weak(method))
+    return _until_gone(method, register_optimizer_step_pre_hook(_weak(method)))
 
 
 def before_updates(method: Stepping) -> RemovableHandle:
@@ -41,12 +41,19 @@ def before_updates(method: Stepping) -> RemovableHandle:
             return args, kwargs | {"closure": computed}
         return (args[0], computed, *args[2:]), kwargs
 
-    return register_optimizer_step_pre_hook(hook)
+    return _until_gone(method, register_optimizer_step_pre_hook(hook))
 
 
 def after_steps(method: Stepping) -> RemovableHandle:
     """Call a bound method after each step of any optimizer, as long as its object lives."""
-    return register_optimizer_step_post_hook(_weak(method))
+    return _until_gone(method, register_optimizer_step_post_hook(_weak(method)))
+
+
+def _until_gone(method: Stepping, handle: RemovableHandle) -> RemovableHandle:
+    """Have the hook removed with the method's object: torch would call it in every step for good."""
+    end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound
+    end.atexit = False
+    return handle
 
 
 def _weak(method: Stepping) -> Callable[..., None]:

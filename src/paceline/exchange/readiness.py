@@ -48,8 +48,8 @@ class Readiness:
     Gradients are exchanged, and not only accumulated, if a forward pass asked for it since the last
     exchange, or the last one did: as with DistributedDataParallel a forward pass decides, not the
     backward pass. `touched` says which gradients have changed since the last exchange, `order` in
-    which order they have become ready in a backward pass before `expect`, `came` which have become ready since
-    the last forward pass, and `began` whether one has in this backward pass.
+    which order they have become ready in a backward pass before `expect`, `came` which have become
+    ready since the last forward pass, and `began` whether one has in this backward pass.
 
     The hooks hold neither this object nor the listener, so that both end with their owner.
     """

@@ -23,7 +23,7 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.tune.chunk import ChunkTimes, ChunkTuner
 
-_numbers = itertools.count()  # all ranks open the reducers of their models in the same order
+_numbers = itertools.count()  # rank 0's tell models apart
 
 # What DistributedDataParallel says, too.
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -136,7 +136,7 @@ class Reducer:
     def open(self) -> None:
         """Join the other ranks and get what the exchange needs. InvalidInput on all, if on any."""
         group = self._group = self._join()
-        self._number = next(_numbers)
+        self._number = group.gather(next(_numbers))[0]
         skipped = set(self._sparse_indices)
         dense = [index for index in range(len(self._named)) if index not in skipped]
         check_exchangeable([self._named[index] for index in dense], group.device)
@@ -191,7 +191,7 @@ class Reducer:
         self._may_be_unused = True
 
     def _delay_all_reduce(self) -> None:
-        """The first exchange is always made after its backward pass."""
+        """Do nothing: the first exchange is always made after its backward pass."""
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
         self._joined = None if use_static_world_size else work

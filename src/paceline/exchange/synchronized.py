@@ -8,6 +8,7 @@ answered by one of ours (decision 17).
 import copy
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,11 +190,18 @@ class Synchronized(DistributedDataParallel):
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
         try:
-            return super()._pre_forward(*inputs, **kwargs)
+            with self._naming_the_lost():
+                return super()._pre_forward(*inputs, **kwargs)
         except RuntimeError as error:
             if UNFINISHED in str(error):
                 raise Unfinished(str(error)) from error
             raise
+
+    def _naming_the_lost(self) -> AbstractContextManager[None]:
+        """Say who is gone when buffers cannot be sent, but as torch does where torch exchanges."""
+        if self._group is None or self._method.make is None:
+            return nullcontext()
+        return self._group.naming_the_lost()
 
     def _before_forward(self) -> None:
         """Make the reducer anew for other trainable parameters than it was made for.
