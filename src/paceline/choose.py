@@ -1,4 +1,4 @@
-"""The exchanges that a module in a loop of the user's own can have, and the balance of its batches."""
+"""The exchanges that a module in a user's own loop can have, and the balance of its batches."""
 
 import sys
 from collections.abc import Sequence

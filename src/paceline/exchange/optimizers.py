@@ -50,8 +50,9 @@ def after_steps(method: Stepping) -> RemovableHandle:
 
 
 def _until_gone(method: Stepping, handle: RemovableHandle) -> RemovableHandle:
-    """Have the hook removed with the method's object: torch would call it in every step for good."""
-    end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound
+    """Have the hook end with the method's object: torch would call it in every step for good."""
+    owner = method.__self__  # type: ignore[attr-defined] # it is bound
+    end = weakref.finalize(owner, handle.remove)
     end.atexit = False
     return handle
 
