@@ -36,8 +36,10 @@ class DataParallel(Synchronized):
 
     It is a DistributedDataParallel, takes its arguments, in its order, and does what it does: it
     broadcasts and checks the module when it is made, sends rank 0's buffers before each forward
-    pass, never runs the module but when it is called, and raises where DistributedDataParallel
-    raises. Launched with torchrun, one process a rank; a default process group is made if there is
+    pass, never runs the module but when it is called, and raises after a backward pass in which a
+    parameter got no gradient, unless `find_unused_parameters`. What sizes or skips buckets of
+    torch's reducer (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`,
+    `skip_all_reduce_unused_params`) changes no gradient, and nothing where there are none. Launched with torchrun, one process a rank; a default process group is made if there is
     none, and without torchrun's environment it just calls the module.
 
     `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's

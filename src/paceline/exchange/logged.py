@@ -11,14 +11,15 @@ class Logged:
     """Takes what DistributedDataParallel tells its logger."""
 
     def __init__(self) -> None:
-        self._data: dict[str, Any] = {}
+        self._data: dict[str, Any] = {"iteration": 0, "has_error": 0}
 
     def set_runtime_stats_and_log(self) -> None:
-        """Nothing is sampled."""
+        """Count a forward pass whose gradients are to be exchanged."""
+        self._data["iteration"] += 1
 
     def set_error_and_log(self, error: str) -> None:
         """Keep the error that is raised."""
-        self._data["error"] = error
+        self._data |= {"has_error": 1, "error": error}
 
     def _set_uneven_input_join(self) -> None:
         self._data["join_uneven_inputs"] = True

@@ -27,7 +27,7 @@ _numbers = itertools.count()  # rank 0's tell models apart
 
 # What DistributedDataParallel says, too.
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
-_MOST_NAMED = 8
+_MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
@@ -36,6 +36,8 @@ class Unfinished(InvalidInput, RuntimeError):
 
 class Exchange(Protocol):
     """How gradients become their mean. All ranks call everything but `ready` in the same order.
+
+    One that is `chunked` reads gradients as soon as they are ready, any other when backward is over.
 
     `touched` says of each parameter whether its gradient has changed on this rank; one that has
     changed on no rank stays as it is on all.
@@ -174,20 +176,26 @@ class Reducer:
         if self._may_be_unused or all(came) or not any(came) or self._readiness.began:
             return
         missing = [
-            one.name
-            for one, has_come in zip(self._named, came, strict=True)
-            if not has_come and one.parameter.requires_grad
+            index
+            for index, one in enumerate(self._named)
+            if not came[index] and one.parameter.requires_grad
         ]
         if not missing:
             return
-        names = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
+        named = missing[:_MOST_NAMED]
+        names = ", ".join(self._named[index].name for index in named)
+        rank = self._group.rank if self._group else 0
         raise Unfinished(
-            f"{UNFINISHED}: some parameters got no gradient ({names}). Pass "
-            "find_unused_parameters=True, have all of them take part in the loss, or freeze them "
-            "with requires_grad_(False)"
+            f"{UNFINISHED}, because some parameters were not used in producing loss. Detect them by "
+            "passing the keyword argument `find_unused_parameters=True`, make sure that all "
+            "`forward` function outputs participate in calculating loss, or freeze these parameters. "
+            f"{len(missing)} parameters did not receive grad for rank {rank}: {names}"
+            f"{', ...' if len(missing) > len(named) else ''} (indices {named})"
         )
 
     def _set_static_graph(self) -> None:
+        if self._is_arranged:
+            raise RuntimeError("_set_static_graph() should be called before training loop starts")
         self._may_be_unused = True
 
     def _delay_all_reduce(self) -> None:
@@ -267,11 +275,12 @@ class Reducer:
 
     def ready(self, chunk: int) -> None:
         """Hand a chunk over: all its gradients are ready."""
-        for slot in self._chunks[chunk].slots:
+        exchange = self._opened()
+        for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
             version = None if gradient is None else gradient._version
             self._handed.append((slot, gradient, version))
-        self._opened().ready(self._chunks[chunk], self._readiness.touched)
+        exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
         """Exchange what is missing, and wait for all."""

@@ -38,8 +38,6 @@ OF_TORCH_ALONE = {
     "mixed_precision": "casts parameters in hooks of torch's reducer; use torch.autocast",
     "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
     "param_to_hook_all_reduce": "hands gradients to buckets of torch's reducer",
-    "skip_all_reduce_unused_params": "skips buckets of torch's reducer",
-    "bucket_cap_mb_list": "sizes buckets of torch's reducer; chunk=... sizes those of host",
 }
 
 
@@ -194,6 +192,7 @@ class Synchronized(DistributedDataParallel):
                 return super()._pre_forward(*inputs, **kwargs)
         except RuntimeError as error:
             if UNFINISHED in str(error):
+                self.logger.set_error_and_log(str(error))
                 raise Unfinished(str(error)) from error
             raise
 
@@ -242,6 +241,13 @@ class Synchronized(DistributedDataParallel):
             self._static_graph_delay_allreduce_enqueued = False
         for hook, state in self._comm_hooks:
             _register_comm_hook(self.reducer, state, hook)
+
+    def _set_static_graph(self) -> None:
+        try:
+            super()._set_static_graph()
+        except RuntimeError as error:
+            self.logger.set_error_and_log(str(error))
+            raise
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return what this rank does when it has no samples left and others have."""

@@ -1,0 +1,133 @@
+"""torch's own tests of DistributedDataParallel, imported so that they run on CPU tensors.
+
+Nothing of them is copied: the installed module is imported, its decorators that skip let every test
+through, also those of tests that torch does not run itself, and what it says about GPUs means the
+CPU, in this process only.
+"""
+
+import functools
+import os
+import sys
+import unittest
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from listed import MODULE
+from torch import Tensor, nn
+
+NUM_RANKS = 2
+# Functions of torch that tests give `device=self.rank` or `device="cuda"`.
+_FACTORIES = ("empty", "full", "ones", "rand", "randn", "tensor", "zeros")
+# Numbers in tests that take minutes on a CPU, and smaller ones: the sides of pictures.
+_SMALLER = {"test_ddp_uneven_inputs": (1000, 20)}
+
+
+def imported(stand_in: type[nn.Module]) -> ModuleType:
+    """Return torch's module of tests, with `stand_in` in the place of DistributedDataParallel."""
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(NUM_RANKS)}
+    _without_expecttest()
+    suite = _imported()
+    _move_to_cpu()
+    suite.torch = _OnCpu(
+        torch, {name: _without_device(getattr(torch, name)) for name in _FACTORIES}
+    )
+    suite.torch.cuda = _OnCpu(torch.cuda, _CUDA)
+    suite.autocast = functools.partial(torch.amp.autocast, "cpu")
+    suite.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
+    suite.init_multigpu_helper = lambda world_size, _: {rank: [rank] for rank in range(world_size)}
+    _shrink(suite.DistributedTest._DistTestBase)
+    suite.HAS_TORCHVISION = False  # the same models everywhere, and none that takes minutes
+    suite.DistributedDataParallel = nn.parallel.DistributedDataParallel = stand_in
+    return suite
+
+
+def _without_expecttest() -> None:
+    """Have torch's test classes do without expecttest, of which no test of DDP uses anything."""
+    try:
+        import expecttest  # noqa: F401
+    except ModuleNotFoundError:
+        stub = ModuleType("expecttest")
+        stub.TestCase, stub.ACCEPT = unittest.TestCase, False
+        sys.modules["expecttest"] = stub
+
+
+def _imported() -> ModuleType:
+    """Import the tests; a decorator that counts GPUs lets them through meanwhile."""
+    from torch.testing._internal import common_distributed
+
+    def always(*_: object, **__: object) -> Callable[[Any], Any]:
+        return lambda test: test
+
+    with (
+        mock.patch.object(common_distributed, "skip_if_no_gpu", lambda test: test),
+        mock.patch.object(common_distributed, "skip_if_lt_x_gpu", always),
+        mock.patch.object(unittest, "skipIf", always),
+        mock.patch.object(unittest, "skip", always),
+    ):
+        __import__(MODULE)
+    return sys.modules[MODULE]
+
+
+class _OnCpu(ModuleType):
+    """A module as the tests see it: some of its functions mean the CPU."""
+
+    def __init__(self, module: ModuleType, instead: dict[str, Any]) -> None:
+        super().__init__(module.__name__)
+        self.__dict__.update(instead)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+_CUDA: dict[str, Any] = {
+    "current_device": torch.distributed.get_rank,
+    "device_count": lambda: NUM_RANKS,
+    "manual_seed": lambda _: None,
+    "set_device": lambda _: None,
+    "synchronize": lambda *_, **__: None,
+}
+
+
+def _shrink(tests: type) -> None:
+    for name, (large, small) in _SMALLER.items():
+        code = getattr(tests, name).__code__
+        consts = tuple(small if value == large else value for value in code.co_consts)
+        getattr(tests, name).__code__ = code.replace(co_consts=consts)
+
+
+def _is_gpu(device: object) -> bool:
+    """Whether a device that a test names is a GPU: a number, "cuda", "cuda:0"."""
+    number = isinstance(device, int) and not isinstance(device, bool)
+    return number or (isinstance(device, str | torch.device) and str(device).startswith("cuda"))
+
+
+def _without_device(made: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(made)
+    def on_cpu(*args: Any, **kwargs: Any) -> Tensor:
+        if _is_gpu(kwargs.get("device")):
+            del kwargs["device"]
+        return made(*args, **kwargs)
+
+    return on_cpu
+
+
+def _move_to_cpu() -> None:
+    """Have `x.cuda()` and `x.to(rank)` of tensors and modules return x itself."""
+    for kind in (Tensor, nn.Module):
+        kind.cuda = lambda self, *_, **__: self
+        kind.to = _to(kind.to)
+
+
+def _to(moved: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(moved)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = tuple(value for value in args if not _is_gpu(value))
+        if not kept and not kwargs:
+            return self
+        return moved(self, *kept, **kwargs)
+
+    return to

@@ -1,0 +1,64 @@
+"""Whether what came of a test is what was expected of it, and the table of that."""
+
+import re
+from collections.abc import Iterable
+
+from expected import EXPECTED, NEVER_RUN, Entry, NotApplicable, Refused, entries
+from listed import WITHOUT_HOOKS, ddp_tests
+from pair import Outcome
+
+
+def tests_for(exchange: str) -> list[str]:
+    """Return the tests to run: with an exchange of ours those that pass with torch's own DDP."""
+    left_out = {*NEVER_RUN, *(() if exchange == "ddp" else entries("ddp"))}
+    return [test for test in (*ddp_tests(), WITHOUT_HOOKS) if test not in left_out]
+
+
+def complaint(exchange: str, outcome: Outcome) -> str:
+    """Return in what an outcome is not what was expected; "" if in nothing."""
+    entry = entries(exchange).get(outcome.test)
+    if outcome.outcome == "passed":
+        return f"{outcome.test} passes now: mend the table in expected.py" if entry else ""
+    if entry and outcome.outcome == "raised" and _is_as_said(entry, outcome):
+        return ""
+    expected = f"expected: {entry}\n" if entry else ""
+    return f"{outcome.test} {outcome.outcome}: {outcome.error}\n{expected}{outcome.details}"
+
+
+def _is_as_said(entry: Entry, outcome: Outcome) -> bool:
+    if isinstance(entry, Refused):
+        return bool(re.search(entry.says, outcome.error))
+    return entry.at in outcome.statements
+
+
+def table() -> str:
+    """Return the table of what comes of each test, which runs are held to, and its notes."""
+    notes: list[str] = []
+    tests = (*ddp_tests(), WITHOUT_HOOKS)
+    rows = [[f"`{test}`", *(_cell(name, test, notes) for name in EXPECTED)] for test in tests]
+    head = ["test", *EXPECTED]
+    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows), ""]
+    return "\n".join(lines + [f"{number}. {note}" for number, note in enumerate(notes, 1)]) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(exchange: str, test: str, notes: list[str]) -> str:
+    if test not in tests_for(exchange):
+        return "not run"
+    entry = entries(exchange).get(test)
+    if entry is None:
+        return "passed"
+    note = _note(entry)
+    if note not in notes:
+        notes.append(note)
+    word = "refused" if isinstance(entry, Refused) else "not applicable"
+    return f"{word} ({notes.index(note) + 1})"
+
+
+def _note(entry: Entry) -> str:
+    if isinstance(entry, NotApplicable):
+        return f"`{entry.at}`: {entry.why}"
+    return f"`{entry.says}`"
