@@ -122,7 +122,8 @@ def _table_3() -> Table:
 def phases(one: Run) -> Phases:
     """Return the phases of a step as GPU 0 sees them, in milliseconds.
 
-    What remains to be broadcast for the host's run begins when the last chunk is in its memory.
+    What remains to be broadcast for the host's run begins when the last chunk is in its memory. The
+    paper's tree broadcasts parameters after the update, ours as many bytes of means before it.
     """
     work = one.network.workload
     spans = {span.name: span for span in one.timeline(2).spans}
@@ -134,8 +135,10 @@ def phases(one: Run) -> Phases:
     update, forward_end = spans[of(Kind.STEP)], spans[of(Kind.FORWARD, work.layers[-1].name)].end_s
     backward_end = spans[of(Kind.BACKWARD, last)].end_s
     if one.strategy == TREE:
-        accumulate_s = update.start_s - backward_end
-        broadcast_s = spans[of(Kind.LOAD, step=1)].start_s - update.end_s
+        down = [span for span in spans.values() if span.part.startswith("down")]
+        first_s = min(span.start_s for span in down if span.start_s < update.start_s)
+        accumulate_s = first_s - backward_end
+        broadcast_s = update.start_s - first_s
     else:
         accumulate_s = 0.0
         broadcast_s = update.start_s - spans[of(Kind.D2H, str(len(work.layers) - 1))].end_s
