@@ -234,7 +234,10 @@ class DataParallel(Synchronized):
     # What has happened.
 
     def statistics(self) -> Statistics:
-        """Return what exchanging gradients has taken so far on this rank."""
+        """Return what exchanging gradients has taken so far on this rank.
+
+        With exchange "auto" that is since the exchange in use was taken up.
+        """
         statistics = super().statistics()
         return self._balanced.shared(statistics) if self._balanced else statistics
 

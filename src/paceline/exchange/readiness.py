@@ -97,16 +97,20 @@ class Readiness:
 
     def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
         """Note a forward pass with its outputs, and whether its gradients are to be exchanged."""
-        self._asked, self._asked_last = self._asked or synchronize, synchronize
-        if synchronize and not in_backward():
-            self.came = [False] * len(self.came)
-        if not synchronize and not self._asked:
-            return
+        if synchronize:
+            self.ask()
+        self._asked_last = synchronize
         reached = _reached_weakly(self)
         for output in outputs:
             # A leaf is the caller's own: it would keep the hook for good.
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
+
+    def ask(self) -> None:
+        """Have the gradients of the next backward pass exchanged."""
+        self._asked = self._asked_last = True
+        if not in_backward():
+            self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
         """Tell of chunks from now on; `chunk_of` gives that of each parameter that is in one."""

@@ -162,7 +162,11 @@ class Reducer:
         """Nothing has to be prepared: `_rebuild_buckets` is always called, too."""
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Which parameters are unused shows at the end of backward."""
+        """Exchange the gradients of the next backward pass: tools ask for it after forward, too.
+
+        Which parameters are unused shows at the end of backward.
+        """
+        self._readiness.ask()
 
     def _rebuild_buckets(self) -> bool:
         """Begin a forward pass: check how the last backward pass ended. There are no buckets."""

@@ -1,0 +1,107 @@
+"""Have Accelerate wrap models in paceline.DataParallel."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType, DistributedType
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.core.errors import InvalidInput
+from paceline.data_parallel import DataParallel
+
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # for CPUs they are in the environment alone
+_MARK = "_is_accelerate_prepared"  # Accelerate's own, on what it need not prepare again
+
+
+def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
+    """Have `accelerator.prepare` wrap models in DataParallel, with these options of it.
+
+    What a DistributedDataParallelKwargs says goes to DataParallel, too. Models that are a
+    DataParallel already stay as they are. One process alone has nothing to exchange, and nothing
+    changes. Returns the accelerator. Raises InvalidInput if it is for something else than data
+    parallelism on CPUs or GPUs, or if an option could not take effect.
+    """
+    _check(accelerator)
+    _check_options(accelerator.ddp_handler, options)
+    if accelerator.num_processes > 1:
+        accelerator.prepare_model = _Preparation(accelerator, options).prepare
+    return accelerator
+
+
+class _Preparation:
+    """Stands in for an accelerator's `prepare_model`, which goes on to do all but wrap."""
+
+    def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
+        self._accelerator, self._options = accelerator, options
+        self._prepare: Callable[..., nn.Module] = accelerator.prepare_model
+        self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()  # by module
+
+    def prepare(
+        self,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> nn.Module:
+        """Prepare a model, and wrap it if it is to be trained and was not wrapped before."""
+        wrapped = self._made.get(id(model), model)
+        if isinstance(wrapped, DataParallel) and not evaluation_mode:
+            return self._prepare(wrapped, device_placement=False, evaluation_mode=True)
+        if type(model) is DistributedDataParallel:
+            raise InvalidInput("model: is in a DistributedDataParallel; prepare the module itself")
+        prepared = self._prepare(model, device_placement, evaluation_mode=True)
+        if evaluation_mode or not any(one.requires_grad for one in model.parameters()):
+            return prepared
+        self._made[id(model)] = wrapped = self._wrap(prepared)
+        return wrapped
+
+    def _wrap(self, module: nn.Module) -> DataParallel:
+        accelerator, handler = self._accelerator, self._accelerator.ddp_handler
+        options = {**(handler.to_kwargs() if handler else {}), **self._options}
+        if accelerator.device.type != "cpu":
+            options["device_ids"] = [accelerator.local_process_index]
+        wrapped = DataParallel(module, **options)
+        if handler is not None:
+            handler.register_comm_hook(wrapped)
+        # What is saved, loaded and not prepared again is the wrapped model, no more the module.
+        vars(module)[_MARK], vars(wrapped)[_MARK] = False, True
+        accelerator._models = [one for one in accelerator._models if one is not module] + [wrapped]
+        return wrapped
+
+
+def _check(accelerator: Accelerator) -> None:
+    kind = accelerator.distributed_type
+    more = [] if kind in _PLAIN else [kind.value]
+    more += [one for one in _OTHERS if os.environ.get(f"ACCELERATE_USE_{one}") == "true"]
+    if accelerator.parallelism_config is not None:
+        more.append("parallelism_config")
+    if more:
+        raise InvalidInput(
+            f"accelerator: is set up for {more[0]}, and Paceline for plain data parallelism on "
+            "CPUs and GPUs; leave either out"
+        )
+    if accelerator.mixed_precision == "fp8":
+        raise InvalidInput("mixed_precision: 'fp8' replaces layers; choose 'bf16', 'fp16' or 'no'")
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes < launched:
+        raise InvalidInput(
+            f"accelerator: is alone, but one of {launched} processes was started; on CPUs make it "
+            "with Accelerator(cpu=True), for a Trainer with TrainingArguments(use_cpu=True)"
+        )
+
+
+def _check_options(handler: Any, options: dict[str, Any]) -> None:
+    if handler is None:
+        return
+    exchange = options.get("exchange", "auto")
+    for name in handler.to_kwargs().keys() & options.keys():
+        raise InvalidInput(f"{name}: DistributedDataParallelKwargs says it already; say it once")
+    if handler.comm_hook != DDPCommunicationHookType.NO and exchange in ("host", "tree"):
+        raise InvalidInput(
+            f"comm_hook: exchange {exchange!r} has no buckets to hand to it; choose "
+            "exchange='allreduce', or a codec in place of the hook"
+        )

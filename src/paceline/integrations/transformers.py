@@ -1,0 +1,47 @@
+"""Have the Trainer of Transformers train with paceline.DataParallel."""
+
+from typing import Any, TypeVar
+
+from transformers import Trainer, TrainerCallback
+
+from paceline.core.errors import InvalidInput
+from paceline.data_parallel import DataParallel
+from paceline.integrations import accelerate
+
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
+
+
+def with_paceline(trainer: AnyTrainer, **options: Any) -> AnyTrainer:
+    """Have a Trainer train with DataParallel, with these options of it.
+
+    What TrainingArguments say of DistributedDataParallel goes to DataParallel, too. One process
+    alone has nothing to exchange, and nothing changes. Returns the trainer. Raises InvalidInput if
+    it is for something else than data parallelism on CPUs or GPUs, one process each.
+    """
+    if trainer.args.n_gpu > 1:
+        raise InvalidInput(
+            f"trainer: one process has {trainer.args.n_gpu} GPUs; start one for each, with torchrun"
+        )
+    accelerate.with_paceline(trainer.accelerator, **options)
+    trainer.add_callback(_Check(trainer))
+    return trainer
+
+
+class _Check(TrainerCallback):
+    """Raises InvalidInput where a Trainer has the model wrapped otherwise than by its accelerator.
+
+    It does so for models that are sharded as they are loaded, on SageMaker, and in trials of a
+    search, for each of which it makes another accelerator.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Look at the model that is about to be trained."""
+        wrapped, alone = self._trainer.model_wrapped, self._trainer.accelerator.num_processes == 1
+        if not alone and not isinstance(wrapped, DataParallel):
+            raise InvalidInput(
+                f"trainer: has made a {type(wrapped).__name__} of the model without asking the "
+                "accelerator that it had at first; with_paceline cannot take part in that"
+            )

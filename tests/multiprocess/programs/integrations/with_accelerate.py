@@ -1,0 +1,224 @@
+"""Cases of Accelerate: loops that train with Paceline, beside loops that train with DDP."""
+
+import os
+from typing import Any
+
+import torch
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    ParallelismConfig,
+)
+from accelerate.state import AcceleratorState
+from accelerate.utils import DDPCommunicationHookType
+from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
+from safetensors import safe_open
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+from paceline.integrations.accelerate import with_paceline
+
+
+def accelerator_of(**options: Any) -> Accelerator:
+    AcceleratorState._reset_state()  # which remembers the precision
+    handlers = [DistributedDataParallelKwargs(**options.pop("ddp", {}))]
+    return Accelerator(cpu=True, kwargs_handlers=handlers, **options)
+
+
+def trained(accelerator: Accelerator, model: nn.Module, odd: bool = False) -> list[float]:
+    """Train a model that was prepared; return the norms of its gradients before clipping."""
+    optimizer, loader = accelerator.prepare(sgd(model), batches())
+    norms = []
+    for _ in range(2):
+        for number, (inputs, targets) in enumerate(loader, 1):
+            with accelerator.accumulate(model):
+                way = odd and number % 2 == 1
+                accelerator.backward((model(inputs, way) - targets).square().mean())
+                if accelerator.sync_gradients:
+                    norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.5)))
+                optimizer.step()
+                optimizer.zero_grad()
+    return norms
+
+
+def beside_ddp(odd: bool = False, **options: Any) -> dict[str, Any]:
+    models, norms = [], []
+    for own in ({"exchange": "host"}, None):
+        accelerator = accelerator_of(**dict(options))
+        if own:
+            accelerator = with_paceline(accelerator, **own)
+        model = accelerator.prepare(Net())
+        norms.append(trained(accelerator, model, odd))
+        models.append((accelerator.unwrap_model(model), model))
+    (ours, wrapped), (theirs, _) = models
+    statistics = wrapped.statistics()
+    return {
+        "worst": distance(ours, theirs),
+        "norms": max(abs(one - other) for one, other in zip(*norms, strict=True)),
+        "wraps": wraps(wrapped),
+        "unwrapped": type(ours).__name__,
+        "exchange": statistics.exchange,
+        "exchanges": statistics.num_steps,
+    }
+
+
+@case
+def for_gpus_where_there_are_none() -> dict[str, Any]:
+    """Accelerate then trains each rank by itself; it would do so without a word."""
+    said = said_by(lambda: with_paceline(Accelerator()))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return {"said": [said]}
+
+
+@case
+def plain() -> dict[str, Any]:
+    return beside_ddp()
+
+
+@case
+def accumulated() -> dict[str, Any]:
+    return beside_ddp(gradient_accumulation_steps=2)
+
+
+@case
+def with_a_layer_left_out() -> dict[str, Any]:
+    return beside_ddp(odd=True, ddp={"find_unused_parameters": True})
+
+
+@case
+def in_bfloat16() -> dict[str, Any]:
+    return beside_ddp(mixed_precision="bf16")
+
+
+@case
+def compiled() -> dict[str, Any]:
+    """Compiled by Accelerate, beside one that is not."""
+    nets, models = [Net(), Net()], []
+    for net, options in zip(nets, ({"dynamo_backend": "aot_eager"}, {}), strict=True):
+        accelerator = with_paceline(accelerator_of(**options), exchange="host")
+        models.append(accelerator.prepare(net))
+        trained(accelerator, models[-1])
+    return {
+        "worst": distance(*nets),
+        "wraps": wraps(models[0]),
+        "compiled": [type(model.module).__name__ for model in models],
+    }
+
+
+@case
+def without_sync_by_hand() -> dict[str, Any]:
+    """Gradients of `no_sync` are this rank's own, until a backward pass exchanges them."""
+    accelerator = with_paceline(accelerator_of(), exchange="host")
+    model = accelerator.prepare(Net())
+    rank = accelerator.process_index
+    inputs = [torch.full((2, 6), 1.0 + rank + number).cumsum(0) for number in range(2)]
+    with accelerator.no_sync(model):
+        first, second = model(inputs[0]).sum(), model(inputs[1]).sum()
+        accelerator.backward(first)
+    own = model.module.last.weight.grad.clone()
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(second)
+    both = model.module.last.weight.grad
+    gathered = accelerator.gather(own), accelerator.gather(both.clone())
+    return {
+        "own": not torch.equal(*gathered[0]),
+        "both": torch.equal(*gathered[1]),
+    }
+
+
+@case
+def wrapped_once() -> dict[str, Any]:
+    accelerator = with_paceline(accelerator_of())
+    net, given = Net(), paceline.DataParallel(Net(), exchange="tree")
+    first = accelerator.prepare(net)
+    again = accelerator.prepare(first)
+    net_again, kept = accelerator.prepare(net), accelerator.prepare(given)
+    direct = accelerator.prepare_model(accelerator.prepare_model(Net()))
+    frozen = accelerator.prepare(Net().requires_grad_(False))
+    evaluated = accelerator.prepare_model(evaluating := Net(), evaluation_mode=True)
+    return {
+        "wraps": [wraps(one) for one in (first, again, net_again, kept, direct)],
+        "same": [first is again, first is net_again, kept is given, evaluated is evaluating],
+        "known": len(accelerator._models),
+        "not for training": [wraps(frozen), wraps(evaluated)],
+        "evaluated before": wraps(accelerator.prepare(evaluating)),
+        "by torch": wraps(accelerator_of().prepare(direct.module)),
+    }
+
+
+@case
+def hooks() -> dict[str, Any]:
+    """A hook that is registered after `prepare`, on a model of Paceline's and on one of torch's."""
+    accelerators = [accelerator_of() for _ in range(3)]
+    with_paceline(accelerators[0], exchange="allreduce")
+    models = [accelerator.prepare(Net()) for accelerator in accelerators]
+    counting, (state, hook) = Counting(), paceline.ddp_hook("dynamic8")
+    models[0].register_comm_hook(None, counting.hook)
+    models[1].register_comm_hook(state, hook)
+    for accelerator, model in zip(accelerators, models, strict=True):
+        trained(accelerator, model)
+    result = {
+        "worst": distance(models[0].module, models[2].module),
+        "apart": distance(models[1].module, models[2].module),
+        "calls": counting.calls,
+        "bytes": state.bytes_sent,
+    }
+    state.close()
+    return result
+
+
+@case
+def hook_of_its_own() -> dict[str, Any]:
+    """The hook that a DistributedDataParallelKwargs names rounds to float16."""
+    models = []
+    for hook in (DDPCommunicationHookType.FP16, DDPCommunicationHookType.NO):
+        accelerator = with_paceline(accelerator_of(ddp={"comm_hook": hook}), exchange="allreduce")
+        models.append(accelerator.prepare(Net()))
+        trained(accelerator, models[-1])
+    return {"apart": distance(*models)}
+
+
+@case
+def saved_and_loaded() -> dict[str, Any]:
+    accelerator = with_paceline(accelerator_of())
+    model = accelerator.prepare(Net())
+    trained(accelerator, model)
+    accelerator.save_state("state")
+    accelerator.wait_for_everyone()
+    with safe_open("state/model.safetensors", "pt") as saved:
+        prefixes = {name.partition(".")[0] for name in saved.keys()}  # noqa: SIM118  no mapping
+    kept = Net()
+    kept.load_state_dict(accelerator.unwrap_model(model).state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    moved = distance(model.module, kept)
+    accelerator.load_state("state")
+    return {"moved": moved, "worst": distance(model.module, kept), "prefixes": sorted(prefixes)}
+
+
+@case
+def refused() -> dict[str, Any]:
+    fp16 = {"comm_hook": DDPCommunicationHookType.FP16}
+    unused = accelerator_of(ddp={"find_unused_parameters": True})
+    ddp = DistributedDataParallel(Net())
+    accelerator = with_paceline(accelerator_of(), exchange="host")
+    attempts = [
+        lambda: with_paceline(accelerator_of(ddp=fp16), exchange="host"),
+        lambda: with_paceline(unused, find_unused_parameters=False),
+        lambda: accelerator.prepare(ddp),
+        lambda: accelerator.prepare(Net()).register_comm_hook(None, Counting().hook),
+        lambda: with_paceline(accelerator_of(fsdp_plugin=FullyShardedDataParallelPlugin())),
+    ]
+    said = [said_by(attempt) for attempt in attempts]
+    del os.environ["ACCELERATE_USE_FSDP"]  # which Accelerate has left there
+    for field, value in (("parallelism_config", ParallelismConfig()), ("_mixed_precision", "fp8")):
+        accelerator = accelerator_of()
+        setattr(accelerator.state, field, value)
+        said.append(said_by(lambda: with_paceline(accelerator)))  # noqa: B023  called at once
+    return {"said": said}
+
+
+main()

@@ -1,0 +1,102 @@
+"""Cases of Fabric: loops that train with Paceline, beside loops that train with DDP."""
+
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import FSDPPrecision
+from lightning.fabric.strategies import DDPStrategy
+from pair import Net, batches, case, distance, main, said_by, sgd, wraps
+from torch import nn
+
+import paceline
+from paceline.integrations.fabric import PacelineStrategy
+
+
+def fabric_of(strategy: object, **options: Any) -> Fabric:
+    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2, **options)
+    fabric.launch()
+    return fabric
+
+
+def trained(fabric: Fabric, micro: int = 1, odd: bool = False) -> tuple[Net, nn.Module]:
+    """Train by `micro` batches a step; return the module, and what it was wrapped in."""
+    net = Net()
+    model, optimizer = fabric.setup(net, sgd(net))
+    loader = fabric.setup_dataloaders(batches())
+    model.eval()
+    with torch.no_grad():
+        model(next(iter(loader))[0])  # the first forward pass is none of training
+    model.train()
+    for _ in range(2):
+        for number, (inputs, targets) in enumerate(loader, 1):
+            with fabric.no_backward_sync(model, enabled=number % micro != 0):
+                way = odd and number % 2 == 1
+                fabric.backward((model(inputs, way) - targets).square().mean() / micro)
+            if number % micro == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return net, model._forward_module
+
+
+def beside_ddp(strategy: object, ddp: object = "ddp", **options: Any) -> dict[str, Any]:
+    precision = options.pop("precision", None)
+    ours, wrapped = trained(fabric_of(strategy, precision=precision), **options)
+    theirs, _ = trained(fabric_of(ddp, precision=precision), **options)
+    statistics = wrapped.statistics()
+    return {
+        "worst": distance(ours, theirs),
+        "wraps": wraps(wrapped),
+        "exchange": statistics.exchange,
+        "exchanges": statistics.num_steps,
+    }
+
+
+@case
+def by_name() -> dict[str, Any]:
+    return beside_ddp("paceline")
+
+
+@case
+def accumulated() -> dict[str, Any]:
+    return beside_ddp(PacelineStrategy(exchange="host"), micro=2)
+
+
+@case
+def with_a_layer_left_out() -> dict[str, Any]:
+    ours = PacelineStrategy(exchange="host", find_unused_parameters=True)
+    return beside_ddp(ours, DDPStrategy(find_unused_parameters=True), odd=True)
+
+
+@case
+def in_bfloat16() -> dict[str, Any]:
+    return beside_ddp(PacelineStrategy(exchange="host"), precision="bf16-mixed")
+
+
+@case
+def saved_and_loaded() -> dict[str, Any]:
+    fabric = fabric_of("paceline")
+    net, _ = trained(fabric)
+    fabric.save("fabric.ckpt", {"model": net})
+    fabric.barrier()
+    other = fabric.setup_module(Net())
+    moved = distance(other.module, net)
+    fabric.load("fabric.ckpt", {"model": other})
+    plain = Net()
+    plain.load_state_dict(torch.load("fabric.ckpt")["model"])
+    if fabric.global_rank != 0:  # whose buffers are not those that were saved
+        return {}
+    worst, loaded = distance(other.module, net), distance(plain, net)
+    return {"moved": moved, "worst": worst, "loaded": loaded}
+
+
+@case
+def refused() -> dict[str, Any]:
+    attempts = [
+        lambda: fabric_of("paceline").setup_module(paceline.DataParallel(Net())),
+        lambda: fabric_of("paceline", plugins=FSDPPrecision("bf16-mixed")).setup_module(Net()),
+    ]
+    return {"said": [said_by(attempt) for attempt in attempts]}
+
+
+main()

@@ -1,0 +1,291 @@
+"""Lightning, Fabric, Accelerate and Transformers with Paceline, beside themselves with DDP."""
+
+import json
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launched import ATTEMPTS, GLOO_LOST
+from processes import Finished, Started, is_running
+
+PROGRAMS = Path(__file__).parent / "programs" / "integrations"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ROUNDING = 1e-5
+TOOLS = ("lightning", "fabric", "accelerate", "transformers")
+# Of each example, the text that makes it Paceline's, and what makes it the tool's own.
+OWN = {
+    "lightning": ('strategy=PacelineStrategy(exchange="host")', 'strategy="ddp"'),
+    "fabric": ('strategy=PacelineStrategy(exchange="host")', 'strategy="ddp"'),
+    "accelerate": ('accelerator = with_paceline(accelerator, exchange="host")\n', ""),
+    "transformers": ('trainer = with_paceline(trainer, exchange="host")\n', ""),
+}
+# What is trained beside DDP, and in how many steps.
+STEPS = {
+    ("lightning", "accumulated"): 4,
+    ("lightning", "clipped"): 8,
+    ("lightning", "compiled"): 8,
+    ("lightning", "in_bfloat16"): 8,
+    ("lightning", "with_a_layer_left_out"): 8,
+    ("fabric", "accumulated"): 4,
+    ("fabric", "in_bfloat16"): 8,
+    ("fabric", "with_a_layer_left_out"): 8,
+    ("accelerate", "plain"): 8,
+    ("accelerate", "accumulated"): 4,
+    ("accelerate", "in_bfloat16"): 8,
+    ("accelerate", "with_a_layer_left_out"): 8,
+    ("transformers", "plain"): 6,
+    ("transformers", "accumulated"): 6,
+    ("transformers", "in_bfloat16"): 6,
+}
+
+Found = dict[str, dict[int, Any]]  # of each case what came of it, by rank
+
+
+def finished(folder: Path, *command: str) -> Finished:
+    """Run Python on this command line in a folder, to its end; no process may be left there."""
+    for _ in range(ATTEMPTS):
+        started = Started([sys.executable, *command], folder)
+        try:
+            done = started.finish(240)
+            assert not running_in(folder)
+        finally:
+            if running_in(folder):
+                started.process.terminate()  # torchrun ends its ranks, which lead groups themselves
+                started.process.communicate()
+            started.kill()
+        if done.code == 0 or GLOO_LOST not in done.err:
+            break
+    assert done.code == 0, done.err[-5000:]
+    return done
+
+
+def running_in(folder: Path) -> list[int]:
+    """The processes that work in a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if place.readlink() == folder and is_running(int(place.parent.name)):
+                found.append(int(place.parent.name))
+    return found
+
+
+def found_by(folder: Path, *command: str) -> Found:
+    found: Found = {}
+    lines = finished(folder, *command).out.splitlines()
+    for name, rank, outcome in (json.loads(line) for line in lines if line.startswith('["')):
+        found.setdefault(name, {})[rank] = outcome
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Return what came of a tool's cases; each tool is run once."""
+    known: dict[str, Found] = {}
+
+    def of(tool: str) -> Found:
+        if tool not in known:
+            folder = tmp_path_factory.mktemp(tool)
+            known[tool] = found_by(folder, *TORCHRUN, str(PROGRAMS / f"with_{tool}.py"))
+        return known[tool]
+
+    return of
+
+
+def both(outcomes: dict[int, Any]) -> list[Any]:
+    """Return what came of a case on both ranks, on which nothing was raised."""
+    rows = [outcomes[rank] for rank in (0, 1)]
+    assert not [row["error"] for row in rows if "error" in row]
+    return rows
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_an_example_that_lost_or_doubled_a_gradient_would_not_train_as_with_ddp(
+    tmp_path: Path, tool: str
+):
+    example = str(EXAMPLES / f"train_with_{tool}.py")
+    finished(tmp_path, *TORCHRUN, str(PROGRAMS / "example.py"), example, *OWN[tool])
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    for ours, theirs in ranks:
+        assert ours["made"] == ["host"]  # exactly one
+        assert theirs["made"] == []
+        assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4, abs=ROUNDING)
+        for one, another in zip(ours["weights"], theirs["weights"], strict=True):
+            assert torch.allclose(one, another, rtol=0, atol=1e-4)
+    (first, _), (second, _) = ranks
+    assert all(map(torch.equal, first["weights"], second["weights"]))
+    assert first["losses"][-1] < 0.9 * first["losses"][0]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_an_adapter_that_grew_beyond_three_lines_of_the_users_is_noticed(tool: str):
+    source = (EXAMPLES / f"train_with_{tool}.py").read_text()
+    _, code = re.split(r'""".*?"""', source, maxsplit=1, flags=re.DOTALL)
+    assert 0 < sum("paceline" in line.lower() for line in code.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(("tool", "case"), STEPS)
+def test_no_sync_that_is_ignored_or_a_second_wrapper_changes_steps(found, tool: str, case: str):
+    for row in both(found(tool)[case]):
+        assert row["worst"] <= ROUNDING
+        assert row["wraps"] == ["DataParallel"]
+        assert row["exchange"] == "host"
+        assert row["exchanges"] == STEPS[tool, case]
+        assert row.get("norms", 0.0) <= ROUNDING
+        assert row.get("loss", 0.0) <= ROUNDING
+
+
+@pytest.mark.parametrize("tool", ["lightning", "fabric"])
+def test_a_strategy_that_is_not_registered_is_not_found_by_name(found, tool: str):
+    for row in both(found(tool)["by_name"]):
+        assert row["worst"] <= ROUNDING
+        assert row["wraps"] == ["DataParallel"]
+
+
+def test_lightning_with_a_codec_that_is_not_handed_on(found):
+    for row in both(found("lightning")["encoded"]):
+        assert ROUNDING < row["apart"] < 0.5  # in 8 bits
+
+
+def test_lightning_with_a_hook_that_ddp_leaves_out_on_cpus(found):
+    for row in both(found("lightning")["hook_on_cpus"]):
+        assert row == {"worst": pytest.approx(0, abs=ROUNDING), "calls": 8, "wraps": [True]}
+
+
+def test_lightning_by_hand_with_a_backward_pass_that_is_not_exchanged(found):
+    for row in both(found("lightning")["by_hand"]):
+        assert row["worst"] <= ROUNDING
+        assert row["exchanges"] == 16  # two losses a step
+
+
+def test_lightning_with_a_checkpoint_that_has_a_prefix_or_forgets(found):
+    for row in both(found("lightning")["resumed_from_a_checkpoint"]):
+        assert row["prefixed"] == []
+        assert row["moved"] > 100 * ROUNDING
+        assert max(row["worst"], row["loaded"]) <= ROUNDING
+
+
+def test_lightning_with_threads_and_memory_that_are_left_after_training(found):
+    for row in both(found("lightning")["fitted_again"]):
+        assert row["left"] == ["none", "none"]
+        assert row["worst"] <= ROUNDING
+        assert row["wraps"] == ["DataParallel"]
+
+
+def test_fabric_with_a_checkpoint_that_has_a_prefix_or_forgets(found):
+    row, _ = both(found("fabric")["saved_and_loaded"])
+    assert row["moved"] > 100 * ROUNDING
+    assert max(row["worst"], row["loaded"]) <= ROUNDING
+
+
+def test_accelerate_with_a_state_that_is_the_modules_own_or_forgets(found):
+    row, _ = both(found("accelerate")["saved_and_loaded"])
+    assert row["prefixes"] == ["module"]  # as of DDP
+    assert row["moved"] > 100 * ROUNDING
+    assert row["worst"] <= ROUNDING
+
+
+def test_accelerate_that_wraps_twice_or_what_is_not_to_be_trained(found):
+    for row in both(found("accelerate")["wrapped_once"]):
+        assert row["wraps"] == [["DataParallel"]] * 5
+        assert row["same"] == [True] * 4
+        assert row["known"] == 5  # by save_state: each model once
+        assert row["not for training"] == [[], []]
+        assert row["evaluated before"] == ["DataParallel"]
+        assert row["by torch"] == ["DistributedDataParallel"]  # an accelerator without Paceline
+
+
+def test_accelerate_that_leaves_out_to_compile_or_to_wrap_what_it_compiled(found):
+    for row in both(found("accelerate")["compiled"]):
+        assert row["wraps"] == ["DataParallel"]
+        assert row["compiled"] == ["OptimizedModule", "Net"]
+        assert row["worst"] <= ROUNDING
+
+
+def test_accelerate_with_a_hook_that_is_not_called(found):
+    for row in both(found("accelerate")["hooks"]):
+        assert row["worst"] <= ROUNDING
+        assert row["calls"] == 8
+        assert ROUNDING < row["apart"] < 0.05  # in 8 bits
+        assert row["bytes"] > 0
+    for row in both(found("accelerate")["hook_of_its_own"]):
+        assert 1e-7 < row["apart"] < 1e-2  # in 16 bits
+
+
+def test_accelerate_with_a_sync_that_is_asked_for_before_backward_and_missing(found):
+    for row in both(found("accelerate")["without_sync_by_hand"]):
+        assert row == {"own": True, "both": True}
+
+
+def test_transformers_that_trains_each_rank_by_itself_after_an_evaluation(found):
+    for row in both(found("transformers")["evaluated_before"]):
+        assert row["wraps"] == row["again"] == ["DataParallel"]
+        assert row["worst"] <= ROUNDING
+
+
+def test_transformers_with_a_checkpoint_that_forgets(found):
+    for row in both(found("transformers")["resumed_from_a_checkpoint"]):
+        assert row["moved"] > 100 * ROUNDING
+        assert row["worst"] <= ROUNDING
+
+
+REFUSED = {
+    "lightning": [
+        "ddp_comm_hook: exchange 'host' has no buckets",
+        "ddp_comm_hook: exchange 'tree' has no buckets",
+        "ddp_comm_state, ddp_comm_wrapper: nothing without ddp_comm_hook",
+        "ddp_comm_state, ddp_comm_wrapper: nothing without ddp_comm_hook",
+        "model_averaging_period: is for a ddp_comm_state PostLocalSGDState",
+        "precision: FSDPPrecision is for models that are split between ranks",
+        "exchange: 'pigeon' is not known",
+    ],
+    "fabric": [
+        "model: is a DataParallel already",
+        "precision: FSDPPrecision is for models that are split between ranks",
+    ],
+    "accelerate": [
+        "comm_hook: exchange 'host' has no buckets",
+        "find_unused_parameters: DistributedDataParallelKwargs says it already",
+        "model: is in a DistributedDataParallel",
+        "register_comm_hook: a hook exchanges buckets of torch's all-reduce",
+        "accelerator: is set up for FSDP",
+        "accelerator: is set up for parallelism_config",
+        "mixed_precision: 'fp8' replaces layers",
+    ],
+    "transformers": [
+        "trainer: one process has 2 GPUs",
+        "trainer: has made a DistributedDataParallel of the model",
+        "find_unused_parameters: DistributedDataParallelKwargs says it already",
+    ],
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_cannot_be_done_and_would_be_ignored_is_refused_in_one_line(found, tool: str):
+    for row in both(found(tool)["refused"]):
+        for said, expected in zip(row["said"], REFUSED[tool], strict=True):
+            assert said.startswith(f"InvalidInput: {expected}")
+            assert "\n" not in said
+
+
+def test_accelerate_that_trains_each_rank_by_itself_for_want_of_gpus_is_refused(found):
+    for row in both(found("accelerate")["for_gpus_where_there_are_none"]):
+        [said] = row["said"]
+        assert said.startswith("InvalidInput: accelerator: is alone, but one of 2 processes")
+
+
+def test_a_process_that_is_alone_would_wait_for_others_or_train_otherwise(tmp_path: Path):
+    found = found_by(tmp_path, str(PROGRAMS / "alone.py"))
+    assert len(found) == len(TOOLS)
+    for outcomes in found.values():
+        assert outcomes[0].get("worst", outcomes[0]) <= ROUNDING
+
+
+def test_importing_paceline_that_imports_a_tool_would_need_it(tmp_path: Path):
+    program = "import sys, paceline, paceline.api, paceline.data_parallel; print(*sys.modules)"
+    assert not set(TOOLS) & set(finished(tmp_path, "-c", program).out.split())
