@@ -9,8 +9,8 @@ from torch import nn
 from paceline.data.balanced import BalancedSampler
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
+from paceline.exchange.method import Method
 from paceline.exchange.replica import Alone
-from paceline.exchange.synchronized import Method
 from paceline.links.group import Group
 from paceline.planner.admission import admit, refused
 from paceline.strategies import EXCHANGES

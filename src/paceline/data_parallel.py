@@ -17,11 +17,12 @@ from paceline.core.wire_format import check_codec
 from paceline.data.balanced import BalancedSampler
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
+from paceline.exchange.method import Method
 from paceline.exchange.nonfinite import Policy, check_policy
 from paceline.exchange.readiness import in_backward
 from paceline.exchange.replica import Statistics
 from paceline.exchange.steps import Steps
-from paceline.exchange.synchronized import OF_TORCH_ALONE, Method, Synchronized, weakly
+from paceline.exchange.synchronized import OF_TORCH_ALONE, Synchronized, weakly
 from paceline.exchange.trials import Trials
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
@@ -39,8 +40,9 @@ class DataParallel(Synchronized):
     pass, never runs the module but when it is called, and raises after a backward pass in which a
     parameter got no gradient, unless `find_unused_parameters`. What sizes or skips buckets of
     torch's reducer (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`,
-    `skip_all_reduce_unused_params`) changes no gradient, and nothing where there are none. Launched with torchrun, one process a rank; a default process group is made if there is
-    none, and without torchrun's environment it just calls the module.
+    `skip_all_reduce_unused_params`) changes no gradient, and nothing where there are none.
+    Launched with torchrun, one process a rank; a default process group is made if there is none,
+    and without torchrun's environment it just calls the module.
 
     `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's
     own reducer, "tree" the classical baseline, and "auto" takes a few steps of each and stays with

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -16,12 +16,13 @@ from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
 from paceline.exchange.agreement import Named, agreed_order, check_exchangeable
 from paceline.exchange.layout import Chunk, Layout, Slot
+from paceline.exchange.method import Exchange
 from paceline.exchange.readiness import Readiness
 from paceline.exchange.replica import NONE, Statistics
 from paceline.exchange.sparse import SparseGradients
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.tune.chunk import ChunkTimes, ChunkTuner
+from paceline.tune.chunk import ChunkTuner
 
 _numbers = itertools.count()  # rank 0's tell models apart
 
@@ -32,56 +33,6 @@ _MOST_NAMED = 32
 
 class Unfinished(InvalidInput, RuntimeError):
     """Some parameter got no gradient: DistributedDataParallel raises RuntimeError for it."""
-
-
-class Exchange(Protocol):
-    """How gradients become their mean. All ranks call everything but `ready` in the same order.
-
-    One that is `chunked` reads gradients as soon as they are ready, any other when backward is over.
-
-    `touched` says of each parameter whether its gradient has changed on this rank; one that has
-    changed on no rank stays as it is on all.
-    """
-
-    name: str
-    chunked: bool
-    recorder: Recorder | None
-
-    def open(self, layout: Layout) -> None:
-        """Get what gradients of this layout need, on all ranks together."""
-        ...
-
-    def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Exchange these chunks from the next step on; the layout has the bytes it had before."""
-        ...
-
-    def begin(self) -> None:
-        """Begin a step."""
-        ...
-
-    def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Begin to exchange the chunk: this rank's part of it is there."""
-        ...
-
-    def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait until each gradient that changed on any rank is the mean of all; say which have."""
-        ...
-
-    def times(self) -> Sequence[ChunkTimes]:
-        """Return when each chunk of the last step was ready and exchanged, where that is known."""
-        ...
-
-    def discard(self) -> None:
-        """Give up the step that has begun: this rank's backward pass has failed."""
-        ...
-
-    def statistics(self) -> Statistics:
-        """Return what it has taken so far."""
-        ...
-
-    def close(self) -> None:
-        """Give back what is held."""
-        ...
 
 
 class Reducer:
@@ -190,9 +141,9 @@ class Reducer:
         names = ", ".join(self._named[index].name for index in named)
         rank = self._group.rank if self._group else 0
         raise Unfinished(
-            f"{UNFINISHED}, because some parameters were not used in producing loss. Detect them by "
-            "passing the keyword argument `find_unused_parameters=True`, make sure that all "
-            "`forward` function outputs participate in calculating loss, or freeze these parameters. "
+            f"{UNFINISHED}, because some parameters were not used in producing loss. Detect them "
+            "by passing the keyword argument `find_unused_parameters=True`, make sure that all "
+            "`forward` function outputs participate in calculating loss, or freeze them. "
             f"{len(missing)} parameters did not receive grad for rank {rank}: {names}"
             f"{', ...' if len(missing) > len(named) else ''} (indices {named})"
         )

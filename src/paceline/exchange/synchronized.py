@@ -24,10 +24,10 @@ from torch.nn.parallel.distributed import _DDPJoinHook, _find_tensors
 from paceline.core.errors import InvalidInput
 from paceline.exchange.agreement import Named, check_same, trainable
 from paceline.exchange.all_reduce import TorchAllReduce
-from paceline.exchange.compressed import Compression
 from paceline.exchange.logged import Logged
+from paceline.exchange.method import Exchange, Method
 from paceline.exchange.readiness import in_backward
-from paceline.exchange.reducer import UNFINISHED, Exchange, Reducer, Unfinished
+from paceline.exchange.reducer import UNFINISHED, Reducer, Unfinished
 from paceline.exchange.replica import NONE, Statistics
 from paceline.links.group import Group, joined
 from paceline.record.recorder import Recorder
@@ -39,20 +39,6 @@ OF_TORCH_ALONE = {
     "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
     "param_to_hook_all_reduce": "hands gradients to buckets of torch's reducer",
 }
-
-
-@dataclass(frozen=True)
-class Method:
-    """How gradients are exchanged: by what `make` returns for a group; None: by torch's reducer.
-
-    `make` is told whether gradients may be views of the exchange's memory. `chunk` is a number of
-    layers, or makes a tuner for a model of so many. `compression` is for torch's reducer.
-    """
-
-    name: str
-    make: Callable[[Group, bool], Exchange] | None = None
-    chunk: int | Callable[[int], ChunkTuner] = 1
-    compression: Compression | None = None
 
 
 class Synchronized(DistributedDataParallel):

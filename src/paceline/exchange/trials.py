@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.synchronized import Method
+from paceline.exchange.method import Method
 from paceline.links.group import Group
 from paceline.record.clock import Clock
 

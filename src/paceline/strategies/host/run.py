@@ -6,9 +6,10 @@ from functools import partial
 from torch import nn
 
 from paceline.exchange.compressed import Compression
+from paceline.exchange.method import Method
 from paceline.exchange.probe import Probe
 from paceline.exchange.replica import Replica
-from paceline.exchange.synchronized import Method, Synchronized
+from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.strategies.host.config import Host
 from paceline.strategies.host.exchange import HostExchange

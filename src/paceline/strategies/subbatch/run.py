@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from paceline.core.workload import Workload
+from paceline.exchange.method import Method
 from paceline.exchange.replica import Alone, Replica
-from paceline.exchange.synchronized import Method, Synchronized
+from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.strategies.subbatch.chain import apart
 from paceline.strategies.subbatch.config import SubBatch

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from paceline.exchange.method import Method
 from paceline.exchange.probe import Probe
 from paceline.exchange.replica import Replica
-from paceline.exchange.synchronized import Method, Synchronized
+from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.strategies.tree.config import Tree
 from paceline.strategies.tree.exchange import TreeExchange
