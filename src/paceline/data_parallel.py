@@ -15,14 +15,17 @@ from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Timeline
 from paceline.core.wire_format import check_codec
 from paceline.data.balanced import BalancedSampler
+from paceline.exchange.all_reduce import TorchAllReduce
+from paceline.exchange.arguments import OF_TORCH_ALONE
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
 from paceline.exchange.method import Method
 from paceline.exchange.nonfinite import Policy, check_policy
 from paceline.exchange.readiness import in_backward
+from paceline.exchange.reducer import Reducer
 from paceline.exchange.replica import Statistics
 from paceline.exchange.steps import Steps
-from paceline.exchange.synchronized import OF_TORCH_ALONE, Synchronized, weakly
+from paceline.exchange.synchronized import Synchronized, weakly
 from paceline.exchange.trials import Trials
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
@@ -103,6 +106,7 @@ class DataParallel(Synchronized):
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = methods(exchange, chunk, compression, bool(of_torch))
         self._trials: Trials | None = None
+        self._next: tuple[Method, Reducer | TorchAllReduce] | None = None
         self._tries = len(candidates) > 1
         self._is_balanced, self._force = balance == "auto", force
         self._why = f"{candidates[0].name}: " + ("; ".join(of_torch) or "asked for")
@@ -150,41 +154,37 @@ class DataParallel(Synchronized):
         return weakly(self._exchanged) if self._tries else None
 
     def _exchanged(self) -> None:
-        if self._trials is not None:
-            self._trials.exchanged()
+        """Decide how to go on, where all ranks are at the same place: after an exchange."""
+        trials = self._trials
+        # Who has no samples left within join() takes part in exchanges, but decides nothing.
+        if trials is None or self._next is not None or self._join_config.enable:
+            return
+        trials.exchanged()
+        if trials.due:
+            trials.go_on(self._join())
+            self._prepare(trials)
+
+    def _prepare(self, trials: Trials) -> None:
+        """Get what the method that is to be tried, or that has won, needs."""
+        while self._next is None and not (trials.settled and self._method is trials.method):
+            try:
+                self._tries = not trials.settled
+                self._next = trials.method, self._prepared(trials.method)
+            except InvalidInput as error:  # on all ranks
+                trials.fail(error)
+        if self._next is None and isinstance(self._gradients, TorchAllReduce):
+            self._gradients.unwatch()
 
     def _before_forward(self) -> None:
         super()._before_forward()
-        trials, gradients = self._trials, self._gradients
-        if trials is None or gradients is None or not trials.due:
-            return
-        # Who has no samples left takes part in exchanges, but decides nothing.
-        if not gradients.pending and not self._join_config.enable:
-            trials.go_on(self._join())
-            self._take(trials)
+        if self._next is not None and self._gradients is not None and not self._gradients.pending:
+            (method, prepared), self._next = self._next, None
+            self._use(method, prepared)
 
-    def _take(self, trials: Trials) -> None:
-        """Use the method that is to be tried, or that has won."""
-        while True:
-            self._tries = not trials.settled
-            try:
-                if self._method is not trials.method:
-                    self._use(trials.method)
-                elif trials.settled:
-                    self._settle()
-                return
-            except InvalidInput as error:  # on all ranks
-                trials.fail(error)
-
-    def _use(self, method: Method) -> None:
+    def _use(self, method: Method, prepared: Reducer | TorchAllReduce | None = None) -> None:
         self._method, self._hears = method, None
-        self._renew()
+        self._renew(prepared)
         self._record_own()
-
-    def _settle(self) -> None:
-        """Stay with the method in use, and watch torch's exchanges no more."""
-        if self._method.make is None:
-            self._renew()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Have torch's all-reduce exchange buckets by `hook`; exchange "auto" then takes it."""
@@ -193,7 +193,7 @@ class DataParallel(Synchronized):
                 "register_comm_hook: gradients are encoded already, by codec=...; use either"
             )
         if self._trials is not None:
-            self._trials, self._tries = None, False
+            self._trials, self._next, self._tries = None, None, False
             self._why = "allreduce: a communication hook was registered"
             [method] = methods("allreduce", 1, None, of_torch_alone=True)
             self._use(method)
@@ -255,16 +255,22 @@ class DataParallel(Synchronized):
     def close(self) -> None:
         """Stop exchanging and give back shared memory and threads; the module stays usable."""
         self._steps.close()
+        if self._next is not None:
+            self._next[1].close()
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_why": self.why}
-        for name in ("_recorder", "_steps", "_balanced", "_trials"):
+        for name in ("_recorder", "_steps", "_balanced", "_trials", "_next"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._trials, state["_tries"] = None, False  # a copy keeps what was in use
+        self._trials, self._next, state["_tries"] = (
+            None,
+            None,
+            False,
+        )  # a copy keeps what was in use
         super().__setstate__(state)
         self._start()
         self._record_own()

@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
 from paceline.models.layers import layers_of
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Named(NamedTuple):
@@ -37,10 +37,10 @@ def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Nam
 def check_exchangeable(parameters: Sequence[Named], device: torch.device) -> None:
     """Raise InvalidInput for a parameter of another type or on another device than the rank's."""
     for _, name, parameter in parameters:
-        if parameter.dtype not in _FLOATS:
+        if parameter.dtype.to_real() not in _TYPES:
             raise InvalidInput(
                 f"parameter {name!r}: gradients of {parameter.dtype} cannot be exchanged; "
-                "use float32, float64, bfloat16 or float16"
+                "use float32, float64, bfloat16, float16 or complex types"
             )
         if parameter.device.type != device.type:
             raise InvalidInput(

@@ -78,6 +78,12 @@ class TorchAllReduce:
         if self._readiness is not None:
             self._readiness.forwarded(outputs, synchronize)
 
+    def unwatch(self) -> None:
+        """Tell nobody of exchanges any more."""
+        if self._readiness is not None:
+            self._readiness.close()
+            self._readiness = None
+
     def statistics(self) -> Statistics:
         """Return what is known from outside: a ring sends 2 (n - 1) / n of the bytes."""
         if self._hook is not None:
@@ -99,8 +105,7 @@ class TorchAllReduce:
 
     def close(self) -> None:
         """End what encodes, and the hooks of ours."""
-        if self._readiness is not None:
-            self._readiness.close()
+        self.unwatch()
         if self._hook is not None:
             self._hook.close()
 

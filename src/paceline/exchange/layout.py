@@ -23,6 +23,16 @@ class Slot:
     offset: int
 
     @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type of the values that are summed: of a complex gradient, of its two parts."""
+        return self.parameter.dtype.to_real()
+
+    @cached_property
+    def num_values(self) -> int:
+        """How many values of that type there are."""
+        return self.parameter.numel() * (2 if self.parameter.is_complex() else 1)
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the gradient."""
         return self.parameter.numel() * self.parameter.element_size()

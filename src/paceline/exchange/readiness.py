@@ -45,11 +45,11 @@ class Listener(Protocol):
 class Readiness:
     """Watches the gradients of `parameters` (names and tensors); tells `listener`.
 
-    Gradients are exchanged, and not only accumulated, if a forward pass asked for it since the last
-    exchange, or the last one did: as with DistributedDataParallel a forward pass decides, not the
-    backward pass. `touched` says which gradients have changed since the last exchange, `order` in
-    which order they have become ready in a backward pass before `expect`, `came` which have become
-    ready since the last forward pass, and `began` whether one has in this backward pass.
+    Gradients are exchanged, and not only accumulated, if a forward pass has asked for it since the
+    last exchange, as with DistributedDataParallel; or if a backward pass reaches, once more, the
+    outputs of one that did. `touched` says which gradients have changed since the last exchange,
+    `order` in which order they have become ready in a backward pass before `expect`, `came` which
+    have become ready since the last forward pass, and `began` whether one has in this pass.
 
     The hooks hold neither this object nor the listener, so that both end with their owner.
     """
@@ -67,7 +67,7 @@ class Readiness:
         self._listener = weakref.ref(listener)
         self._sparse = frozenset(sparse)
         self._undefined_is_zero = undefined_is_zero
-        self._asked = self._asked_last = False
+        self._asked = False
         self.touched = [False] * len(parameters)
         self._undefined: set[int] = set()
         self.came = [False] * len(parameters)
@@ -97,9 +97,9 @@ class Readiness:
 
     def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
         """Note a forward pass with its outputs, and whether its gradients are to be exchanged."""
-        if synchronize:
-            self.ask()
-        self._asked_last = synchronize
+        if not synchronize:
+            return
+        self.ask()
         reached = _reached_weakly(self)
         for output in outputs:
             # A leaf is the caller's own: it would keep the hook for good.
@@ -108,7 +108,7 @@ class Readiness:
 
     def ask(self) -> None:
         """Have the gradients of the next backward pass exchanged."""
-        self._asked = self._asked_last = True
+        self._asked = True
         if not in_backward():
             self.came = [False] * len(self.came)
 
@@ -157,7 +157,7 @@ class Readiness:
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
-        if not self._asked and not self._asked_last:
+        if not self._asked:
             return
         self.came[index] = True
         if not self._armed:
@@ -167,8 +167,9 @@ class Readiness:
         self._count(index)
 
     def reached(self) -> None:
-        """Take in that a backward pass has come to an output of the module."""
-        if not self._armed and self._handles and (self._asked or self._asked_last):
+        """Take in that a backward pass has come to outputs whose gradients are to be exchanged."""
+        if not self._armed and self._handles:
+            self._asked = True
             self._arm()
             self._told.approaching()
 

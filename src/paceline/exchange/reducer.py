@@ -61,7 +61,7 @@ class Reducer:
     ) -> None:
         self._named, self._sparse_indices = list(parameters), list(sparse)
         self._make, self._join = make, join
-        self._tuner = None if isinstance(chunk, int) else chunk
+        self.tuner = self._tuner = None if isinstance(chunk, int) else chunk
         self._chunk = chunk if isinstance(chunk, int) else chunk.chunk
         self._may_be_unused = find_unused_parameters
         self._on_exchanged = on_exchanged
@@ -233,7 +233,9 @@ class Reducer:
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            version = None if gradient is None else gradient._version
+            # Views of one tensor, such as a flat buffer of the caller's, share a version.
+            is_shared = gradient is None or gradient._is_view()
+            version = None if is_shared or gradient is None else gradient._version
             self._handed.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
@@ -283,7 +285,7 @@ class Reducer:
         for slot, gradient, version in handed:
             if gradient is not slot.parameter.grad:
                 return slot.name
-            if gradient is not None and gradient._version != version:
+            if version is not None and gradient is not None and gradient._version != version:
                 return slot.name
         return None
 

@@ -19,11 +19,19 @@ from torch._C._distributed_c10d import HashStore, _register_comm_hook
 from torch.distributed.algorithms.join import JoinHook
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _DDPJoinHook, _find_tensors
+from torch.nn.parallel.distributed import _find_tensors
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.agreement import Named, check_same, trainable
+from paceline.exchange.agreement import check_same, trainable
 from paceline.exchange.all_reduce import TorchAllReduce
+from paceline.exchange.arguments import (
+    OF_TORCH_ALONE,
+    device_of,
+    is_checked,
+    process_group_of,
+    sends_buffers,
+)
+from paceline.exchange.join import Shadow
 from paceline.exchange.logged import Logged
 from paceline.exchange.method import Exchange, Method
 from paceline.exchange.readiness import in_backward
@@ -32,13 +40,6 @@ from paceline.exchange.replica import NONE, Statistics
 from paceline.links.group import Group, joined
 from paceline.record.recorder import Recorder
 from paceline.tune.chunk import ChunkTuner
-
-# Arguments of DistributedDataParallel that only torch's own reducer can fulfil, and why.
-OF_TORCH_ALONE = {
-    "mixed_precision": "casts parameters in hooks of torch's reducer; use torch.autocast",
-    "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
-    "param_to_hook_all_reduce": "hands gradients to buckets of torch's reducer",
-}
 
 
 class Synchronized(DistributedDataParallel):
@@ -59,8 +60,8 @@ class Synchronized(DistributedDataParallel):
         self._method, self._deadline_s = method, deadline_s
         self._gradients: Reducer | TorchAllReduce | None = None
         self._hears: Recorder | None = None
-        process_group = _process_group_of(arguments)
-        self._group: Group | None = joined(_device_of(module), deadline_s, process_group)
+        process_group = process_group_of(arguments)
+        self._group: Group | None = joined(device_of(module), deadline_s, process_group)
         self._is_alone = self._group.world_size == 1
         if self._is_alone:
             arguments["init_sync"] = False
@@ -76,10 +77,10 @@ class Synchronized(DistributedDataParallel):
         for name, why in OF_TORCH_ALONE.items():
             if self._method.make is not None and arguments.get(name):
                 raise InvalidInput(f"{name}: {why}; exchange='allreduce' takes it")
-        if arguments.get("init_sync", True) and any(p.requires_grad for p in module.parameters()):
+        if is_checked(module, arguments):
             assert self._group is not None
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-            check_same(module, self._group, set(ignored), _sends_buffers(arguments))
+            check_same(module, self._group, set(ignored), sends_buffers(arguments))
 
     # What DistributedDataParallel does otherwise.
 
@@ -89,52 +90,47 @@ class Synchronized(DistributedDataParallel):
         parameters = [p for name, p in self.module.named_parameters() if name not in ignored]
         self._trainable = [p for p in parameters if p.requires_grad]
         self._frozen = [p for p in parameters if not p.requires_grad]
-        make = self._method.make
+        self._types = [p.dtype for p in self._trainable]
         self._tuner: ChunkTuner | None = None
-        if self._is_alone or make is not None:
+        is_torchs = self._method.make is None
+        if self._is_alone or not is_torchs:
             self.reducer, self.logger = None, Logged()
         if self._is_alone:
             return
-        if make is not None:
-            self.reducer = self._gradients = self._own_reducer(make, *arguments[:2])
+        if is_torchs:
+            super()._ddp_init_helper(*arguments)
+        if self._gradients is None:
+            self._gradients = self._made(self._method, *arguments[:2])
+        if isinstance(self._gradients, Reducer):
+            self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._hears)
             self._passing_sync_batchnorm_handle(self.module)
         else:
-            super()._ddp_init_helper(*arguments)
-            if not isinstance(self._gradients, TorchAllReduce):
-                self._gradients = self._all_reduce(trainable(self.module, arguments[0]))
             self._gradients.register(self.reducer, self._hears)
         end = weakref.finalize(self, self._gradients.close)
         end.atexit = False  # by then peers may have gone
 
-    def _all_reduce(self, parameters: Sequence[Named]) -> TorchAllReduce:
-        compression = self._method.compression
-        return TorchAllReduce(parameters, compression, weakly(self._join), self._watcher())
-
-    def _own_reducer(
-        self,
-        make: Callable[[Group, bool], Exchange],
-        parameters: Sequence[nn.Parameter],
-        is_sparse: Sequence[bool],
-    ) -> Reducer:
+    def _made(
+        self, method: Method, parameters: Sequence[nn.Parameter], is_sparse: Sequence[bool]
+    ) -> Reducer | TorchAllReduce:
+        """Return what exchanges the gradients of these parameters by a method."""
+        named = trainable(self.module, parameters)
+        join = weakly(self._join)
+        if method.make is None:
+            return TorchAllReduce(named, method.compression, join, self._watcher())
         if self._use_python_reducer:
             raise InvalidInput(
                 "torch._dynamo.config.optimize_ddp: 'python_reducer' compiles torch's all-reduce "
                 "into the backward pass; choose exchange='allreduce'"
             )
-        named = trainable(self.module, parameters)
         sparse = {id(p) for p, flag in zip(parameters, is_sparse, strict=True) if flag}
-        chunk: int | ChunkTuner
-        if isinstance(self._method.chunk, int):
-            chunk = self._method.chunk
-        else:
-            layers = {one.layer for one in named if id(one.parameter) not in sparse}
-            chunk = self._tuner = self._method.chunk(max(1, len(layers)))
+        layers = {one.layer for one in named if id(one.parameter) not in sparse}
+        chunk = method.chunk
         return Reducer(
             named,
-            _Making(make, self.gradient_as_bucket_view),
-            weakly(self._join),
-            chunk,
+            _Making(method.make, self.gradient_as_bucket_view),
+            join,
+            chunk if isinstance(chunk, int) else chunk(max(1, len(layers))),
             sparse=[i for i, one in enumerate(named) if id(one.parameter) in sparse],
             find_unused_parameters=self.find_unused_parameters,
             on_exchanged=weakly(self._exchanged),
@@ -189,15 +185,17 @@ class Synchronized(DistributedDataParallel):
         return self._group.naming_the_lost()
 
     def _before_forward(self) -> None:
-        """Make the reducer anew for other trainable parameters than it was made for.
+        """Make the reducer anew for other trainable parameters, or types, than it was made for.
 
         A reducer of ours may keep parameters that get no gradients. Where all are frozen, as a
         discriminator's while its generator is trained, there is nothing to exchange either way.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
-        if not has_changed and isinstance(self._gradients, TorchAllReduce):
+        if isinstance(self._gradients, TorchAllReduce):
             trained = [parameter.requires_grad for parameter in self._trainable]
-            has_changed = any(trained) and not all(trained)
+            has_changed |= any(trained) and not all(trained)
+        else:
+            has_changed |= [parameter.dtype for parameter in self._trainable] != self._types
         if has_changed:
             self._renew()
 
@@ -208,13 +206,25 @@ class Synchronized(DistributedDataParallel):
             self._gradients.forwarded(tensors, self.require_backward_grad_sync)
         return super()._post_forward(output)
 
-    def _renew(self) -> None:
-        """Exchange gradients by `_method`, of the parameters that are trainable now."""
+    def _prepared(self, method: Method) -> Reducer | TorchAllReduce:
+        """Return what exchanges by `method`, opened on all ranks together, for `_renew`.
+
+        InvalidInput, on all ranks, if it cannot be used.
+        """
+        gradients = self._made(method, *self._build_params_for_reducer())
+        gradients.open()
+        return gradients
+
+    def _renew(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
+        """Exchange gradients by `_method`, of the parameters that are trainable now.
+
+        By what is prepared, or by what the ranks open in their first exchange: only there are they
+        sure to be at the same place.
+        """
         if self._gradients is not None:
             self._gradients.close()
-        self._gradients = None
+        self._gradients = prepared
         self._rebuild()
-        self._open()
 
     def _rebuild(self) -> None:
         """Make the reducer anew, with what users have set it to."""
@@ -238,7 +248,8 @@ class Synchronized(DistributedDataParallel):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return what this rank does when it has no samples left and others have."""
         hook = super().join_hook(**kwargs)
-        return _Shadow(self, hook) if isinstance(self._gradients, Reducer) else hook
+        gradients = self._gradients
+        return Shadow(self, hook, gradients.shadow) if isinstance(gradients, Reducer) else hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Have torch's all-reduce exchange buckets by `hook`; InvalidInput if there is none."""
@@ -290,7 +301,7 @@ class Synchronized(DistributedDataParallel):
             self._check_default_group()
         of_process = ("process_group", "reducer", "logger", "_group", "_gradients", "_tuner")
         state = copy.copy(self.__dict__)
-        for name in (*of_process, "_trainable", "_frozen", "_hears"):
+        for name in (*of_process, "_trainable", "_frozen", "_types", "_hears"):
             state.pop(name, None)
         return state
 
@@ -330,27 +341,6 @@ class Synchronized(DistributedDataParallel):
         self._is_alone = True
 
 
-class _Shadow(JoinHook):
-    """Takes part in the exchanges of the ranks that still have samples, as torch's hook does."""
-
-    def __init__(self, parallel: Synchronized, of_torch: JoinHook) -> None:
-        assert isinstance(of_torch, _DDPJoinHook)
-        self._parallel, self._of_torch = parallel, of_torch
-
-    def main_hook(self) -> None:
-        """Do what one forward and backward pass of the others asks of this rank."""
-        parallel = self._parallel
-        parallel._check_and_sync_module_buffers()
-        synchronizes = parallel._check_global_requires_backward_grad_sync(is_joined_rank=True)
-        parallel.require_forward_param_sync = synchronizes
-        if synchronizes and isinstance(parallel._gradients, Reducer):
-            parallel._gradients.shadow()
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        """Take over the model of a rank that was there until the end."""
-        self._of_torch.post_hook(is_last_joiner)
-
-
 @dataclass(frozen=True)
 class _Making:
     """Makes an exchange for a group."""
@@ -362,28 +352,9 @@ class _Making:
         return self.make(group, self.as_views)
 
 
-def _process_group_of(arguments: dict[str, Any]) -> dist.ProcessGroup | None:
-    mesh, group = arguments.get("device_mesh"), arguments.get("process_group")
-    if mesh is not None and group is None and mesh.ndim == 1:
-        group = mesh.get_group(mesh_dim=0)
-    result: dist.ProcessGroup | None = group
-    return result
-
-
 def _alone() -> dist.ProcessGroup:
     """Return a process group of one rank that nothing is ever sent in."""
     return dist.ProcessGroup(HashStore(), 0, 1)
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    parameter = next(module.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _sends_buffers(arguments: dict[str, Any]) -> bool:
-    if arguments.get("forward_sync_buffers") is not None:
-        return True
-    return arguments.get("broadcast_buffers") in (None, True)
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -183,7 +183,7 @@ class _Encoded:
 
 def _check_types(chunks: Sequence[Chunk]) -> None:
     for slot in (slot for chunk in chunks for slot in chunk.slots):
-        if slot.parameter.dtype != torch.float32:
+        if slot.dtype != torch.float32:
             raise InvalidInput(
                 f"codec: parameter {slot.name!r}: sums of {slot.parameter.dtype} are not encoded "
                 "between machines; train in float32, or without a codec"
@@ -199,10 +199,9 @@ def _clear_gaps(chunk: Chunk, result: Tensor) -> None:
 def parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
     """Return the chunk's sums as flat tensors: one if all are of one type."""
     first, last = chunk.slots[0], chunk.slots[-1]
-    dtypes = {slot.parameter.dtype for slot in chunk.slots}
+    dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:
         return [result[first.offset : last.offset + last.nbytes].view(dtypes.pop())]
     return [
-        result[slot.offset : slot.offset + slot.nbytes].view(slot.parameter.dtype)
-        for slot in chunk.slots
+        result[slot.offset : slot.offset + slot.nbytes].view(slot.dtype) for slot in chunk.slots
     ]

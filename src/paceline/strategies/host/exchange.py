@@ -79,10 +79,7 @@ class HostExchange:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
         self._arena.set_chunks(
-            [
-                [Segment(s.offset, s.parameter.numel(), s.parameter.dtype) for s in chunk.slots]
-                for chunk in chunks
-            ]
+            [[Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots] for chunk in chunks]
         )
 
     def begin(self) -> None:

@@ -61,9 +61,10 @@ class LayerGradients:
 
     def open(self, layout: Layout) -> None:
         """Check that a message can hold the gradients of a layer: they are of one type."""
-        kinds = dict.fromkeys(slot.parameter.dtype for slot in layout.slots)
-        if len(kinds) > 1 or (self._choice and next(iter(kinds)) != torch.float32):
-            wanted = "float32 for a codec" if self._choice else "one type"
+        kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
+        encodable = not self._choice or kinds[0] == torch.float32
+        if len(kinds) > 1 or kinds[0].is_complex or not encodable:
+            wanted = "float32 for a codec" if self._choice else "one real type"
             raise InvalidInput(
                 f"body: has parameters of {', '.join(map(str, kinds))}; strategy subbatch trains "
                 f"bodies of {wanted}"

@@ -49,7 +49,7 @@ class TreeExchange:
 
     def open(self, layout: Layout) -> None:
         """Make a flat buffer for the gradients of each type, and one for those of a child."""
-        dtypes = dict.fromkeys(slot.parameter.dtype for slot in layout.slots)
+        dtypes = dict.fromkeys(slot.dtype for slot in layout.slots)
         device = self._group.device
         self._flats = tuple(Flat(layout, dtype, device, self._as_views) for dtype in dtypes)
 

@@ -18,9 +18,11 @@ class Flat:
     def __init__(
         self, layout: Layout, dtype: torch.dtype, device: torch.device, as_views: bool
     ) -> None:
-        self._slots = tuple(slot for slot in layout.slots if slot.parameter.dtype == dtype)
+        same = [slot for slot in layout.slots if slot.dtype == dtype]
+        # Complex values begin at an even place, and so come first.
+        self._slots = sorted(same, key=lambda slot: not slot.parameter.is_complex())
         self._as_views = as_views
-        self._numel = sum(slot.parameter.numel() for slot in self._slots)
+        self._numel = sum(slot.num_values for slot in self._slots)
         self.values = torch.zeros(self._numel + len(self._slots), dtype=dtype, device=device)
         self.incoming = torch.empty_like(self.values)
         self._parts = dict(self._cut(self.values))
@@ -28,8 +30,8 @@ class Flat:
     def _cut(self, flat: Tensor) -> Iterator[tuple[int, Tensor]]:
         start = 0
         for slot in self._slots:
-            size = slot.parameter.numel()
-            part = flat[start : start + size]
+            size = slot.num_values
+            part = flat[start : start + size].view(slot.parameter.dtype)
             yield slot.index, part.as_strided(slot.parameter.size(), slot.stride)
             start += size
 

@@ -1,0 +1,308 @@
+"""Saving, loading, pickling and dropping."""
+
+import copy
+import gc
+import io
+import pickle
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+from trial import Trial, gradients, kept, mlp, program, sgd, squares, state_of, trained
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def saved(thing: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return file
+
+
+@program
+def checkpoint_of_the_wrapper(trial: Trial) -> Iterator[Any]:
+    """Names have DDP's prefix, and training goes on from it as if nothing had been."""
+    model = trial.wrap(net())
+    optimizer = sgd(model)
+    yield from trained(model, squares(trial), optimizer)
+    yield list(model.state_dict())
+    file = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    fresh = trial.wrap(net())
+    other = sgd(fresh)
+    loaded = torch.load(file)
+    yield str(fresh.load_state_dict(loaded["model"]))
+    other.load_state_dict(loaded["optimizer"])
+    yield from trained(fresh, squares(trial), other)
+    yield from trained(model, squares(trial), optimizer)
+
+
+@program
+def checkpoint_of_the_module(trial: Trial) -> Iterator[Any]:
+    """model.module.state_dict() into a bare module, and that into a wrapper's module."""
+    model = trial.wrap(net())
+    yield from trained(model, squares(trial))
+    bare = net()
+    bare.load_state_dict(model.module.state_dict())
+    yield state_of(bare)
+    fresh = trial.wrap(net())
+    fresh.module.load_state_dict(bare.state_dict())
+    yield from trained(fresh, squares(trial))
+
+
+@program
+def checkpoint_of_ddp_into_a_bare_module(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(net())
+    yield from trained(model, squares(trial))
+    state = model.state_dict()
+    consume_prefix_in_state_dict_if_present(state, "module.")
+    bare = net()
+    yield str(bare.load_state_dict(state))
+    yield state_of(bare)
+
+
+@program(raises="RuntimeError", better="a checkpoint of the bare module is taken as well")
+def checkpoint_without_prefix_into_the_wrapper(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    state = {name: value * 0.5 for name, value in model.module.state_dict().items()}
+    model.load_state_dict(state)
+    yield state_of(model)
+
+
+@program
+def checkpoint_loaded_on_rank_0_only(trial: Trial) -> Iterator[Any]:
+    """Before wrapping: construction sends it to all."""
+    module = net()
+    if trial.rank == 0:
+        module.load_state_dict({n: v * 0.5 for n, v in net().state_dict().items()})
+    yield from trained(trial.wrap(module), squares(trial))
+
+
+@program
+def checkpoint_that_does_not_fit(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp(6, 8, 3))
+    state = model.state_dict()
+    state.pop("module.0.bias")
+    yield trial.refused(lambda: model.load_state_dict(state))
+    yield [str(model.load_state_dict(state, strict=False))]
+    wrong = {name: torch.zeros(2, 2) for name in model.state_dict()}
+    yield trial.refused(lambda: model.load_state_dict(wrong))
+    yield from trained(model, squares(trial))
+
+
+@program
+def checkpoint_loaded_in_the_middle(trial: Trial) -> Iterator[Any]:
+    """Back to the best state so far, in place and with assign=True."""
+    model = trial.wrap(mlp())
+    best = copy.deepcopy(model.state_dict())
+    yield from trained(model, squares(trial))
+    model.load_state_dict(best)
+    yield from trained(model, squares(trial))
+
+
+@program
+def checkpoint_within_a_larger_module(trial: Trial) -> Iterator[Any]:
+    """State of a module that contains a wrapper: names, saving and loading are as with DDP."""
+    whole = nn.ModuleDict({"part": trial.wrap(mlp()), "other": nn.Linear(2, 2)})
+    yield list(whole.state_dict())
+    halved = {name: value * 0.5 for name, value in whole.state_dict().items()}
+    yield str(whole.load_state_dict(halved))
+    yield kept(dict(whole["part"].state_dict()))
+
+
+@program
+def distributed_checkpoint_state_dicts(trial: Trial) -> Iterator[Any]:
+    """get_state_dict takes DDP's prefix off, and set_state_dict puts it on."""
+    model = trial.wrap(net())
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+    yield from trained(model, squares(trial), optimizer)
+    yield kept(get_model_state_dict(model))
+    yield kept(get_optimizer_state_dict(model, optimizer))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    yield kept(get_model_state_dict(model, options=options))
+    states = get_state_dict(model, optimizer)
+    fresh = trial.wrap(net())
+    other = torch.optim.AdamW(fresh.parameters(), eps=1e-3)
+    set_state_dict(fresh, other, model_state_dict=kept(states[0]), optim_state_dict=kept(states[1]))
+    yield from trained(fresh, squares(trial), other)
+    set_model_state_dict(model, {name: v * 0.5 for name, v in states[0].items()})
+    yield state_of(model)
+
+
+@program
+def distributed_checkpoint_in_files(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(net())
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+    yield from trained(model, squares(trial), optimizer)
+    names = [tempfile.mkdtemp() if trial.rank == 0 else None]
+    dist.broadcast_object_list(names)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.save(states, checkpoint_id=names[0])
+    yield from trained(model, squares(trial), optimizer)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.load(states, checkpoint_id=names[0])
+    set_state_dict(
+        model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+    )
+    yield state_of(model)
+    dist.barrier()
+    if trial.rank == 0:
+        for file in (*Path(names[0]).glob("*"), *Path(names[0]).glob(".metadata")):
+            file.unlink(missing_ok=True)
+        Path(names[0]).rmdir()
+    yield from trained(model, squares(trial), optimizer)
+
+
+@program
+def wrapper_saved_as_a_whole(trial: Trial) -> Iterator[Any]:
+    """torch.save(model), and a loaded wrapper that trains on, on all ranks."""
+    model = trial.wrap(net())
+    yield from trained(model, squares(trial))
+    loaded = torch.load(saved(model), weights_only=False)
+    yield [type(loaded) is type(model), state_of(loaded)]
+    optimizer = sgd(loaded)
+    for step in range(3):
+        optimizer.zero_grad()
+        loaded(trial.batch(step)).square().mean().backward()
+        yield gradients(loaded)
+        optimizer.step()
+
+
+@program
+def wrapper_pickled_before_training(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(net(), find_unused_parameters=True, broadcast_buffers=False)
+    loaded = pickle.loads(pickle.dumps(model))
+    yield [state_of(loaded), loaded.find_unused_parameters, loaded.broadcast_buffers]
+    for step in range(2):
+        loaded.zero_grad()
+        loaded(trial.batch(step)).square().mean().backward()
+        yield gradients(loaded)
+
+
+@program
+def module_saved_as_a_whole_while_it_is_wrapped(trial: Trial) -> Iterator[Any]:
+    """torch.save(model.module) must not find hooks that cannot be pickled."""
+    model = trial.wrap(net())
+    yield from trained(model, squares(trial))
+    loaded = torch.load(saved(model.module), weights_only=False)
+    copied = copy.deepcopy(model.module)
+    for one in (loaded, copied):
+        one(trial.batch(50)).sum().backward()
+        yield [state_of(one), gradients(one)]
+    yield from trained(model, squares(trial))
+
+
+@program
+def wrapper_that_is_dropped(trial: Trial) -> Iterator[Any]:
+    """Its module trains alone from then on, and may be wrapped again."""
+    module = net()
+    model = trial.wrap(module)
+    yield from trained(model, squares(trial))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    yield gone() is None
+    module.zero_grad()
+    module(trial.batch(20)).square().mean().backward()
+    yield gradients(module)
+    if trial.rank == 0:  # alone indeed
+        module(trial.batch(21)).square().mean().backward()
+    yield _hooks(module)
+    yield from trained(trial.wrap(module, watched=False), squares(trial))
+
+
+def _hooks(module: nn.Module) -> list[int]:
+    """The numbers of hooks that are left on the module and its parameters."""
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [
+        sum(len(getattr(one, name)) for one in module.modules() for name in hooks),
+        sum(len(p._backward_hooks or ()) for p in module.parameters()),
+        sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()),
+    ]
+
+
+@program
+def module_memory_freed_with_its_wrapper(trial: Trial) -> Iterator[Any]:
+    module = net()
+    model = trial.wrap(module, watched=False)
+    yield from trained(model, squares(trial))
+    gone = [weakref.ref(model), weakref.ref(module), weakref.ref(module[0].weight)]
+    del model, module
+    gc.collect()
+    yield [one() is None for one in gone]
+
+
+@program
+def wrapper_dropped_before_it_was_used(trial: Trial) -> Iterator[Any]:
+    module = mlp()
+    for _ in range(3):
+        model = trial.wrap(module, watched=False)
+        del model
+        gc.collect()
+    yield _hooks(module)
+    yield from trained(trial.wrap(module), squares(trial))
+
+
+@program
+def many_wrappers_one_after_another(trial: Trial) -> Iterator[Any]:
+    """A search over settings: threads, files and shared memory do not pile up."""
+    counts = []
+    for _ in range(8):
+        model = trial.wrap(mlp(), watched=False)
+        for step in range(2):
+            model(trial.batch(step)).square().mean().backward()
+        del model
+        gc.collect()
+        counts.append(
+            (
+                len(list(Path("/proc/self/task").iterdir())),
+                len(list(Path("/proc/self/fd").iterdir())),
+            )
+        )
+    yield [later <= earlier for earlier, later in zip(counts[3], counts[-1], strict=True)]
+    yield threading.active_count() <= 1 or "threads in Python are left"
+
+
+@program
+def state_dict_hooks_and_extra_state(trial: Trial) -> Iterator[Any]:
+    class Extra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.seen = mlp(), 3
+
+        def get_extra_state(self) -> Any:
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.seen = state["seen"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            return self.net(x)
+
+    model = trial.wrap(Extra())
+    yield from trained(model, squares(trial))
+    state = model.state_dict()
+    yield [list(state), state["module._extra_state"]]
+    fresh = trial.wrap(Extra())
+    fresh.load_state_dict(state)
+    yield fresh.module.seen

@@ -1,0 +1,118 @@
+"""torch.compile before and after wrapping."""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trial import Trial, mlp, program, sgd, squares, trained
+
+COMPILED = {"counts": False, "deadline_s": 90.0}
+
+
+class Net(nn.Module):
+    """Has a branch in its forward, at which a graph breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = mlp(6, 8, 8), mlp(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.sum() > 1e6:
+            x = x * 2
+        return self.last(x)
+
+
+def compiled(module: nn.Module, backend: str = "aot_eager") -> Any:
+    torch._dynamo.reset()
+    return torch.compile(module, backend=backend)
+
+
+@program(**COMPILED)
+def compiled_before_it_is_wrapped(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(compiled(mlp()))
+    yield from trained(model, squares(trial))
+
+
+@program(**COMPILED)
+def compiled_before_with_the_eager_backend(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(compiled(Net(), "eager"))
+    yield from trained(model, squares(trial))
+
+
+@program(**COMPILED)
+def wrapper_that_is_compiled(trial: Trial) -> Iterator[Any]:
+    model = compiled(trial.wrap(mlp()))
+    yield from trained(model, squares(trial))
+
+
+@program(**COMPILED)
+def wrapper_with_graph_breaks_that_is_compiled(trial: Trial) -> Iterator[Any]:
+    model = compiled(trial.wrap(Net()), "eager")
+    yield from trained(model, squares(trial))
+
+
+@program(**COMPILED)
+def wrapper_that_is_compiled_in_place(trial: Trial) -> Iterator[Any]:
+    torch._dynamo.reset()
+    model = trial.wrap(mlp())
+    model.compile(backend="eager")
+    yield from trained(model, squares(trial))
+
+
+@program(**COMPILED)
+def module_that_is_compiled_in_place(trial: Trial) -> Iterator[Any]:
+    torch._dynamo.reset()
+    module = mlp()
+    module.compile(backend="aot_eager")
+    model = trial.wrap(module)
+    yield from trained(model, squares(trial))
+    yield list(model.state_dict())
+
+
+@program(**COMPILED)
+def step_that_is_compiled(trial: Trial) -> Iterator[Any]:
+    """The loss function around the wrapper is what is compiled."""
+    torch._dynamo.reset()
+    model = trial.wrap(mlp())
+
+    @torch.compile(backend="eager")
+    def loss_of(x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(trial.batch(step))
+        loss.backward()
+        yield loss
+        optimizer.step()
+
+
+@program(**COMPILED)
+def compiled_module_with_accumulation_and_evaluation(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(compiled(mlp()))
+    optimizer = sgd(model)
+    for step in range(4):
+        with model.no_sync():
+            model(trial.batch(step)).square().mean().backward()
+        model(trial.batch(10 + step)).square().mean().backward()
+        yield step
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            yield model(trial.batch(20 + step))
+        model.train()
+
+
+@program(counts=False, deadline_s=200.0)
+def compiled_by_inductor(trial: Trial) -> Iterator[Any]:
+    """With generated code, where there is a compiler for it."""
+    if shutil.which("g++") is None:
+        return
+    model = trial.wrap(compiled(nn.Linear(6, 3), "inductor"))
+    yield from trained(model, squares(trial), steps=2)

@@ -1,0 +1,60 @@
+"""Programs that show what becomes of one that hangs, dies, or differs: see test_programs.py."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from trial import Trial, mlp, program, squares, trained
+
+
+@program
+def trains_well(trial: Trial) -> Iterator[Any]:
+    yield from trained(trial.wrap(mlp()), squares(trial))
+
+
+@program(deadline_s=4.0)
+def hangs_on_one_rank(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    if trial.rank == 1 and not trial.is_torch:
+        time.sleep(60)
+    yield from trained(model, squares(trial))
+
+
+@program
+def dies_on_one_rank(trial: Trial) -> Iterator[Any]:
+    yield from trained(trial.wrap(mlp()), squares(trial))
+    if trial.rank == 0 and not trial.is_torch:
+        os.abort()
+
+
+@program
+def differs_in_the_second_step(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    for number, seen in enumerate(trained(model, squares(trial))):
+        if number == 1 and trial.rank == 1 and not trial.is_torch:
+            model.module[0].bias.grad[0] += 1e-6
+        yield seen
+
+
+@program
+def draws_a_number_too_many(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    if not trial.is_torch:
+        mlp()
+    yield from trained(model, squares(trial))
+
+
+@program
+def runs_forward_once_too_often(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    if not trial.is_torch:
+        model(trial.batch(0))
+    yield from trained(model, squares(trial))
+
+
+@program
+def raises_where_ddp_does_not(trial: Trial) -> Iterator[Any]:
+    yield from trained(trial.wrap(mlp()), squares(trial))
+    if not trial.is_torch:
+        raise ValueError("of ours alone")

@@ -1,0 +1,308 @@
+"""What goes into forward, and what comes out of it: any structure, with and without tensors."""
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trial import OURS, Trial, gradients, mlp, program, sgd, trained
+
+Boxes = namedtuple("Boxes", ["boxes", "scores"])
+
+
+class Scored(NamedTuple):
+    logits: Tensor
+    name: str
+    extra: Tensor | None = None
+
+
+@dataclass
+class Output:
+    loss: Tensor | None
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+    note: str = "a note"
+
+
+class Answering(nn.Module):
+    """Two heads, whose outputs `answer` puts together."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.body, self.one, self.other = mlp(6, 8, 8), nn.Linear(8, 2), nn.Linear(8, 3)
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Any:
+        features = self.body(x)
+        return self.answer(features, self.one(features), self.other(features))
+
+
+class Asking(nn.Module):
+    """Takes its tensors from wherever they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(
+        self,
+        batch: dict[str, Any] | None = None,
+        /,
+        *more: Tensor,
+        x: Tensor | None = None,
+        scale: float = 1.0,
+        flags: Any = None,
+        **rest: Any,
+    ) -> dict[str, Any]:
+        tensors = [] if batch is None else [batch["x"], *batch["views"]["list"]]
+        tensors += [*more] if x is None else [x, *more]
+        out = torch.stack([self.body(one) for one in tensors]).mean(0) * scale
+        return {"out": out, "flags": flags, "rest": sorted(rest)}
+
+
+@program
+def keyword_arguments_only(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Asking())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
+        assert answer["flags"] == {"train": True}
+        assert answer["rest"] == ["ids"]
+        return answer["out"].square().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def nested_dicts_in(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Asking())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
+        answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
+        return answer["out"].square().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def inputs_come_as_they_are(trial: Trial) -> Iterator[Any]:
+    """Neither copied nor converted: integers, None, objects and the same tensor twice."""
+    seen: list[Any] = []
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, *given: Any, **named: Any) -> Tensor:
+            seen.append((given, named))
+            return self.net(given[0])
+
+    model = trial.wrap(Looking())
+    x, thing = trial.batch(0), SimpleNamespace(a=1)
+    for _ in range(2):
+        model(x, x, 3, None, "text", thing, {"x": x}, (x,), thing=thing).sum().backward()
+        given, named = seen[-1]
+        assert given[0] is x
+        assert given[1] is x
+        assert given[5] is thing
+        assert given[6]["x"] is x
+        assert isinstance(given[7], tuple)
+        assert named["thing"] is thing
+        yield given[2:5]
+
+
+ANSWERS: dict[str, Any] = {
+    "tuple": lambda features, one, other: (one, other),
+    "list": lambda features, one, other: [one, [other, None]],
+    "dict": lambda features, one, other: {"one": one, "other": other, "n": len(features)},
+    "ordered": lambda features, one, other: OrderedDict(one=one, other=other),
+    "namedtuple": lambda features, one, other: Boxes(one, other),
+    "typed": lambda features, one, other: Scored(one, "name", other),
+    "dataclass": lambda features, one, other: Output(None, one, (features, other)),
+    "nested": lambda features, one, other: {"a": [Boxes(one, (other, {"f": features})), "text"]},
+    "object": lambda features, one, other: SimpleNamespace(one=one, other=other),
+    "numbers": lambda features, one, other: (one, other, 3, 0.5, "text", None, True),
+}
+
+
+def _tensors(answer: Any) -> list[Tensor]:
+    if isinstance(answer, Tensor):
+        return [answer]
+    if isinstance(answer, dict):
+        return [tensor for value in answer.values() for tensor in _tensors(value)]
+    if isinstance(answer, list | tuple):
+        return [tensor for value in answer for tensor in _tensors(value)]
+    if isinstance(answer, Output | SimpleNamespace):
+        return _tensors(list(vars(answer).values()))
+    return []
+
+
+def _answered(trial: Trial, kinds: list[str], **options: Any) -> Iterator[Any]:
+    for kind in kinds:
+        model = trial.wrap(Answering(ANSWERS[kind]), **options)
+        optimizer = sgd(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            answer = model(trial.batch(step))
+            sum(tensor.square().mean() for tensor in _tensors(answer)).backward()
+            yield {"kind": kind, "class": type(answer).__name__, "tensors": _tensors(answer)}
+            optimizer.step()
+
+
+@program
+def outputs_of_every_structure(trial: Trial) -> Iterator[Any]:
+    yield from _answered(trial, list(ANSWERS))
+
+
+@program
+def outputs_of_every_structure_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
+    kinds = [kind for kind in ANSWERS if kind != "object"]  # in which DDP finds no tensors
+    yield from _answered(trial, kinds, find_unused_parameters=True)
+
+
+@program
+def outputs_of_every_structure_with_a_static_graph(trial: Trial) -> Iterator[Any]:
+    kinds = [kind for kind in ANSWERS if kind not in ("object", "dataclass")]
+    yield from _answered(trial, kinds, static_graph=True)
+
+
+@program(exact_by=OURS)
+def dataclass_of_a_static_graph(trial: Trial) -> Iterator[Any]:
+    """DDP, which finds no tensors in it, leaves the first step's gradients to each rank."""
+    model = trial.wrap(Answering(ANSWERS["dataclass"]), static_graph=True)
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        sum(one.square().mean() for one in _tensors(model(trial.share(step)))).backward()
+        yield gradients(trial.bare(model))
+        optimizer.step()
+
+
+@program
+def loss_computed_inside(trial: Trial) -> Iterator[Any]:
+    """The module returns a dict with its loss, a number for the log, and a prediction."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+            logits = self.net(x)
+            if labels is None:
+                return {"logits": logits}
+            loss = F.cross_entropy(logits, labels)
+            return {"loss": loss, "log": loss.item(), "best": logits.argmax(1)}
+
+    model = trial.wrap(WithLoss())
+    labels = torch.tensor([0, 1, 2, 1])
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        answer = model(trial.batch(step), labels=labels)
+        answer["loss"].backward()
+        yield answer
+        optimizer.step()
+    model.eval()
+    yield model(trial.batch(30))["logits"]
+
+
+@program
+def output_that_is_the_input_or_a_parameter(trial: Trial) -> Iterator[Any]:
+    """Leaves among the outputs: the input itself, a weight, a constant."""
+
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x) * self.weight, x, self.weight, torch.ones(2)
+
+    model = trial.wrap(Leaves())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        x = trial.batch(step)
+        out, same, weight, _ = model(x)
+        assert same is x
+        return out.square().mean() + weight.abs().sum()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def inputs_that_require_gradients(trial: Trial) -> Iterator[Any]:
+    """Their gradients are this rank's own."""
+    model = trial.wrap(Asking())
+    for step in range(3):
+        one, other = trial.batch(step).requires_grad_(), trial.batch(9).requires_grad_()
+        model(None, one, other)["out"].square().mean().backward()
+        yield [one.grad, other.grad]
+
+
+@program
+def output_changed_in_place(trial: Trial) -> Iterator[Any]:
+    """The output is an ordinary tensor, which may be scaled in place."""
+    model = trial.wrap(mlp())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        out = model(trial.batch(step))
+        out *= 2
+        out[:, 0] = 0
+        return out.square().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def output_changed_in_place_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp(), find_unused_parameters=True)
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        out = model(trial.batch(step))
+        out.mul_(2)
+        return out.square().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def batches_of_different_sizes(trial: Trial) -> Iterator[Any]:
+    """Ranks have other numbers of samples, and means weigh each rank alike, as with DDP."""
+    model = trial.wrap(mlp())
+    yield from trained(
+        model, lambda model, step: model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
+    )
+
+
+@program
+def sequences_of_different_lengths(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(nn.GRU(5, 6, batch_first=True))
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        lengths = [4, 3 - trial.rank, 2]
+        x = nn.utils.rnn.pack_padded_sequence(trial.batch(step, 3, 4, 5), lengths, batch_first=True)
+        out, last = model(x)
+        return out.data.square().mean() + last.square().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def empty_batch_on_one_rank(trial: Trial) -> Iterator[Any]:
+    """The last batch has nothing for rank 1: its gradients are zeros, and the mean is half."""
+    model = trial.wrap(mlp())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        rows = 0 if trial.rank == 1 and step == 2 else 4
+        return model(trial.batch(step, rows, 6)).square().sum()
+
+    yield from trained(model, loss_of, steps=4)

@@ -1,0 +1,305 @@
+"""Loops in which ranks do not do the same, or in which more runs beside the training."""
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from switching import STEPS, deep
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from trial import Trial, gradients, mlp, program, sgd, squares, state_of, trained
+
+
+@program
+def wrapper_evaluated_on_rank_0_before_a_barrier(trial: Trial) -> Iterator[Any]:
+    """Rank 0 validates with the wrapper; the others wait in the user's own barrier."""
+    model = trial.wrap(deep())
+    for seen in trained(model, squares(trial), steps=STEPS):
+        yield seen
+        if trial.rank == 0:
+            model.eval()
+            with torch.no_grad():
+                model(trial.batch(100))
+            model.train()
+        dist.barrier()
+
+
+@program
+def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(
+    trial: Trial,
+) -> Iterator[Any]:
+    """A user forgets eval(): without buffers a forward pass still concerns nobody else."""
+    model = trial.wrap(deep())
+    for seen in trained(model, squares(trial), steps=STEPS):
+        yield seen
+        if trial.rank == 1:
+            with torch.no_grad():
+                model(trial.batch(100))
+        dist.barrier()
+
+
+@program
+def forward_with_gradients_on_one_rank_before_a_barrier(trial: Trial) -> Iterator[Any]:
+    """No backward pass follows it. DDP meets the others in its second forward, and never again."""
+    model = trial.wrap(deep())
+    for step, seen in enumerate(trained(model, squares(trial), steps=STEPS)):
+        yield seen
+        if step >= 2:
+            if trial.rank == step % 2:
+                model(trial.batch(100))
+            dist.barrier()
+
+
+@program
+def metrics_reduced_between_forward_and_backward(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(deep())
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(trial.batch(step)).square().mean()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        loss.backward()
+        yield total
+        optimizer.step()
+
+
+@program
+def collective_that_runs_beside_backward(trial: Trial) -> Iterator[Any]:
+    """Begun before backward, and waited for afterwards, on the same group."""
+    model = trial.wrap(deep())
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(trial.batch(step)).square().mean()
+        total = torch.full((1000,), loss.item())
+        work = dist.all_reduce(total, async_op=True)
+        loss.backward()
+        work.wait()
+        yield total[:2]
+        optimizer.step()
+
+
+@program
+def collective_in_a_hook_of_a_gradient(trial: Trial) -> Iterator[Any]:
+    """The user reduces a gradient of an activation, in the middle of the exchange."""
+    module = mlp(6, 8, 8, 3)
+
+    def mean(gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total / 2
+
+    module[2].register_forward_hook(lambda module, args, out: out.register_hook(mean) and None)
+    model = trial.wrap(module)
+    yield from trained(model, squares(trial))
+
+
+@program
+def ranks_of_unequal_speed(trial: Trial) -> Iterator[Any]:
+    """Now one rank is late for forward, now the other for backward."""
+    model = trial.wrap(deep())
+    optimizer = sgd(model)
+    for step in range(12):
+        optimizer.zero_grad()
+        time.sleep(0.01 if (step + trial.rank) % 3 == 0 else 0)
+        loss = model(trial.batch(step)).square().mean()
+        time.sleep(0.01 if (step + trial.rank) % 3 == 1 else 0)
+        loss.backward()
+        yield loss
+        optimizer.step()
+
+
+@program
+def loader_with_a_forked_worker(trial: Trial) -> Iterator[Any]:
+    """Each epoch forks a process that inherits all that the wrapper has open."""
+    model = trial.wrap(deep())
+    optimizer = sgd(model)
+    data = TensorDataset(torch.cat([trial.batch(step) for step in range(4)]))
+    for _ in range(3):
+        for (x,) in DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork"):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            yield "step"
+            optimizer.step()
+
+
+@program
+def profiler_around_the_steps(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield from trained(model, squares(trial))
+    names = {event.key for event in profile.key_averages()}
+    yield "DistributedDataParallel.forward" in names
+
+
+@program
+def operations_counted(trial: Trial) -> Iterator[Any]:
+    """A counter of operations sees the module's own, and none of the exchange's."""
+    model = trial.wrap(mlp())
+    yield from trained(model, squares(trial))
+    model.zero_grad()
+    with FlopCounterMode(display=False) as counter:
+        model(trial.batch(0)).square().mean().backward()
+    yield counter.get_total_flops()
+
+
+@program
+def anomalies_detected(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    with torch.autograd.detect_anomaly(check_nan=True):
+        yield from trained(model, squares(trial))
+        loss = (model(trial.batch(9)) * float("nan")).sum()
+        yield trial.refused(loss.backward)
+
+
+@program
+def backward_in_other_ways(trial: Trial) -> Iterator[Any]:
+    """Without gradients around it, of several tensors, with a gradient given, in one thread."""
+    model = trial.wrap(mlp(6, 8, 4))
+    for way in range(4):
+        model.zero_grad()
+        out = model(trial.batch(way))
+        if way == 0:
+            loss = out.sum()
+            with torch.no_grad():
+                loss.backward()
+        elif way == 1:
+            one, other = out.chunk(2, dim=1)
+            torch.autograd.backward([one.sum(), other.square().sum()])
+        elif way == 2:
+            out.backward(torch.ones_like(out) * 0.5)
+        else:
+            with torch.autograd.set_multithreading_enabled(False):
+                out.square().sum().backward()
+        yield out
+
+
+@program
+def bare_module_trained_between_the_steps(trial: Trial) -> Iterator[Any]:
+    """Backward through the bare module is this rank's own, before, between and after."""
+    model = trial.wrap(deep())
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        if step % 3 == 0:
+            model.zero_grad()
+            model.module(trial.batch(100 + step)).square().mean().backward()
+            yield gradients(model)
+        optimizer.zero_grad()
+        model(trial.batch(step)).square().mean().backward()
+        yield step
+        optimizer.step()
+
+
+@program
+def bare_module_on_one_rank_only(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(deep())
+    for step, seen in enumerate(trained(model, squares(trial), steps=12)):
+        yield seen
+        if trial.rank == step % 2:
+            kept = [parameter.grad for parameter in model.parameters()]
+            model.zero_grad()
+            model.module(trial.batch(100)).sum().backward()
+            for parameter, gradient in zip(model.parameters(), kept, strict=True):
+                parameter.grad = gradient
+
+
+@program
+def wrapper_and_bare_module_in_one_loss(trial: Trial) -> Iterator[Any]:
+    """Consistency training: one branch through the wrapper, the other beside it."""
+    model = trial.wrap(mlp())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        x = trial.batch(step)
+        return (model(x) - model.module(x * 1.1)).square().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def inner_steps_of_meta_learning(trial: Trial) -> Iterator[Any]:
+    """MAML: the inner loop has its own weights, the outer gradient goes through the wrapper."""
+    model = trial.wrap(mlp())
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        weights = dict(model.module.named_parameters())
+        inner = torch.func.functional_call(model.module, weights, (trial.batch(step),))
+        slopes = torch.autograd.grad(
+            inner.square().mean(), list(weights.values()), create_graph=True
+        )
+        fast = {n: w - 0.1 * s for (n, w), s in zip(weights.items(), slopes, strict=True)}
+        outer = torch.func.functional_call(model.module, fast, (trial.batch(10 + step),))
+        (outer.square().mean() + model(trial.batch(20 + step)).square().mean()).backward()
+        yield outer
+        optimizer.step()
+
+
+@program
+def second_wrapper_while_the_first_lives(trial: Trial) -> Iterator[Any]:
+    module = mlp()
+    models = [trial.wrap(module), trial.wrap(module, watched=False)]
+    for step in range(6):
+        module.zero_grad()
+        models[step // 2 % 2](trial.batch(step)).square().mean().backward()
+        yield step
+
+
+@program
+def wrapper_around_a_module_with_a_wrapper(trial: Trial) -> Iterator[Any]:
+    """An inner wrapper whose parameters the outer one is told to ignore."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = trial.wrap(mlp(6, 8, 8), watched=False), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.inner(x).tanh())
+
+    outer = Outer()
+    names = [f"inner.{name}" for name, _ in outer.inner.named_parameters()]
+    kind = nn.parallel.DistributedDataParallel
+    kind._set_params_and_buffers_to_ignore_for_model(outer, names)
+    yield from trained(trial.wrap(outer), squares(trial))
+
+
+@program
+def ranks_in_different_modes(trial: Trial) -> Iterator[Any]:
+    """Rank 1 trains in eval mode: nothing is awaited that the other does not send."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model = trial.wrap(module)
+    model.train(trial.rank == 0)
+    yield from trained(model, squares(trial), steps=5)
+
+
+@program
+def model_of_many_megabytes(trial: Trial) -> Iterator[Any]:
+    """Parameters that are larger than one of DDP's buckets."""
+    module = nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 6000)).float()
+    model = trial.wrap(module, watched=False)
+    for step in range(3):
+        model.zero_grad()
+        model(trial.batch(step, dtype=torch.float32)).square().mean().backward()
+        yield [(p.grad.sum(), p.grad.flatten()[-5:]) for p in model.parameters()]
+
+
+@program
+def steps_under_many_settings(trial: Trial) -> Iterator[Any]:
+    """Deterministic algorithms, inference mode between steps, another default type."""
+    model = trial.wrap(mlp())
+    for step, around in enumerate([torch.enable_grad(), nullcontext(), torch.inference_mode()]):
+        with around:
+            yield state_of(model)
+            model(trial.batch(100, dtype=torch.float64))
+        torch.use_deterministic_algorithms(step == 1)
+        torch.set_default_dtype(torch.float32 if step == 1 else torch.float64)
+        model.zero_grad()
+        model(trial.batch(step, dtype=torch.float64)).square().mean().backward()
+        yield gradients(model)
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,310 @@
+"""Modules of other kinds, hooks on them, and modules that are changed or called in unusual ways."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from trial import Trial, gradients, mlp, program, sgd, squares, state_of, trained
+
+
+@program
+def lstm_with_its_state_carried_on(trial: Trial) -> Iterator[Any]:
+    """Truncated backpropagation through time: the state goes on, detached."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(5, 6, num_layers=2, batch_first=True, dropout=0.2)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, state: Any = None) -> Any:
+            out, state = self.lstm(x, state)
+            return self.head(out), state
+
+    model = trial.wrap(Tagger())
+    optimizer = sgd(model)
+    state = None
+    for step in range(4):
+        optimizer.zero_grad()
+        out, state = model(trial.batch(step, 2, 4, 5), state)
+        state = tuple(one.detach() for one in state)
+        out.square().mean().backward()
+        yield [out, list(state)]
+        optimizer.step()
+
+
+@program
+def rnn_cell_unrolled(trial: Trial) -> Iterator[Any]:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = torch.zeros_like(x)
+            for _ in range(3):
+                state = self.cell(x, state)
+            return state
+
+    yield from trained(trial.wrap(Unrolled()), squares(trial))
+
+
+@program
+def transformer_with_attention(trial: Trial) -> Iterator[Any]:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = trial.wrap(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    yield from trained(
+        model, lambda model, step: model(trial.batch(step, 2, 5, 8), mask=mask).square().mean()
+    )
+
+
+@program
+def weight_norm_and_spectral_norm(trial: Trial) -> Iterator[Any]:
+    """Parametrizations: what is trained is not what is used, and spectral norm has buffers."""
+    module = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(6, 8)),
+        nn.Tanh(),
+        parametrizations.spectral_norm(nn.Linear(8, 8)),
+        nn.Tanh(),
+        parametrizations.orthogonal(nn.Linear(8, 3)),
+    )
+    model = trial.wrap(module)
+    yield from trained(model, squares(trial), steps=4)
+    model.eval()
+    with torch.no_grad(), parametrize.cached():
+        yield model(trial.batch(30))
+
+
+@program
+def hooks_of_modules(trial: Trial) -> Iterator[Any]:
+    """Forward hooks and full backward hooks run once for each pass, and see what they see."""
+    module = mlp(6, 8, 8, 3)
+    seen: list[Any] = []
+    module[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].sum()))
+    module[0].register_forward_hook(lambda module, args, out: out * 1.1)
+    module[2].register_full_backward_hook(lambda module, before, after: seen.append(after[0].sum()))
+    module[2].register_full_backward_pre_hook(lambda module, after: (after[0] * 0.9,))
+    model = trial.wrap(module)
+    model.register_forward_hook(lambda module, args, out: out + 0.1)
+    model.register_full_backward_hook(lambda module, before, after: seen.append(after[0].sum()))
+    for loss in trained(model, squares(trial)):
+        yield [loss, list(seen)]
+        seen.clear()
+
+
+@program
+def hooks_of_tensors(trial: Trial) -> Iterator[Any]:
+    """Hooks on parameters and activations see and change this rank's own gradients."""
+    module = mlp(6, 8, 8, 3)
+    seen: list[Tensor] = []
+
+    def double(gradient: Tensor) -> Tensor:
+        seen.append(gradient.clone())
+        return gradient * 2
+
+    module[0].weight.register_hook(double)
+    model = trial.wrap(module)
+    module[2].bias.register_hook(double)
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        out = model(trial.batch(step))
+        out.register_hook(double)
+        return out.square().mean()
+
+    for loss in trained(model, loss_of):
+        yield [loss, sorted(float(gradient.sum()) for gradient in seen)]
+        seen.clear()
+
+
+@program
+def features_taken_with_a_hook(trial: Trial) -> Iterator[Any]:
+    """A loss on an activation that a hook took out of the module: perceptual losses do."""
+    module = mlp(6, 8, 8, 3)
+    taken: dict[str, Tensor] = {}
+    module[2].register_forward_hook(lambda module, args, out: taken.update(features=out))
+    model = trial.wrap(module)
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        out = model(trial.batch(step))
+        return out.square().mean() + taken["features"].abs().mean()
+
+    yield from trained(model, loss_of)
+
+
+@program
+def functional_call_of_the_wrapper(trial: Trial) -> Iterator[Any]:
+    """Evaluation with other weights: neither the module nor its gradients change."""
+    model = trial.wrap(mlp())
+    yield from trained(model, squares(trial))
+    other = {name: value * 0.5 for name, value in model.named_parameters()}
+    with torch.no_grad():
+        yield torch.func.functional_call(model, other, (trial.batch(30),))
+        bare = {name.removeprefix("module."): value for name, value in other.items()}
+        yield torch.func.functional_call(model.module, bare, (trial.batch(30),))
+    yield from trained(model, squares(trial))
+
+
+@program
+def transforms_of_the_module(trial: Trial) -> Iterator[Any]:
+    """Gradients of each sample with torch.func, between the steps of the wrapper."""
+    model = trial.wrap(mlp())
+
+    def loss_of_one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model.module, parameters, (x,)).square().mean()
+
+    for loss in trained(model, squares(trial)):
+        parameters = {name: p.detach() for name, p in model.module.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(loss_of_one), (None, 0))
+        yield [loss, each(parameters, trial.batch(30))]
+
+
+@program
+def attributes_through_the_wrapper(trial: Trial) -> Iterator[Any]:
+    """Names, modules, modes and repr are DDP's; so are attributes that DDP does not have."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.config = {"width": 8}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    model = trial.wrap(Named())
+    yield [name for name, _ in model.named_parameters()]
+    yield [name for name, _ in model.named_modules()]
+    yield [
+        model.module.config,
+        model.training,
+        model.eval().module.training,
+        hasattr(model, "config"),
+    ]
+    yield trial.refused(lambda: model.config)
+    yield isinstance(model, nn.parallel.DistributedDataParallel)
+    for name in (
+        "device_ids", "output_device", "dim", "broadcast_buffers", "find_unused_parameters",
+        "gradient_as_bucket_view", "static_graph", "require_backward_grad_sync", "device",
+    ):  # fmt: skip
+        yield [name, str(getattr(model, name))]
+
+
+@program
+def arguments_of_ddp_in_their_order(trial: Trial) -> Iterator[Any]:
+    """As old code passes them: device_ids, output_device and dim by position."""
+    torch.manual_seed(3)
+    kind = type(trial.wrap(mlp()))
+    model = kind(mlp(), None, None, 0, False)
+    yield [model.dim, model.broadcast_buffers]
+    yield trial.refused(lambda: trial.wrap(mlp(), device_ids=[0]))
+    yield trial.refused(lambda: trial.wrap(mlp(), device_ids=[0, 1]))
+    yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
+
+
+@program
+def wrapper_within_a_module(trial: Trial) -> Iterator[Any]:
+    """A part is wrapped, and the whole around it is not."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = trial.wrap(mlp(6, 8, 8))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).tanh())
+
+    torch.manual_seed(9)
+    whole = Whole()
+    optimizer = sgd(whole)
+    for step in range(3):
+        optimizer.zero_grad()
+        whole(trial.batch(step)).square().mean().backward()
+        yield [gradients(whole.head), list(state_of(whole))]
+        optimizer.step()
+        whole.train(step % 2 == 0)
+
+
+@program
+def methods_other_than_forward(trial: Trial) -> Iterator[Any]:
+    """A generator's own methods are called on the bare module between steps."""
+
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = mlp(6, 4), mlp(4, 6)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return self.encoder(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            noise = torch.randn(4)
+            return self.decoder(self.encode(x) + 0.1 * noise)
+
+    model = trial.wrap(Autoencoder())
+    for loss in trained(model, lambda m, step: F.mse_loss(m(trial.batch(step)), trial.batch(step))):
+        with torch.no_grad():
+            yield [loss, model.module.encode(trial.batch(30))]
+
+
+@program
+def diffusion_step(trial: Trial) -> Iterator[Any]:
+    """Noise and times are drawn at random, with keyword arguments and self-conditioning."""
+
+    class Denoiser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.times = nn.Embedding(10, 6)
+            self.net = mlp(12, 16, 6)
+
+        def forward(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+            condition = torch.zeros_like(x) if condition is None else condition
+            return self.net(torch.cat([x + self.times(t), condition], 1))
+
+    model = trial.wrap(Denoiser())
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        x, t = trial.batch(step), torch.randint(0, 10, (4,))
+        noise = torch.randn_like(x)
+        condition = None
+        if torch.rand(()) < 0.5:
+            with torch.no_grad():
+                condition = model(x + noise, t)
+        return F.mse_loss(model(x + noise, t, condition=condition), noise)
+
+    yield from trained(model, loss_of, steps=4)
+
+
+@program
+def reinforcement_learning(trial: Trial) -> Iterator[Any]:
+    """Acting without gradients, learning in several epochs, actor and critic in one module."""
+
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.actor, self.critic = mlp(6, 8, 3), mlp(6, 8, 1)
+
+        def forward(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+            return torch.distributions.Categorical(logits=self.actor(x)), self.critic(x)
+
+    model = trial.wrap(Agent())
+    optimizer = sgd(model)
+    for step in range(2):
+        with torch.no_grad():
+            policy, _ = model(trial.batch(step))
+            actions = policy.sample()
+        rewards = torch.ones(4) * (1 + trial.rank)
+        for _ in range(2):
+            optimizer.zero_grad()
+            policy, values = model(trial.batch(step))
+            advantage = rewards - values.squeeze(1)
+            loss = -(policy.log_prob(actions) * advantage.detach()).mean()
+            loss = loss + advantage.square().mean() - 0.01 * policy.entropy().mean()
+            loss.backward()
+            yield [loss, actions]
+            optimizer.step()

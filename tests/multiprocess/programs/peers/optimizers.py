@@ -1,0 +1,246 @@
+"""Optimizers, schedules and what else happens between backward and the next forward."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+
+from trial import OURS, Trial, kept, mlp, program, sgd, squares, state_of, trained
+
+HOOK = {"refused_by": OURS, "refusal": "hook"}
+
+
+class Muonlike(torch.optim.Optimizer):
+    """Momentum whose matrices are made orthogonal by a few Newton-Schulz steps."""
+
+    def __init__(self, parameters: Any, lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group["lr"])
+
+    def _move(self, parameter: Tensor, lr: float) -> None:
+        momentum = self.state[parameter].setdefault("m", torch.zeros_like(parameter))
+        momentum.lerp_(parameter.grad, 0.1)
+        update = momentum
+        if parameter.ndim == 2:
+            update = momentum / (momentum.norm() + 1e-3)
+            for _ in range(3):
+                update = 1.5 * update - 0.5 * update @ update.T @ update
+        parameter.sub_(update, alpha=lr)
+
+
+@program
+def every_common_optimizer(trial: Trial) -> Iterator[Any]:
+    """Epsilons are large: Adam would make much of the rounding of a gradient that is zero."""
+    makers: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, fused=True),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01, eps=1e-3, foreach=True),
+        lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, eps=1e-3, centered=True),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.01, eps=1e-3),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+        lambda parameters: torch.optim.Adafactor(parameters),
+        lambda parameters: Muonlike(parameters),
+    ]
+    for make in makers:
+        model = trial.wrap(mlp())
+        yield from trained(model, squares(trial), make(model.parameters()))
+
+
+@program
+def clipping_by_norm_and_by_value(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp())
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(trial.batch(step)).square().mean() * 100).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        nn.utils.clip_grad_value_(model.parameters(), 0.1)
+        yield norm
+        optimizer.step()
+
+
+@program
+def schedule_with_warm_up_and_two_groups(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp(6, 8, 8, 3))
+    decayed = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    plain = [p for name, p in model.named_parameters() if not name.endswith("weight")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-3)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
+    for loss in trained(model, squares(trial), optimizer, steps=5):
+        yield [loss, schedule.get_last_lr()]
+        schedule.step()
+
+
+@program
+def optimizer_made_before_wrapping(trial: Trial) -> Iterator[Any]:
+    """Parameters stay the same objects: an optimizer that was made before still moves them."""
+    module = mlp()
+    optimizer = sgd(module)
+    before = [id(parameter) for parameter in module.parameters()]
+    model = trial.wrap(module)
+    yield from trained(model, squares(trial), optimizer)
+    assert before == [id(parameter) for parameter in model.parameters()]
+
+
+@program
+def optimizer_in_hooks_after_each_gradient(trial: Trial) -> Iterator[Any]:
+    """register_post_accumulate_grad_hook sees what DDP shows it: this rank's own gradient."""
+    model = trial.wrap(mlp())
+    seen: list[Tensor] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for loss in trained(model, squares(trial)):
+        yield [loss, sorted(float(gradient.sum()) for gradient in seen)]
+        seen.clear()
+
+
+@program
+def lbfgs_with_a_closure(trial: Trial) -> Iterator[Any]:
+    """Many forward and backward passes in one step of the optimizer."""
+    model = trial.wrap(mlp())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for step in range(2):
+        losses = []
+
+        def closure(step: int = step, losses: list[Tensor] = losses) -> Tensor:
+            optimizer.zero_grad()
+            # The same loss on all ranks, or their line searches would go apart.
+            loss = model(torch.ones(2, 6) * (step + 1)).square().mean()
+            loss.backward()
+            losses.append(loss)
+            return loss
+
+        optimizer.step(closure)
+        yield losses
+
+
+@program
+def sharpness_aware_minimization(trial: Trial) -> Iterator[Any]:
+    """SAM: two passes for each step, the first of which may stay unexchanged."""
+    model = trial.wrap(mlp())
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(trial.batch(step)).square().mean().backward()
+        with torch.no_grad():
+            moves = [0.05 * p.grad / (p.grad.norm() + 1e-3) for p in model.parameters()]
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.add_(move)
+        optimizer.zero_grad()
+        loss = model(trial.batch(step)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.sub_(move)
+        yield loss
+        optimizer.step()
+
+
+@program
+def zero_redundancy_optimizer(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp(6, 8, 8, 3))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, eps=1e-3)
+    yield from trained(model, squares(trial), optimizer)
+    optimizer.consolidate_state_dict(to=0)
+    if trial.rank == 0:
+        yield kept(optimizer.state_dict()["state"])
+
+
+@program
+def averaged_weights_and_their_batch_norms(trial: Trial) -> Iterator[Any]:
+    """SWA as the documentation has it, with update_bn in the end."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model = trial.wrap(module)
+    average, optimizer = AveragedModel(model), sgd(model)
+    schedule = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
+    for loss in trained(model, squares(trial), optimizer, steps=4):
+        average.update_parameters(model)
+        schedule.step()
+        yield [loss, state_of(average)]
+    update_bn([trial.batch(40), trial.batch(41)], average)
+    yield state_of(average)
+
+
+@program(**HOOK)
+def local_sgd_after_some_steps(trial: Trial) -> Iterator[Any]:
+    """Gradients are means for two steps; then parameters are averaged every second one."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
+
+    model = trial.wrap(mlp())
+    state = hooks.PostLocalSGDState(
+        process_group=None,
+        subgroup=dist.group.WORLD,
+        start_localSGD_iter=2,
+        post_local_gradient_allreduce=False,
+    )
+    model.register_comm_hook(state, hooks.post_localSGD_hook)
+    optimizer = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=2, warmup_steps=2))
+    yield from trained(model, squares(trial), optimizer, steps=6)
+
+
+@program
+def model_averaging_without_a_hook(trial: Trial) -> Iterator[Any]:
+    """Local SGD by hand: no_sync in all steps, and an average every second one."""
+    model = trial.wrap(mlp())
+    averager = PeriodicModelAverager(period=2, warmup_steps=0)
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(trial.batch(step)).square().mean().backward()
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+        yield step
+
+
+@program
+def parameters_moved_by_the_user(trial: Trial) -> Iterator[Any]:
+    """SGD by hand, with .data, as in the oldest tutorials."""
+    model = trial.wrap(mlp())
+    for step in range(3):
+        model.zero_grad()
+        model(trial.batch(step)).square().mean().backward()
+        yield step
+        for parameter in model.parameters():
+            parameter.data = parameter.data - 0.1 * parameter.grad.data
+
+
+@program
+def gradient_noise_and_centralization(trial: Trial) -> Iterator[Any]:
+    """Gradients are changed in place after backward, before the optimizer sees them."""
+    model = trial.wrap(mlp())
+    for loss in trained(model, squares(trial)):
+        generator = torch.Generator().manual_seed(7)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+            parameter.grad.add_(torch.randn(parameter.shape, generator=generator), alpha=1e-3)
+        yield loss
+
+
+@program
+def learning_that_stops_on_all_ranks(trial: Trial) -> Iterator[Any]:
+    """Early stopping: the flag is reduced between steps, in the user's own collective."""
+    model = trial.wrap(mlp())
+    for loss in trained(model, squares(trial), steps=8):
+        total = loss["loss"].detach().clone()
+        dist.all_reduce(total)
+        yield [loss, total]
+        stop = torch.tensor(float(total < 0.2))
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if stop.item():
+            break

@@ -1,0 +1,279 @@
+"""Modules of which not every part is used: experts, heads, frozen layers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trial import Trial, mlp, program, sgd, squares, trained
+
+
+class Experts(nn.Module):
+    """A gate and experts, of which `chosen` compute."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, experts)
+        self.experts = nn.ModuleList(mlp(6, 8, 3) for _ in range(experts))
+
+    def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
+        weights = self.gate(x).softmax(1)
+        return sum(weights[:, i : i + 1] * self.experts[i](x) for i in chosen)
+
+
+class Routed(nn.Module):
+    """Each sample goes to its best expert: what is used depends on the data."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, experts)
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, best = self.gate(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero().flatten()
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * scores[rows, None])
+        return out
+
+
+class Heads(nn.Module):
+    """A body and one head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp(6, 8, 8)
+        self.heads = nn.ModuleDict({name: nn.Linear(8, 2) for name in "abc"})
+
+    def forward(self, x: Tensor, tasks: str) -> list[Tensor]:
+        features = self.body(x)
+        return [self.heads[task](features) for task in tasks]
+
+
+def _experts(trial: Trial, model: nn.Module, choices: list[list[list[int]]]) -> Iterator[Any]:
+    """Train on the experts that `choices` has for each step and rank."""
+    optimizer = sgd(model)
+    for step, chosen in enumerate(choices):
+        optimizer.zero_grad()
+        model(trial.batch(step), chosen[trial.rank]).square().mean().backward()
+        yield step
+        optimizer.step()
+
+
+OTHER_EXPERTS = [[[0], [1]], [[0, 1], [2]], [[2], [2]], [[1], [0]], [[0, 1, 2], [0, 1, 2]]]
+
+
+@program
+def other_experts_on_the_other_rank(trial: Trial) -> Iterator[Any]:
+    """From the first batch on; expert 3 is used by nobody and keeps its gradient None."""
+    model = trial.wrap(Experts(), find_unused_parameters=True)
+    yield from _experts(trial, model, OTHER_EXPERTS)
+
+
+@program
+def other_experts_with_gradients_as_views(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Experts(), find_unused_parameters=True, gradient_as_bucket_view=True)
+    yield from _experts(trial, model, OTHER_EXPERTS)
+
+
+@program
+def expert_that_is_used_late(trial: Trial) -> Iterator[Any]:
+    """Not in the first steps, by which others have learned an order."""
+    model = trial.wrap(Experts(3), find_unused_parameters=True)
+    late = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
+    yield from _experts(trial, model, late)
+
+
+@program
+def gradients_of_unused_experts_kept(trial: Trial) -> Iterator[Any]:
+    """Without zero_grad, what an unused expert has in .grad stays as it is."""
+    model = trial.wrap(Experts(3), find_unused_parameters=True)
+    for step, chosen in enumerate([[[0, 1], [0]], [[0], [0]], [[2], [0]], [[0], [0]]]):
+        model(trial.batch(step), chosen[trial.rank]).square().mean().backward()
+        yield step
+
+
+@program
+def samples_routed_by_their_data(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Routed(), find_unused_parameters=True)
+    yield from trained(model, squares(trial), steps=6)
+
+
+@program
+def heads_that_take_turns(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Heads(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step, tasks in enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")]):
+        optimizer.zero_grad()
+        sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank])).backward()
+        yield step
+        optimizer.step()
+
+
+@program
+def output_that_is_not_in_the_loss(trial: Trial) -> Iterator[Any]:
+    """All heads compute, but the loss takes one: the others' gradients are None, as with DDP."""
+    model = trial.wrap(Heads(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step, used in enumerate([(0, 0), (1, 0), (2, 1)]):
+        optimizer.zero_grad()
+        model(trial.batch(step), "abc")[used[trial.rank]].square().mean().backward()
+        yield step
+        optimizer.step()
+
+
+@program
+def unused_parameters_sought_where_there_are_none(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp(), find_unused_parameters=True)
+    yield from trained(model, squares(trial))
+
+
+@program
+def parameter_that_nobody_ever_uses(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Experts(3), find_unused_parameters=True)
+    yield from _experts(trial, model, [[[0, 1], [0, 1]]] * 4)
+
+
+@program
+def unused_parameters_with_accumulation(trial: Trial) -> Iterator[Any]:
+    """An expert that only the micro-batches in no_sync touch."""
+    model = trial.wrap(Experts(3), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(trial.batch(step), [1 + trial.rank]).square().mean().backward()
+            yield "alone"
+        model(trial.batch(10 + step), [0]).square().mean().backward()
+        yield "together"
+        optimizer.step()
+
+
+@program(raises="RuntimeError")
+def unused_parameter_that_nobody_seeks(trial: Trial) -> Iterator[Any]:
+    """DDP raises in the forward pass after the one of which gradients are missing.
+
+    Until then gradients are as they may be: some buckets were exchanged, and some were not.
+    """
+    model = trial.wrap(Experts(2), watched=False)
+    for step in range(3):
+        out = model(trial.batch(step), [0])
+        yield out
+        out.square().mean().backward()
+        yield "backward"
+
+
+@program(raises="RuntimeError")
+def unused_parameter_that_nobody_seeks_in_a_later_step(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(Experts(2))
+    for step, chosen in enumerate([[0, 1], [0, 1], [0], [0, 1], [0, 1]]):
+        model.zero_grad()
+        out = model(trial.batch(step), chosen)
+        yield out
+        out.square().mean().backward()
+        if chosen == [0, 1]:
+            yield "backward"
+
+
+@program
+def frozen_after_construction_and_not_sought(trial: Trial) -> Iterator[Any]:
+    """DDP would miss the gradients of what was frozen: it needs to be made anew."""
+    model = trial.wrap(mlp())
+    yield from trained(model, squares(trial))
+    model.module[0].requires_grad_(False)
+    if trial.is_torch:
+        model = trial.wrap(model.module, watched=False)
+    yield from trained(model, squares(trial))
+
+
+@program
+def frozen_after_construction(trial: Trial) -> Iterator[Any]:
+    model = trial.wrap(mlp(6, 8, 8, 3), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step in range(6):
+        model.module[2].requires_grad_(step not in (2, 3))
+        optimizer.zero_grad()
+        model(trial.batch(step)).square().mean().backward()
+        yield step
+        optimizer.step()
+
+
+@program
+def frozen_before_construction(trial: Trial) -> Iterator[Any]:
+    """Frozen layers at both ends and in the middle have no gradient, and take part in nothing."""
+    module = mlp(6, 8, 8, 8, 3)
+    module[0].requires_grad_(False)
+    module[4].weight.requires_grad_(False)
+    yield from trained(trial.wrap(module), squares(trial))
+
+
+@program
+def unfrozen_in_the_middle_with_a_new_group(trial: Trial) -> Iterator[Any]:
+    """DDP would never exchange what is unfrozen after wrapping: it needs to be made anew."""
+    module = mlp(6, 8, 8, 3)
+    module[0].requires_grad_(False)
+    model = trial.wrap(module)
+    optimizer = sgd(parameter for parameter in model.parameters() if parameter.requires_grad)
+    for step in range(6):
+        if step == 3:
+            module[0].requires_grad_(True)
+            if trial.is_torch:
+                model = trial.wrap(module, watched=False)
+            optimizer.add_param_group({"params": list(module[0].parameters()), "lr": 0.01})
+        optimizer.zero_grad()
+        model(trial.batch(step)).square().mean().backward()
+        yield step
+        optimizer.step()
+
+
+@program
+def unfrozen_and_wrapped_anew(trial: Trial) -> Iterator[Any]:
+    """Gradual unfreezing as it is done right: a new wrapper for each phase."""
+    module = mlp(6, 8, 8, 3)
+    module[:4].requires_grad_(False)
+    for layer in (4, 2, 0):
+        module[layer].requires_grad_(True)
+        model = trial.wrap(module, watched=layer == 4)
+        yield from trained(
+            model, squares(trial), sgd(p for p in model.parameters() if p.requires_grad)
+        )
+
+
+@program(raises="RuntimeError")
+def everything_frozen(trial: Trial) -> Iterator[Any]:
+    trial.wrap(mlp().requires_grad_(False))
+    yield "never"
+
+
+@program(raises="RuntimeError")
+def module_without_parameters(trial: Trial) -> Iterator[Any]:
+    trial.wrap(nn.ReLU())
+    yield "never"
+
+
+@program(raises="RuntimeError")
+def lazy_module_without_shapes(trial: Trial) -> Iterator[Any]:
+    trial.wrap(nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)))
+    yield "never"
+
+
+@program
+def lazy_module_after_a_dry_run(trial: Trial) -> Iterator[Any]:
+    module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    module(torch.zeros(1, 6))
+    yield from trained(trial.wrap(module), squares(trial))
+
+
+@program(raises="RuntimeError", wait_s=3.0)
+def modules_of_other_shapes_on_the_other_rank(trial: Trial) -> Iterator[Any]:
+    trial.wrap(mlp(6, 8 + trial.rank, 3))
+    yield "never"
+
+
+@program(raises="RuntimeError", wait_s=3.0)
+def modules_with_more_parameters_on_the_other_rank(trial: Trial) -> Iterator[Any]:
+    trial.wrap(mlp(6, 8, 3) if trial.rank else mlp(6, 8, 8, 3))
+    yield "never"
