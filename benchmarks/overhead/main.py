@@ -1,8 +1,8 @@
-"""What Paceline's step, recorder and wrapper cost a single worker.
+"""What Paceline's wrapper, step and recorder cost a single worker.
 
 In every round each variant takes one step, in a new order each time, on the same weights and the
-same batch, in one process: a loop as anybody writes it in PyTorch, Paceline's step with nothing
-traced, and with every layer traced.
+same batch, in one process: a loop as anybody writes it in PyTorch, the same loop around
+`paceline.DataParallel`, Paceline's step with nothing traced, and with every layer traced.
 
     python benchmarks/overhead/main.py
 """
@@ -18,12 +18,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.links.group import process_group
+from paceline import DataParallel
+from paceline.exchange.replica import Alone
 from paceline.models import find
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
-from paceline.strategies.allreduce.config import AllReduce
-from paceline.strategies.allreduce.run import wrap
 from paceline.training.step import SGD, Share, train_step
 
 CASES = (("alexnet", 16, 20), ("lenet5", 32, 1000))
@@ -41,19 +40,26 @@ def variants(model: nn.Module, share: Share, device: torch.device) -> dict[str, 
         optimizer.step()
         optimizer.zero_grad()
 
-    with process_group(30) as group:
-        recorder = Recorder(clock_for(device), "device0", 0)
-        wrapped = wrap(model, AllReduce(workers=1), group, recorder)
+    parallel = DataParallel(model)
+
+    def wrapped() -> None:
+        loss = cross_entropy(parallel(share.inputs), share.targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    recorder = Recorder(clock_for(device), "device0", 0)
+    alone = Alone(model)
 
     def untraced() -> None:
-        train_step(wrapped, optimizer, source, recorder)
+        train_step(alone, optimizer, source, recorder)
 
     def traced() -> None:
         recorder.start_trace(model)
-        train_step(wrapped, optimizer, source, recorder)
+        train_step(alone, optimizer, source, recorder)
         recorder.stop_trace()
 
-    return {"bare": bare, "untraced": untraced, "traced": traced}
+    return {"bare": bare, "wrapped": wrapped, "untraced": untraced, "traced": traced}
 
 
 def measure(name: str, batch_size: int, rounds: int) -> dict[str, list[float]]:

@@ -45,7 +45,6 @@ UNUSED = "Unfinished: Expected to have finished reduction"
 NO_STEP_BACK = Refused("InvalidInput: exchange: .*tree cannot take a step back", alone=True)
 TOO_LATE = Refused(r"InvalidInput: parameter 'b\.weight': .* changed or taken away by a hook after")
 TAKEN = Refused(r"InvalidInput: parameter 'b\.weight': its gradient was taken away by another hook")
-COMPLEX = Refused("InvalidInput: parameter 'weight': gradients of torch.complex64")
 
 
 def other(first: str, second: str) -> Refused:
@@ -86,7 +85,6 @@ UNNOTICED = (
     "two_models_whose_order_differs_between_ranks",
 )
 OF_OURS = {
-    "complex_parameters": COMPLEX,
     "optimizer_in_backward_before_ours": TAKEN,
     "optimizer_in_backward_after_ours": TOO_LATE,
     "two_models_whose_order_differs_between_ranks": Refused("InvalidInput: .*the same order"),

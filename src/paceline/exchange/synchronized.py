@@ -45,24 +45,32 @@ from paceline.tune.chunk import ChunkTuner
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and gives its parameters the mean gradients of all ranks by `method`.
 
-    `arguments` are DistributedDataParallel's. No rank waits longer than `deadline_s` for another,
-    by default than the process group's timeout. All ranks make it together; a copy, by deepcopy or
-    pickle, meets its peers in its first exchange. Alone, without torch.distributed or as its only
-    rank, it just calls the module. Raises InvalidInput for what the method cannot do.
+    `arguments` are DistributedDataParallel's; `group` is that of a run of ours. No rank waits longer
+    than `deadline_s` for another, by default than the process group's timeout. All ranks make it
+    together; a copy, by deepcopy or pickle, meets its peers in its first exchange. Alone, without
+    torch.distributed or as its only rank, it just calls the module. Raises InvalidInput for what
+    the method cannot do.
     """
 
     reducer: Any  # torch's, or one of ours
     logger: Any
 
     def __init__(
-        self, module: nn.Module, method: Method, deadline_s: float | None = None, **arguments: Any
+        self,
+        module: nn.Module,
+        method: Method,
+        deadline_s: float | None = None,
+        *,
+        group: Group | None = None,
+        **arguments: Any,
     ) -> None:
         self._method, self._deadline_s = method, deadline_s
         self._gradients: Reducer | TorchAllReduce | None = None
         self._hears: Recorder | None = None
-        process_group = process_group_of(arguments)
-        self._group: Group | None = joined(device_of(module), deadline_s, process_group)
-        self._is_alone = self._group.world_size == 1
+        if group is None:
+            group = joined(device_of(module), deadline_s, process_group_of(arguments))
+        self._group: Group | None = group
+        self._is_alone = group.world_size == 1
         if self._is_alone:
             arguments["init_sync"] = False
             if not dist.is_initialized():

@@ -38,7 +38,7 @@ def replica(module: nn.Module, config: AllReduce, group: Group) -> Replica:
     return Synchronized(
         module,
         method(config),
-        group.deadline_s,
+        group=group,
         device_ids=[group.device] if group.device.type == "cuda" else None,
         bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=config.gradient_as_bucket_view,

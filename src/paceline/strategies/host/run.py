@@ -47,7 +47,7 @@ def replica(
 ) -> Replica:
     """Return the module as one of the group's replicas; a tuner looks for a better chunk."""
     found = method(config, tuner=None if tuner is None else lambda num_layers: tuner)
-    return Synchronized(module, found, group.deadline_s, gradient_as_bucket_view=True)
+    return Synchronized(module, found, group=group, gradient_as_bucket_view=True)
 
 
 def exchange(sizes: Sequence[Sequence[int]], config: Host, group: Group) -> Probe:

@@ -93,7 +93,7 @@ def body_of(
         return Alone(parallel.body), None
     gradients = LayerGradients(lane, group, config.gradients)
     method = Method("subbatch", lambda group, as_views: gradients)
-    body = Synchronized(parallel.body, method, group.deadline_s, gradient_as_bucket_view=True)
+    body = Synchronized(parallel.body, method, group=group, gradient_as_bucket_view=True)
     return body, gradients
 
 

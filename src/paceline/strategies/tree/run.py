@@ -28,7 +28,7 @@ def method(config: Tree) -> Method:
 def replica(module: nn.Module, config: Tree, group: Group) -> Replica:
     """Return the module as one of the group's replicas."""
     found = method(config)
-    return Synchronized(module, found, group.deadline_s, gradient_as_bucket_view=True)
+    return Synchronized(module, found, group=group, gradient_as_bucket_view=True)
 
 
 def exchange(sizes: Sequence[Sequence[int]], config: Tree, group: Group) -> Probe:
