@@ -15,7 +15,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     figures = {}
     for batch_size, (num_blocks, num_steps) in {4: (2, 1)}.items() if quick else _CASES.items():
         task = Task.synthetic("alexnet", batch_size, group.device)
-        wraps = steps.wraps(group, "host", "auto")
+        wraps = steps.wraps(group, "host", "host, copied", "DDP, copied", "auto")
         case = f"AlexNet, {batch_size} images a rank"
         figures[case] = steps.measure(task, wraps, group, num_blocks, num_steps)
     return figures

@@ -15,6 +15,6 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     task = Task.synthetic("lenet5", _BATCH_SIZE, group.device)
     num_blocks, num_steps = (2, 20) if quick else (_NUM_BLOCKS, _NUM_STEPS)
     # All of its gradients are 0.25 MB: any bucket takes them.
-    wraps = steps.wraps(group, "host", "auto", buckets_mb=(25,))
+    wraps = steps.wraps(group, "host", "host, copied", "DDP, copied", "auto", buckets_mb=(25,))
     case = f"LeNet-5, {_BATCH_SIZE} images a rank"
     return {case: steps.measure(task, wraps, group, num_blocks, num_steps)}

@@ -45,8 +45,8 @@ from paceline.tune.chunk import ChunkTuner
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and gives its parameters the mean gradients of all ranks by `method`.
 
-    `arguments` are DistributedDataParallel's; `group` is that of a run of ours. No rank waits longer
-    than `deadline_s` for another, by default than the process group's timeout. All ranks make it
+    `arguments` are DistributedDataParallel's; `group` is that of a run of ours. No rank waits for
+    another longer than `deadline_s`, by default the process group's timeout. All ranks make it
     together; a copy, by deepcopy or pickle, meets its peers in its first exchange. Alone, without
     torch.distributed or as its only rank, it just calls the module. Raises InvalidInput for what
     the method cannot do.
