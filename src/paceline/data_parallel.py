@@ -176,10 +176,14 @@ class DataParallel(Synchronized):
             self._gradients.unwatch()
 
     def _before_forward(self) -> None:
-        super()._before_forward()
         if self._next is not None and self._gradients is not None and not self._gradients.pending:
             (method, prepared), self._next = self._next, None
-            self._use(method, prepared)
+            if self._is_as_made():
+                self._use(method, prepared)
+            else:  # what is prepared is for the parameters before
+                prepared.close()
+                self._use(method)
+        super()._before_forward()
 
     def _use(self, method: Method, prepared: Reducer | TorchAllReduce | None = None) -> None:
         self._method, self._hears = method, None

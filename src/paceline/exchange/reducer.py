@@ -41,7 +41,7 @@ class Reducer:
     The first backward pass is exchanged as a whole, after it is over, and shows in which order
     gradients become ready: rank 0's order is that of all. `chunk` is a number of layers, or a tuner
     that looks for it while training goes on: rank 0's times decide. `sparse` are the indices of
-    parameters whose gradients are sparse. Unless `may_be_unused`, a forward pass raises
+    parameters whose gradients are sparse. Unless `find_unused_parameters`, a forward pass raises
     Unfinished after a backward pass in which some parameter got no gradient.
 
     `open` is called by all ranks together; without, the first exchange does it. `on_exchanged` is

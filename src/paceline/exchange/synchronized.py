@@ -192,6 +192,13 @@ class Synchronized(DistributedDataParallel):
             return nullcontext()
         return self._group.naming_the_lost()
 
+    def _is_as_made(self) -> bool:
+        """Return whether parameters are trainable, and of the types, as when `reducer` was made."""
+        types = [parameter.dtype for parameter in self._trainable]
+        trained = all(parameter.requires_grad for parameter in self._trainable)
+        thawed = any(parameter.requires_grad for parameter in self._frozen)
+        return trained and not thawed and types == self._types
+
     def _before_forward(self) -> None:
         """Make the reducer anew for other trainable parameters, or types, than it was made for.
 
