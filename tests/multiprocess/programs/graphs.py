@@ -263,3 +263,18 @@ def unfrozen_in_mid_training(place: Place):
         return net
 
     return trained(place, make, at_step=thaw)
+
+
+@case
+def unfrozen_when_another_exchange_begins(place: Place):
+    """The next exchange was prepared for the parameters that were trainable before."""
+
+    def thaw(model: nn.Module, step: int) -> None:
+        model.b.requires_grad_(step >= 13)  # after the steps in which the first one is tried
+
+    def make() -> nn.Module:
+        net = Net()
+        net.b.requires_grad_(False)
+        return net
+
+    return trained(place, make, steps=16, at_step=thaw, exchange="auto", chunk="auto")
