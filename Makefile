@@ -9,8 +9,9 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline
 demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
 
+# Three processes for two cores, because many tests wait; those that take minutes begin first.
 test: .venv/developed
-	$(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 test-gpu: .venv/developed
 	$(BIN)/python -m pytest tests/gpu

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import Sent, all_gather, reduce_scatter
 
-HIDDEN, CODEC = 512, {"codec": "dynamic8", "errors": "dynamic8"}
+HIDDEN, CODEC = 512, {"codec": "dynamic8", "activation_gradients": "dynamic8"}
 
 dist.init_process_group("gloo")
 rank, num_ranks = dist.get_rank(), dist.get_world_size()
@@ -55,7 +55,7 @@ with torch.no_grad():
 counts = torch.tensor([found.sum(), len(found)])
 dist.all_reduce(counts)
 if rank == 0:
-    nbytes = sent.activations_sent + sent.errors_sent
+    nbytes = sent.activations_sent + sent.activation_gradients_sent
     print(f"accuracy {counts[0] / counts[1]:.2%} of the samples that it was trained with;", end=" ")
     print(f"rank 0 has sent {nbytes:,} bytes of activations and errors")
 dist.destroy_process_group()

@@ -50,6 +50,11 @@ def named(plan: Plan) -> set[str]:
     return {task.name.removeprefix("s0/") for task in plan.tasks if task.name.startswith("s0/")}
 
 
+def after(task: Task) -> tuple[str, ...]:
+    """Return the names of the tasks that a task waits for."""
+    return tuple(parent.name for parent in task.after)
+
+
 class ExchangeOnly:
     """Prices what exchanges as a machine does, and computation at nothing."""
 

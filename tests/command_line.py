@@ -7,15 +7,17 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.compare import compare
-from paceline.core.plan import Kind, Resource
+from paceline.core.cost import compute_lane
+from paceline.core.outcome import Epoch
+from paceline.core.plan import Kind
+from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import write_trace
-from paceline.result import ComparisonTable, EpochRow, Result
-from paceline.settings import TrainSettings
+from paceline.records.result import RunResult
 from plan_rows import plan_row
 
 MACHINE = Path(__file__).parents[1] / "machines" / "two-core-epyc.toml"
-COMPUTE = (Resource("cpu0", "compute"),)
+COMPUTE = (compute_lane("cpu0"),)
 
 
 class Line:
@@ -38,8 +40,8 @@ def steps(seconds: float, origin, num_steps: int = 3) -> Timeline:
     for i in range(num_steps):
         start, middle, end = (seconds * (i + part) for part in (0, 0.5, 1))
         spans += [
-            Span(f"s{i}/forward[a]@worker0", Kind.FORWARD, COMPUTE, start, middle, "a"),
-            Span(f"s{i}/step@worker0", Kind.STEP, COMPUTE, middle, end),
+            Span(Kind.FORWARD, i, "a", 0, COMPUTE, start, middle),
+            Span(Kind.STEP, i, "", 0, COMPUTE, middle, end),
         ]
     return Timeline(spans, origin)
 
@@ -56,20 +58,19 @@ def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
         wire_nbytes_per_step=0,
         why="computes",
     )
-    result = Result(
+    result = RunResult(
+        origin="measured",
         id=folder.name,
         settings=TrainSettings(model="lenet5", workers=1),
         strategy="allreduce",
-        decisions=(),
         machine={"processor": "some"},
         plans=(row,),
-        epochs=(EpochRow(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
+        epochs=(Epoch(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
         accuracy=0.5,
         predicted_step_s=predicted_s,
-        measured_step_s=measured_s,
+        step_s=measured_s,
         samples_per_s=1,
-        comparison=ComparisonTable.of(compare(*timelines)),
-        faults=(),
+        comparison=compare(*timelines),
         peak_memory_bytes=(1,),
     )
     (folder / "result.json").write_text(result.model_dump_json())

@@ -26,8 +26,8 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     on_gpu = request.node.get_closest_marker("gpu") is not None
     started: list[Started] = []
 
-    def begin(*arguments: str) -> Started:
-        started.append(Started([sys.executable, *arguments], tmp_path, on_gpu))
+    def begin(*arguments: str, afresh: bool = False) -> Started:
+        started.append(Started([sys.executable, *arguments], tmp_path, on_gpu, afresh))
         return started[-1]
 
     yield begin

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models import MLP, CifarResNet, LeNet5
-from paceline.strategies.wheel.flat import flatten, load, take_gradients
-from paceline.strategies.wheel.halves import Halves, cut
+from paceline.models.networks import MLP, CifarResNet, LeNet5
+from paceline.models.objective import objective_for
+from paceline.strategies.wheel.cut import Halves, cut
+from paceline.strategies.wheel.protocol import flatten, load_vector, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.training.objective import objective_for
 
 
 class Dropping(nn.Module):
@@ -99,7 +99,7 @@ def sequential(
     return losses
 
 
-class Hand:
+class ManualWorker:
     """A body worker with parameters of its own, whose steps are taken one by one."""
 
     def __init__(self, server: ParameterServer, halves: Halves, worker: int = 0) -> None:
@@ -107,7 +107,7 @@ class Hand:
 
     def fetch(self) -> int:
         version, flat = self.server.body_parameters()
-        load(self.halves.body_parameters, flat)
+        load_vector(self.halves.body_parameters, flat)
         return version
 
     def forward(
@@ -115,10 +115,10 @@ class Hand:
     ) -> tuple[Tensor, float]:
         """Return the body's gradients as one vector, and the loss."""
         activations = self.halves.body(inputs)
-        residuals, loss = self.server.answer(
+        activation_gradients, loss = self.server.answer(
             self.worker, step, version, activations.detach(), labels, weight
         )
-        torch.autograd.backward(activations, residuals)
+        torch.autograd.backward(activations, activation_gradients)
         gradients = take_gradients(self.halves.body_names, self.halves.body_parameters)
         return flatten(gradients), loss
 
@@ -138,15 +138,15 @@ def plain(model: nn.Module) -> torch.optim.Optimizer:
 
 def serve(
     case: Case, first: str, make: Make = plain, num_workers: int = 1, **options
-) -> tuple[ParameterServer, list[Hand]]:
+) -> tuple[ParameterServer, list[ManualWorker]]:
     """Return a server, and workers whose bodies are copies, as in processes of their own."""
     model = case.model()
     halves = cut(model, case.inputs(), first)
     options = {"staleness": 0} | options
     server = ParameterServer(model, halves, make(model), num_workers=num_workers, **options)
-    hands = [Hand(server, copy.deepcopy(halves), worker) for worker in range(num_workers)]
+    hands = [ManualWorker(server, copy.deepcopy(halves), worker) for worker in range(num_workers)]
     for hand in hands:
-        server.joined(hand.worker)
+        server.workers.add(hand.worker)
     return server, hands
 
 

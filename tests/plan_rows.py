@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.result import PlanRow
+from paceline.records.result import PlanRow
 
 
 def plan_row(**facts: Any) -> PlanRow:

@@ -1,13 +1,27 @@
-"""Commands in process groups of their own, with a deadline, of which nothing may be left."""
+"""Commands in process groups of their own, with a deadline, of which nothing may be left.
 
+Commands of this Python are forked from a process that has imported torch and paceline, which saves
+each of them, and each of the workers that they start, four seconds of computation.
+"""
+
+import contextlib
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
-DEADLINE_S = 90.0
+from paceline.links import forkserver
+from paceline.links.processes import KEEPING_MEMORY, fork
+
+DEADLINE_S = 600.0  # for what hangs: no test fails for being slow
+ENDING_S = 30.0  # for the kernel to end processes on a busy machine
 
 
 def is_running(pid: int) -> bool:
@@ -25,7 +39,7 @@ def members_of(group: int) -> dict[int, str]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-            command = (stat.parent / "cmdline").read_text().replace("\0", " ")
+            command = (stat.parent / "cmdline").read_text().rstrip("\0").replace("\0", " ")
         except OSError:
             continue
         if int(fields[2]) == group and fields[0] not in "ZX":
@@ -41,18 +55,139 @@ class Finished:
     seconds: float
 
 
-class Started:
-    """A command in a process group of its own, of which nothing may be left in the end."""
+LEADING = Path(__file__).parent / "leading.py"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+IMPORTED = (
+    "paceline.runs.launching",
+    "paceline.cli",
+    "paceline.links.launch",
+    "paceline.strategies.hogbatch.worker",
+    "paceline.strategies.wheel.worker",
+    "paceline.studies.probe.probe_ranks",
+    "paceline.studies.profile.profile_ranks",
+    "paceline.studies.profile.largest_batch",
+    "sklearn.datasets",
+)
 
-    def __init__(self, command: list[str], cwd: Path, on_gpu: bool = False) -> None:
+
+@cache
+def _fork_server() -> str:
+    """Open this test process's fork server and return its address; it ends with this process."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    opened = forkserver.open_server(IMPORTED, environment | ENVIRONMENT | KEEPING_MEMORY)
+    opened.__enter__()
+    _OPENED.append(opened)  # else it would be closed
+    return os.environ.pop(forkserver.ADDRESS)
+
+
+_OPENED: list[object] = []
+
+
+class _Forked:
+    """A command that is forked instead of started: as a Popen in all that tests ask of it."""
+
+    def __init__(self, command: list[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        self.args = command
+        (out, stdout), (err, stderr) = os.pipe(), os.pipe()
+        try:
+            with _address():
+                leading = [sys.executable, str(LEADING), str(cwd), *command]
+                self._forked = fork(leading, environment, {0: _nothing(), 1: stdout, 2: stderr})
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
+        self.pid = self._forked.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.poll()
+
+    def poll(self) -> int | None:
+        return self._forked.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = time.monotonic() + (DEADLINE_S if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self._forked.wait(left)
+        self._forked.close()
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        until = time.monotonic() + (DEADLINE_S if timeout is None else timeout)
+        found = ["", ""]
+
+        def read(number: int, stream: IO[str]) -> None:
+            found[number] = stream.read()
+            stream.close()
+
+        streams = [self.stdout, self.stderr]
+        threads = [
+            threading.Thread(target=read, args=(number, stream), daemon=True)
+            for number, stream in enumerate(streams)
+            if not stream.closed
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(max(0.1, until - time.monotonic()))
+        return found[0], found[1]
+
+    def send_signal(self, number: int) -> None:
+        self._forked.send(number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _address() -> Iterator[None]:
+    os.environ[forkserver.ADDRESS] = _fork_server()
+    try:
+        yield
+    finally:
+        del os.environ[forkserver.ADDRESS]
+
+
+@cache
+def _nothing() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+class Started:
+    """A command in a process group of its own, of which nothing may be left in the end.
+
+    A command of this Python is forked, but for those that need a GPU, and `afresh`.
+    """
+
+    def __init__(
+        self, command: list[str], cwd: Path, on_gpu: bool = False, afresh: bool = False
+    ) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
         if not on_gpu:  # more workers than this machine may have GPUs
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self._started = time.monotonic()
+        self.process: Any
+        if command[0] == sys.executable and not (on_gpu or afresh):
+            try:
+                self.process = _Forked(command, cwd, KEEPING_MEMORY | environment)
+                return
+            except OSError:  # a test that sets what is read once
+                pass
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
             env=environment,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -60,18 +195,36 @@ class Started:
         )
 
     def finish(self, deadline_s: float = DEADLINE_S) -> Finished:
-        out, err = self.process.communicate(timeout=deadline_s)
+        """Wait for its end; what hangs is killed, and what it has printed is shown.
+
+        No deadline is shorter than DEADLINE_S: on a busy machine all takes longer.
+        """
+        deadline_s = max(deadline_s, DEADLINE_S)
+        try:
+            out, err = self.process.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            out, err = self.process.communicate(timeout=ENDING_S)
+            raise AssertionError(f"not done after {deadline_s:g} s: {out}{err}") from None
         seconds = time.monotonic() - self._started
         return Finished(self.process.returncode, out, err, seconds)
 
     def members(self) -> dict[int, str]:
-        """The processes of the group that still run, with their command lines."""
+        """The processes of the group that still run, with their command lines.
+
+        Those that the kernel ends with the process that started them may take a moment.
+        """
+        until = time.monotonic() + ENDING_S
+        while self.process.poll() is not None and members_of(self.process.pid):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.01)
         return members_of(self.process.pid)
 
     def workers(self) -> list[int]:
         """The process numbers of the ranks, in the order in which they were started."""
         return sorted(
-            pid for pid, command in self.members().items() if "paceline.worker" in command
+            pid for pid, command in self.members().items() if "paceline.runs.launching" in command
         )
 
     def kill(self) -> None:

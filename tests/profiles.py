@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from command_line import steps
-from paceline.profile_result import (
+from paceline.record.trace import write_trace
+from paceline.records.profile import (
     AgreementRow,
     AttemptRow,
     LargestBatch,
@@ -12,14 +13,13 @@ from paceline.profile_result import (
     OperatorRow,
     OverheadRow,
     ProfileResult,
+    ProfileSettings,
+    Quartiles,
     ResourceRow,
-    Spread,
     StageRow,
     TensorMemory,
     WorkerMemoryRow,
 )
-from paceline.profile_settings import ProfileSettings
-from paceline.record.trace import write_trace
 
 STAGES = {
     "load": 0.5,
@@ -32,8 +32,8 @@ STAGES = {
 }
 
 
-def spread(seconds: float) -> Spread:
-    return Spread(median_s=seconds, lower_s=0.9 * seconds, upper_s=1.1 * seconds)
+def spread(seconds: float) -> Quartiles:
+    return Quartiles(median_s=seconds, lower_s=0.9 * seconds, upper_s=1.1 * seconds)
 
 
 def profile_result(stages: dict[str, float] | None = None, **values: Any) -> ProfileResult:

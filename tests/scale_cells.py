@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from paceline.scale_result import Cell
-from paceline.scale_settings import Scaling
+from paceline.records.scale import ScaleCell, Scaling
 
 
-def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: Any) -> Cell:
+def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: Any) -> ScaleCell:
     """Return a measured cell of strong scaling whose epoch takes 10 s, but for `facts`."""
     epoch_s = facts.get("epoch_s", 10.0)
     usual: dict[str, Any] = {
@@ -23,12 +22,12 @@ def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: 
         "memory_bytes": 2**30,
         "capacity_bytes": 16e9,
     }
-    return Cell(method=method, workers=workers, batch=batch, **(usual | facts))
+    return ScaleCell(method=method, workers=workers, batch=batch, **(usual | facts))
 
 
-def failed(method: str = "allreduce", workers: int = 1, batch: int = 16) -> Cell:
+def failed(method: str = "allreduce", workers: int = 1, batch: int = 16) -> ScaleCell:
     """Return a cell that went wrong."""
-    return Cell(
+    return ScaleCell(
         method=method,
         workers=workers,
         batch=batch,
@@ -44,7 +43,7 @@ def study(
     batches: tuple[int, ...] = (16,),
     compute_s: float = 100.0,
     scaling: Scaling = "strong",
-) -> list[Cell]:
+) -> list[ScaleCell]:
     """Return cells in which workers share what is computed, and each method adds its seconds.
 
     A step more costs each method the same, and a batch twice as large halves the steps.

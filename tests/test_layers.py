@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,24 +19,27 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 """
 
+PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 PURE = {
     "paceline": ["codecs", "planner"],
-    "paceline.core": [
-        *("advice", "breakdown", "calibration", "chunks", "collective", "compare", "cost"),
-        *("errors", "insight", "machine", "memory", "plan", "simulate", "step", "strategy"),
-        *("timeline", "transfer", "units", "wire_format", "workload"),
-    ],
+    "paceline.core": [path.stem for path in (PACKAGE / "core").glob("[a-z]*.py")],
+    "paceline.planner": [path.stem for path in (PACKAGE / "planner").glob("[a-z]*.py")],
     "paceline.strategies": [
         *("allreduce.config", "allreduce.plan"),
-        *("host.config", "host.model", "host.plan"),
+        *("host.config", "host.plan"),
         *("tree.config", "tree.plan"),
     ],
     "paceline.record": ["trace"],
     "paceline.report": ["differences", "page"],
-    "paceline.data": ["balanced", "sampler"],
-    "paceline.probe": ["text"],
-    "paceline.scaling": ["findings", "insights", "journal", "remaining", "runs", "steps"],
-    "paceline.wire": ["client", "service"],
+    "paceline.data": ["sampler"],
+    "paceline.records": ["machine_file"],
+    "paceline.studies.scale": [
+        "conclusions",
+        "journal",
+        "study_runs",
+        "study_terminal",
+    ],
+    "paceline.rpc": ["client", "server"],
 }
 
 

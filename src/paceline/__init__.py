@@ -3,38 +3,76 @@
 Importing it touches no device, starts no thread, and does not import torch.
 """
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Rehearsal, Run, plan, rehearse, train
-    from paceline.data_parallel import DataParallel
-    from paceline.exchange.hook import ddp_hook
+    from paceline.api import Run, plan, rehearse, sweep, train
+    from paceline.codecs.codec import Codec
+    from paceline.core.errors import (
+        InvalidInput,
+        NonFinite,
+        PacelineError,
+        WorkerLost,
+        WorkersFailed,
+    )
+    from paceline.core.machine import Machine
+    from paceline.core.settings import RehearseSettings, TrainSettings
+    from paceline.core.strategy import Strategy
+    from paceline.core.timeline import Timeline
+    from paceline.exchange.all_reduce import ddp_hook
+    from paceline.integrations.data_parallel import DataParallel
+    from paceline.planner import Forecast, Ranking
+    from paceline.records.result import PlanResult, RunResult
 
 __version__ = version("paceline")
+
+# Modules that are imported when a name of theirs is asked for, since most of them import torch.
+_MODULES = {
+    "paceline.api": ("Run", "plan", "rehearse", "sweep", "train"),
+    "paceline.codecs.codec": ("Codec",),
+    "paceline.core.errors": (
+        *("InvalidInput", "NonFinite", "PacelineError", "WorkerLost", "WorkersFailed"),
+    ),
+    "paceline.core.machine": ("Machine",),
+    "paceline.core.settings": ("RehearseSettings", "TrainSettings"),
+    "paceline.core.strategy": ("Strategy",),
+    "paceline.core.timeline": ("Timeline",),
+    "paceline.exchange.all_reduce": ("ddp_hook",),
+    "paceline.integrations.data_parallel": ("DataParallel",),
+    "paceline.planner": ("Forecast", "Ranking"),
+    "paceline.records.result": ("PlanResult", "RunResult"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
+    "Codec",
     "DataParallel",
-    "Rehearsal",
+    "Forecast",
+    "InvalidInput",
+    "Machine",
+    "NonFinite",
+    "PacelineError",
+    "PlanResult",
+    "Ranking",
+    "RehearseSettings",
     "Run",
+    "RunResult",
+    "Strategy",
+    "Timeline",
+    "TrainSettings",
+    "WorkerLost",
+    "WorkersFailed",
     "__version__",
     "ddp_hook",
     "plan",
     "rehearse",
+    "sweep",
     "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DataParallel":
-        from paceline.data_parallel import DataParallel
-
-        return DataParallel
-    if name == "ddp_hook":
-        from paceline.exchange.hook import ddp_hook
-
-        return ddp_hook
-    if name in __all__:
-        from paceline import api
-
-        return getattr(api, name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -8,14 +8,9 @@ import typer
 from typer.exceptions import TyperException
 
 from paceline import __version__
-from paceline.commands.examining import papers
-from paceline.commands.looking import compare, report
-from paceline.commands.planning import plan
-from paceline.commands.probing import probe
-from paceline.commands.profiling import profile
-from paceline.commands.running import rehearse, train
-from paceline.commands.scaling import scale
-from paceline.commands.wheel import hub, worker
+from paceline.commands.remote import hub, worker
+from paceline.commands.running import plan, rehearse, train
+from paceline.commands.studying import compare, papers, probe, profile, report, scale
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 
 _INTERRUPTED = 130  # what typer returns after Ctrl-C
@@ -46,7 +41,8 @@ def start(
         typer.echo(context.get_help())
 
 
-for command in (train, rehearse, plan, compare, report, profile, scale, papers, probe, hub, worker):
+COMMANDS = (train, rehearse, plan, compare, report, profile, scale, papers, probe, hub, worker)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -14,22 +14,24 @@ from torch import Tensor, nn
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
+from paceline.exchange.loop import SGD, Share, TrainingSetup, train_step
+from paceline.exchange.session import TrainingSession
 from paceline.links.group import process_group
+from paceline.measure.layers import Profile
 from paceline.models import describe, find
-from paceline.models.lenet import LeNet5
+from paceline.models.networks import LeNet5
 from paceline.planner import forecast
 from paceline.record import clock as clock_module
 from paceline.record.clock import CudaClock, clock_for
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
-from paceline.runs import Setup, build, profile_here
-from paceline.settings import validated_settings
+from paceline.records.settings import validated_settings
+from paceline.report.terminal import console
+from paceline.runs.progress import TerminalProgress
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
-from paceline.training.profile import Profile
-from paceline.training.step import SGD, Share, train_step
 
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -115,7 +117,7 @@ def test_recorded_steps_conform_to_the_plan(cuda):
     spans, ends = recorder.spans(), recorder.step_ends()
     assert all(one < other for one, other in pairwise(ends))
     for number, (before, after) in enumerate(pairwise(ends[num_steps - 1 :])):
-        own = [span for span in spans if span.name.startswith(f"s{number}/")]
+        own = [span for span in spans if span.step == number]
         assert len(own) == 1 + 5 + 5 + 1
         for span in own:
             assert before - SLACK_S <= span.start_s <= span.end_s <= after + SLACK_S
@@ -146,10 +148,13 @@ def alone(monkeypatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def profiled(group) -> tuple[Setup, Profile]:
+def profiled(group) -> tuple[TrainingSetup, Profile]:
     settings = validated_settings({"model": "lenet5", "workers": 1, "profile_s": 0.5})
-    setup = build(settings, group)
-    return setup, profile_here(setup)
+    strategy, config = find_exchange("allreduce"), AllReduce(workers=1)
+    progress = TerminalProgress(console(quiet=True), "testing")
+    session = TrainingSession(settings, strategy, config, "profiled", group, progress)
+    with strategy.runner().start(session) as runner:
+        return runner.setup, runner.profile([(strategy, config)])
 
 
 def test_a_profile_knows_the_time_of_every_task_of_the_plan():
@@ -161,7 +166,7 @@ def test_a_profile_knows_the_time_of_every_task_of_the_plan():
     assert found.machine.links == ()
     config = AllReduce(workers=1)
     tasks = plan(setup.workload, found.machine, config, Window(1)).tasks
-    assert {(task.on[0].owner, task.kind, task.part) for task in tasks} == set(found.durations)
+    assert {task.price_key for task in tasks} == set(found.durations)
     assert all(seconds >= 0 for seconds in found.durations.values())
     strategy = find_exchange("allreduce")
     machine, cost = found.calibrated(strategy)
@@ -210,7 +215,7 @@ def test_a_run_on_two_gpus_conforms_to_its_plan(paceline, tmp_path):
     result = trained(paceline, "--workers", "2", "--epochs", "4")
     assert result["faults"] == []
     measured = read_trace(tmp_path / "runs" / result["id"] / "trace.json")["measured"]
-    (reduction,) = (span for span in measured.spans if span.name.startswith("s0/reduce"))
+    (reduction,) = (span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE))
     assert {resource.owner for resource in reduction.on} == {"gpu0", "gpu1"}
     alone = trained(paceline, "--workers", "1", "--epochs", "4")
     losses = [[row["train_loss"] for row in run["epochs"]] for run in (result, alone)]

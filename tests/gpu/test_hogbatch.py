@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.links.pinned import pin
-from paceline.links.shared_tensors import SharedTensors
-from paceline.strategies.hogbatch.optimizers import optimizer_of
-from paceline.strategies.hogbatch.replica import Samples, tensors_of
+from paceline.links.shared_memory import SharedTensors, pin
+from paceline.models.factory import optimizer_of
+from paceline.strategies.hogbatch.replica import CudaReplica, tensors_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,11 +21,10 @@ def net() -> nn.Module:
 
 
 def test_a_gpu_trains_as_torch_does_and_others_updates_are_kept():
-    from paceline.strategies.hogbatch.cuda import CudaReplica
-
     generator = torch.Generator().manual_seed(1)
-    samples = Samples(
-        torch.randn(40, 6, generator=generator), torch.randint(4, (40,), generator=generator)
+    samples = (
+        torch.randn(40, 6, generator=generator),
+        torch.randint(4, (40,), generator=generator),
     )
     memory = SharedTensors.of(tensors_of(net()), "a model")
     unpin = pin(memory.memory)
@@ -37,7 +35,7 @@ def test_a_gpu_trains_as_torch_does_and_others_updates_are_kept():
     for start, rate in ((0, 1.0), (10, 0.5), (30, 2.0)):
         rows = torch.arange(start, start + 10)
         done = replica.train(rows, rate, 0 if start == 30 else None)
-        inputs, targets = (part.to(device) for part in samples.of(rows))
+        inputs, targets = (part[rows].to(device) for part in samples)
         optimizer.param_groups[0]["lr"] = 0.1 * rate
         loss = cross_entropy(expected(inputs), targets)
         loss.backward()

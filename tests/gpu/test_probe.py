@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.machine_file import read_machine
+from paceline.records.machine_file import read_machine
 
 pytestmark = [
     pytest.mark.gpu,

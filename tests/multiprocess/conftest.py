@@ -1,11 +1,11 @@
-"""Fixtures of tests of the wire: hubs and workers as real processes, and a network between them."""
+"""Fixtures: hubs and workers of paceline.rpc as processes, and a network between them."""
 
 import json
 
 import pytest
 
 from processes import Started
-from wires import PROGRAMS, TESTS, Proxy, free_port, line_of
+from rpc_exchange import PROGRAMS, TESTS, Proxy, free_port, line_of
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def hub(start):
     def begin(port: int = 0, **options: object) -> tuple[Started, int]:
         port = port or free_port()
         said = json.dumps({"port": port, "workers": 1, "nbytes": 1000, **options})
-        served = start(str(PROGRAMS / "wire_hub.py"), TESTS, said)
+        served = start(str(PROGRAMS / "rpc_hub.py"), TESTS, said)
         assert line_of(served) == {"address": f"tcp://127.0.0.1:{port}"}
         return served, port
 
@@ -28,14 +28,14 @@ def worker(start):
 
     def begin(port: int, **options: object) -> Started:
         said = json.dumps({"port": port, "steps": 10, "nbytes": 1000, **options})
-        return start(str(PROGRAMS / "wire_worker.py"), TESTS, said)
+        return start(str(PROGRAMS / "rpc_worker.py"), TESTS, said)
 
     return begin
 
 
 @pytest.fixture
 def proxy():
-    """Make a way to a port that can be cut, stopped and slowed down."""
+    """Make a proxy of a port that can be cut, stopped and slowed down."""
     made: list[Proxy] = []
 
     def begin(target: int, pause_s: float = 0.0) -> Proxy:

@@ -11,8 +11,8 @@ from torch import nn
 import paceline as package
 from paceline.core.errors import InvalidInput
 from paceline.data import load
-from paceline.machine_file import read_machine
-from paceline.models import LeNet5
+from paceline.models.networks import LeNet5
+from paceline.records.machine_file import read_machine
 
 MACHINE = Path(__file__).parents[2] / "machines" / "two-core-epyc.toml"
 
@@ -61,7 +61,7 @@ print(json.dumps({
 }))
 slow = {"workers": "cpu:1,cpu:1@slow=200", "policy": "hogbatch", "force": True, "epochs": 1}
 labels = {"model": "mlp-500-8-983", "data": "delicious-like:samples=300"}
-print(json.dumps(paceline.train(**labels, **common | slow).result.updates))
+print(json.dumps(paceline.train(**labels, **common | slow).result.updates.by_worker))
 for wrong in (
     {"options": {"policy": "adaptive"}},
     {"workers": 0},
@@ -165,7 +165,7 @@ def test_a_program_trains_on_uneven_workers(start, tmp_path):
     assert said["result"]["settings"]["options"] == {"policy": "adaptive", "beta": 0.5}
     assert said["result"]["score"] == "accuracy"
     assert said["accuracy"] == said["result"]["accuracy"] > 0.5
-    assert set(said["result"]["updates"]) == {"cpu0", "cpu1"}
+    assert set(said["result"]["updates"]["by_worker"]) == {"cpu0", "cpu1"}
     assert said["origin"] == "measured"
     assert said["report"] == "mine.html"
     assert (tmp_path / "mine.html").read_text() == (folder / "report.html").read_text()
@@ -177,8 +177,8 @@ def test_a_program_trains_on_uneven_workers(start, tmp_path):
         (
             "policy: 'hogbatch', but options say 'adaptive'",
             "workers: from 1 to 256 can train one model, not 0",
-            "port: workers of strategy hogbatch meet at none; leave it out",
-            "policy: goes only with strategy hogbatch",
+            "port: goes not with strategy hogbatch, only with strategies allreduce, ",
+            "policy: goes not with strategy host, only with strategy hogbatch",
             "learning_rate: the loss of worker 0 (cpu:",
         ),
         refused,

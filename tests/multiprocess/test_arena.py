@@ -10,8 +10,7 @@ import torch
 
 from groups import group_of
 from paceline.core.errors import InvalidInput
-from paceline.links.arena import Arena
-from paceline.links.segment import Segment
+from paceline.links.arena import Arena, Segment
 from paceline.links.shared_memory import allocate, choose_leaders
 from paceline.native import Goal, Status
 
@@ -156,7 +155,7 @@ def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
 
 def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
     small, large = Segment(0, 16, torch.float32), Segment(0, 1_000_000, torch.float32)
-    arena = Arena.open(group_of(), 4_000_000, 1, 0, 5, threads=0)
+    arena = Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
     arena.set_chunks([[small]])
     arena.begin(1)
     arena.post(0)

@@ -9,7 +9,7 @@ from torch import nn
 
 from launched import PROGRAMS, Found, run, same
 from paceline import DataParallel
-from paceline.codecs.onebit import OneBit
+from paceline.codecs.feedback import OneBit
 from paceline.core.errors import InvalidInput
 from processes import Started
 
@@ -191,7 +191,7 @@ def test_ranks_of_exchange_allreduce_with_different_codecs_are_named_on_all(foun
         ("unknown", "codec: 'fp8' is not known; choose one of dynamic8, static8,"),
         ("a_number", "codec: 8 is neither the name of one nor a codec"),
         ("nothing", "codec: None is neither the name of one nor a codec"),
-        ("a_class", "codec: <class 'paceline.codecs.onebit.OneBit'> is neither the name of one"),
+        ("a_class", "codec: <class 'paceline.codecs.feedback.OneBit'> is neither the name of one"),
     ],
 )
 def test_what_is_no_codec_is_refused_by_the_hook(found: Found, name: str, message: str):

@@ -9,7 +9,7 @@ import torch
 
 from launched import Found, run, same
 from paceline.exchange import codec_choice
-from paceline.exchange.codec_choice import Paying
+from paceline.exchange.codec_choice import AutoCodec
 from paceline.exchange.compressed import Work
 
 PIECE, HEADER = 1 << 13, 40
@@ -144,7 +144,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
 
 def test_the_codec_pays_from_a_size_on(clocked: Clocked):
     """2 ms + 1 ns a value are 98 % of 1 ms + 4 ns a value at 349,315 values."""
-    choice = Paying(clocked)
+    choice = AutoCodec(clocked)
     names = [choice.codec_of(count)[0] for count in (1, 349_000, 350_000, 1 << 24)]
     assert names == ["float32", "float32", "dynamic8", "dynamic8"]
 
@@ -156,7 +156,7 @@ def test_the_codec_pays_from_a_size_on(clocked: Clocked):
 def test_steps_are_tried_both_ways_and_the_faster_stays(
     clocked: Clocked, with_s: float, without_s: float, winner: str
 ):
-    choice = Paying(clocked)
+    choice = AutoCodec(clocked)
     used = []
     for step in range(40):
         choice.begin_step()

@@ -49,7 +49,7 @@ def test_a_killed_worker_gives_its_samples_to_the_others(found, policy: str):
     assert run["uses"] == [3.0] * 600
     assert len(run["lost"]) == 1
     assert "was ended by SIGKILL" in run["lost"][0]
-    assert len(run["peaks"]) == KILLS[policy].count("cpu:") - 1
+    assert run["num_peaks"] == KILLS[policy].count("cpu:") - 1
 
 
 def test_a_worker_that_does_not_answer_is_given_up(found):
@@ -90,8 +90,8 @@ def test_a_run_from_the_command_line(paceline, tmp_path: Path):
     done = paceline(*TRAIN[2:], *workers, "--learning-rate", "0.1", "--epochs", "4", "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    assert set(result["updates"]) == set(result["utilisation"]) == {"cpu0", "cpu1"}
-    assert min(result["updates"].values()) > 0
+    assert set(result["updates"]["by_worker"]) == set(result["utilisation"]) == {"cpu0", "cpu1"}
+    assert min(result["updates"]["by_worker"].values()) > 0
     assert all(0 < share <= 1 for share in result["utilisation"].values())
     assert result["accuracy"] > 0.85
     assert result["samples_per_s"] > 0

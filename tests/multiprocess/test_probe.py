@@ -17,12 +17,12 @@ from paceline.core.machine import Machine
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.machine_file import read_machine
+from paceline.records.machine_file import read_machine
 from paceline.strategies import EXCHANGES
 from processes import DEADLINE_S, Finished, Started
 
 QUICK = ("--seconds", "0.2")
-RANK = "paceline.probe.rank"
+RANK = "paceline.studies.probe.probe_ranks"
 
 
 @pytest.fixture(scope="module")

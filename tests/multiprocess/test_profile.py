@@ -1,17 +1,14 @@
 """Profiles with real workers, and attempts at batches in real child processes."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.profile_result import ProfileResult
-from paceline.profile_settings import ProfileSettings
-from paceline.profiling.attempt import Attempt
-from paceline.profiling.search import attempted, find_largest
 from paceline.record.trace import read_trace
+from paceline.records.profile import ProfileResult, ProfileSettings
+from paceline.studies.profile.largest_batch import Attempt, attempted, find_largest
 from processes import Started
 
 MODELS = """
@@ -108,7 +105,6 @@ def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32) -> Attempt:
         sample_shape=(64,),
         batch_size=batch_size,
         limit_nbytes=limit_nbytes,
-        parent=os.getpid(),
     )
 
 

@@ -69,3 +69,12 @@ def test_every_other_rank_says_in_one_line_which_one_died(training, num_ranks: i
     # The only traceback is torchrun's own, and no survivor is aborted.
     assert done.err.count("Traceback (most recent call last)") == 1
     assert "SIGABRT" not in done.err
+
+
+def test_no_rank_ends_before_the_first_to_fail_has_said_why(start):
+    """torchrun kills the others at the first rank's end, and with them what they have to say."""
+    program = Path(__file__).parent / "programs" / "slow_to_report.py"
+    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = start(*module, str(program)).finish(120)
+    assert done.code != 0
+    assert done.err.count("paceline: the same on all ranks") == 1, done.err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from processes import Started
 
@@ -24,7 +25,7 @@ def folder(tmp_path_factory) -> Path:
     """One run with two workers, for all tests that only look at what it wrote."""
     home = tmp_path_factory.mktemp("run")
     command = [sys.executable, "-m", "paceline", "train", "lenet5", "--workers", "2", "--json"]
-    done = Started([*command, *QUICK], home).finish()
+    done = Started([*command, *QUICK], home, afresh=True).finish()  # as a user starts it
     assert done.code == 0, done.err
     path = home / "runs" / json.loads(done.out)["id"]
     assert json.loads((path / "result.json").read_text()) == json.loads(done.out)
@@ -48,7 +49,7 @@ def test_a_run_writes_its_files_and_what_they_say_fits_together(result, folder):
         "report.html",
         "model.safetensors",
     }
-    assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["measured_step_s"])
+    assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
     assert planned(result, "allreduce")["step_s"] == result["predicted_step_s"]
     assert result["accuracy"] == result["epochs"][-1]["accuracy"]
     assert len(result["peak_memory_bytes"]) == 2
@@ -60,7 +61,7 @@ def test_the_measured_timeline_conforms_to_the_plan(result, folder):
     measured = timelines["measured"]
     assert measured.num_steps() == 20
     # 61,706 gradients fit in one bucket, which both ranks reduce together.
-    reductions = [span for span in measured.spans if span.name.startswith("s0/reduce")]
+    reductions = [span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE)]
     assert [span.name for span in reductions] == ["s0/reduce[0]"]
     assert {resource.owner for resource in reductions[0].on} == {"cpu0", "cpu1"}
 
@@ -131,6 +132,14 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     assert 2 * 4 * 2_572 < sent["subbatch"] < sent["allreduce"]
     assert plan["refused"] == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_here_of_a_hub_is_of_nothing_else(paceline):
+    done = paceline("plan", "lenet5", "--strategy", "wheel", "--json", "--profile-s", "0.2")
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    assert [(row["strategy"], row["workers"]) for row in plan["plans"]] == [("wheel", 2)]
+    assert plan["refused"] == []
 
 
 def test_a_plan_here_says_why_a_head_cannot_be_split(paceline):

@@ -17,7 +17,7 @@ from processes import Started
 TURNING = str(PROGRAMS / "turning.py")
 TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-s", "0.05")
 ONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
-BODY = "wheel.body"
+WORKER = "wheel.worker"
 
 
 def ran(start, *arguments: object) -> dict:
@@ -57,23 +57,24 @@ def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(
 
 
 def test_a_run_from_the_command_line(paceline, tmp_path: Path):
-    codec = "body-gradients=dynamic8,activations=dynamic8,residuals=half,body-parameters=bfloat16"
+    codec = "gradients=dynamic8,activations=dynamic8,activation_gradients=half,parameters=bfloat16"
     arguments = ("--workers", "2", "--set", "lanes=2", "--codec", codec, "--epochs", "2")
     done = paceline(*TRAIN[2:], *arguments, "--learning-rate", "0.1", "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    assert result["accuracy"] > 0.8
-    assert [row["nbytes"] for row in result["purposes"]] == [
-        row["formula_nbytes"] for row in result["purposes"]
+    assert result["epochs"][-1]["accuracy"] > 0.8
+    assert [row["nbytes"] for row in result["traffic"]] == [
+        row["planned_nbytes"] for row in result["traffic"]
     ]
     assert (result["faults"], result["lost"]) == ([], [])
     assert result["predicted_step_s"] > 0
-    assert result["measured_step_s"] > 0
-    assert list(result["idle_shares"]) == ["cpu1"]
-    assert sum(result["staleness"].values()) == result["updates"] == 2 * 2 * 23
+    assert result["step_s"] > 0
+    assert list(result["utilisation"]) == list(result["predicted_utilisation"]) == ["cpu1"]
+    updates = result["updates"]
+    assert sum(updates["staleness"]["all workers"].values()) == updates["count"] == 2 * 2 * 23
     (folder,) = (tmp_path / "runs").iterdir()
     page = (folder / "report.html").read_text()
-    for title in ("Bytes by purpose", "Staleness", "Idle devices", "Two steps in time"):
+    for title in ("Bytes by purpose", "Staleness", "Utilisation", "Two steps in time"):
         assert f"<h2>{title}</h2>" in page
     again = paceline("report", str(folder))
     assert again.code == 0, again.err
@@ -94,7 +95,7 @@ def training(start, *more: str) -> tuple[Started, list[int]]:
     """Start a run that would take minutes, and return it once it trains, and its bodies."""
     run = start(*TRAIN, "--epochs", "1000", *more)
     lines_until(run, "epoch 1/")
-    return run, sorted(pid for pid, command in run.members().items() if BODY in command)
+    return run, sorted(pid for pid, command in run.members().items() if WORKER in command)
 
 
 def test_a_killed_body_is_missed_by_nobody(start):
@@ -119,7 +120,7 @@ class Bang(nn.Module):
     calls = 0
     def forward(self, values):
         Bang.calls += 1
-        if "body" in sys.argv[0] and Bang.calls > 50:
+        if "worker" in sys.argv[0] and Bang.calls > 50:
             raise RuntimeError("bang")
         return values
 
@@ -181,7 +182,7 @@ def test_a_hub_that_was_killed_goes_on_from_its_snapshot(start, paceline, tmp_pa
     assert ended.code == 0, ended.err
     assert "the hub has restarted" in ended.err
     result = json.loads(done.out)
-    assert (result["updates"], len(result["epochs"])) == (3 * 23, 3)
+    assert (result["updates"]["count"], len(result["epochs"])) == (3 * 23, 3)
     whole = start(*TRAIN, *ONE, "--epochs", "3", "--output", "whole", "--json").finish()
     assert whole.code == 0, whole.err
     own = load_file(tmp_path / "runs" / result["id"] / "model.safetensors")

@@ -124,22 +124,24 @@ def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_pa
     assert all(same.values()), same
     assert [epoch["train_loss"] for epoch in result["epochs"]] == pytest.approx(losses)
     steps = EPOCHS * STEPS
-    assert result["staleness"] == below["staleness"] == {"0": steps}
-    assert (result["updates"], below["updates"], below["steps"]) == (steps, steps, [steps])
+    stale = [one["updates"]["staleness"]["all workers"] for one in (result, below)]
+    assert stale == [{"0": steps}, {"0": steps}]
+    assert (result["updates"]["count"], below["num_pushed"]) == (steps, steps)
+    assert below["updates"]["by_worker"] == {"worker0": steps}
     named = {name: values.numel() * 8 for name, values in other.items() if "running" not in name}
     body = sum(n for name, n in named.items() if name.startswith(("conv", "norm.w", "norm.b")))
     head = sum(n for name, n in named.items() if name.startswith(("fc", "inner.w", "inner.b")))
     between = {
-        "hubs-body-parameters": (steps + 1) * body,
-        "hubs-head-parameters": (steps + 1) * head,
-        "hubs-body-gradients": steps * body,
-        "hubs-head-gradients": steps * head,
+        "hubs_parameters": (steps + 1) * body,
+        "hubs_head_parameters": (steps + 1) * head,
+        "hubs_gradients": steps * body,
+        "hubs_head_gradients": steps * head,
     }
-    counted = {row["purpose"]: row for row in (*result["purposes"], *below["parent_purposes"])}
+    counted = {row["purpose"]: row for row in (*result["traffic"], *below["parent_traffic"])}
     assert {name: counted[name]["nbytes"] for name in between} == between
-    for row in (*result["purposes"], *below["purposes"], *below["parent_purposes"]):
-        assert row["nbytes"] == row["formula_nbytes"], row
-    assert not any(row["nbytes"] for row in result["purposes"] if row["purpose"] not in between)
+    for row in (*result["traffic"], *below["traffic"], *below["parent_traffic"]):
+        assert row["nbytes"] == row["planned_nbytes"], row
+    assert not any(row["nbytes"] for row in result["traffic"] if row["purpose"] not in between)
     assert sum(below["parent_wire_nbytes"]) > sum(between.values())
 
 
@@ -161,7 +163,7 @@ def test_a_killed_root_goes_on_from_its_snapshot_and_its_child_with_it(start, tm
     # Running means are not taken back by who does a step again.
     same = {n: torch.equal(own[n], v) for n, v in other.items() if n.endswith(("weight", "bias"))}
     assert all(same.values()), same
-    assert result["updates"] == EPOCHS * STEPS
+    assert result["updates"]["count"] == EPOCHS * STEPS
 
 
 def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):

@@ -1,80 +1,78 @@
-"""Workers that try their ways to the hub do so one after another: the ways may share a wire."""
+"""Workers that measure their links to the hub do so one after another: they may share a wire."""
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from paceline.core.errors import WorkerLost
-from paceline.machine_file import find_device
-from paceline.strategies.wheel.body import agreement
-from paceline.strategies.wheel.heads import HeadWorkers
+from paceline.data import load
+from paceline.models.factory import workload_of
+from paceline.models.paced import PacedSGD
+from paceline.rpc.client import Client
+from paceline.rpc.frames import Message
+from paceline.rpc.limits import Identity
+from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import Topic
-from paceline.strategies.wheel.order import job_of, largest_nbytes, resolved
-from paceline.strategies.wheel.paced import stand_in
-from paceline.strategies.wheel.profile import Profile
+from paceline.strategies.wheel.job import TrainingJob, stand_in
+from paceline.strategies.wheel.measure import DeviceProfile
+from paceline.strategies.wheel.protocol import Topic, agreement
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tally import Conduct
-from paceline.wheel_rehearsal import build
-from paceline.wheel_settings import WheelRehearseSettings
-from paceline.wire.client import Client
-from paceline.wire.identity import Identity
-from paceline.wire.messages import Message
-from paceline.wire.service import Service
+from paceline.strategies.wheel.split import split
 
-NBYTES, WAIT_S = 70_000, 3.0
-PROFILE = Profile(kind="cpu", host="here", seconds=(), codecs={}).model_dump_json().encode()
-
-
-def quiet(text: str) -> None:
-    """Say nothing."""
+NBYTES, WAIT_S, NUM_LAYERS = 70_000, 3.0, 5
+PROFILE = DeviceProfile(kind="cpu", host="here", seconds=(), codecs={}).model_dump_json().encode()
+ZEROS = (0.0,) * NUM_LAYERS
+SPEC = RunSpec(
+    model="lenet5",
+    num_classes=None,
+    data="synthetic:1,classes=2,samples=64",
+    input_shape=None,
+    batch_size=64,
+    epochs=1,
+    seed=0,
+    config=Wheel(workers=2, lanes=1, head="fc3"),
+    profile_s=1.0,
+    boot_id="",
+    pace=PaceSpec(samples=32, input_shape=None, forward_s=ZEROS, backward_s=ZEROS, update_s=0.0),
+)
+SETTINGS = Mock(bind="tcp://127.0.0.1:0", keys=None, wait_s=WAIT_S, deadline_s=10.0)
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
     """Where a hub listens that gives up after a while, as nobody begins."""
-    settings = WheelRehearseSettings(model="lenet5", device="p100", options={"lanes": 1})
-    run, parts = resolved(build(settings, find_device("p100")))
-    job, largest = job_of(run), largest_nbytes(parts, run.config)
-    assert job.pace is not None
-    model, halves = stand_in(job.model, job.first, job.pace)
-    optimizer = run.make(model.parameters())
-    server = ParameterServer(model, halves, optimizer, num_workers=2, staleness=1, looks=False)
-    heads = HeadWorkers(server, job, torch.device("cpu"), "cpu0", largest)
-    service = Service(
-        "tcp://127.0.0.1:0",
-        "trials",
-        agreement(),
-        keys=None,
-        num_workers=2,
-        largest_nbytes=largest,
-        settings=job.packed(),
-        say=quiet,
+    model, halves = stand_in(SPEC)
+    workload = workload_of("lenet5", 32, None)
+    parts = split(workload, SPEC.config)
+    data, cpu = load(SPEC.data), torch.device("cpu")
+    job = TrainingJob(SPEC, model, halves, data, workload, parts, cpu)
+    optimizer = PacedSGD(model.parameters(), 0.0)
+    server = ParameterServer(
+        model, halves, optimizer, num_workers=2, staleness=1, checks_values=False
     )
-    conduct = Conduct(test=lambda *_: pytest.fail("nobody trains"), wait_s=WAIT_S)
-    hub = Hub(service, server, heads, job, "{}", 1, conduct)
     ended: list[WorkerLost] = []
+    with ExitStack() as stack:
+        hub = Hub(stack, SETTINGS, "trials", job, server, Mock(), test=Mock())
 
-    def serve() -> None:
-        try:
-            hub.run()
-        except WorkerLost as error:
-            ended.append(error)
+        def wait() -> None:
+            try:
+                hub.wait_for_workers()
+            except WorkerLost as error:
+                ended.append(error)
 
-    serving = threading.Thread(target=serve)
-    serving.start()
-    with closing(service):
-        yield service.address
-        serving.join(10 * WAIT_S)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        yield hub.rpc.address
+        waiting.join(10 * WAIT_S)
     assert [str(error) for error in ended] == [f"no worker has come within {WAIT_S:g} s"]
 
 
 def client(address: str, worker: int) -> Client:
-    identity = Identity("trials", agreement(), worker)
-    return Client(address, identity, keys=None, deadline_s=10.0, say=quiet)
+    return Client(address, Identity("trials", agreement(), worker), keys=None, deadline_s=10.0)
 
 
 def test_a_worker_waits_until_the_one_before_it_has_its_profile(address: str):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from hosts import Finished
 
-from paceline.machine_file import read_machine
+from paceline.records.machine_file import read_machine
 
 
 def test_the_wire_between_two_hosts_is_measured(

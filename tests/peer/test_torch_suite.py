@@ -18,7 +18,7 @@ NUM_REFERENCE = 77
 DEADLINE_S = 1200.0  # half a minute where nothing else runs
 
 
-@pytest.mark.parametrize("exchange", ["ddp", "auto", "allreduce", "tree", "host"])
+@pytest.mark.parametrize("exchange", ["auto", "allreduce", "tree", "host"])
 def test_torchs_tests_pass_or_end_as_expected(
     exchange: str, start: Callable[..., Started], tmp_path: Path
 ) -> None:
@@ -26,8 +26,6 @@ def test_torchs_tests_pass_or_end_as_expected(
     done = start(str(RUNNER), "--exchange", exchange, "--json", str(outcomes)).finish(DEADLINE_S)
     assert done.code == 0, done.out + done.err
     found = json.loads(outcomes.read_text())[exchange]
-    if exchange == "ddp":
-        found = [test for test in found if test["verdict"] == "passed"]
     assert len(found) >= NUM_REFERENCE
 
 

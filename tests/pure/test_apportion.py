@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.apportion import apportion
+from paceline.core.balance import apportion
 
 speeds = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=8)
 

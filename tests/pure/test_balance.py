@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.tune.balance import Balance
+from paceline.core.balance import Balance
 
 
 def rounds(balance: Balance, fixed: list[float], each: list[float], number: int) -> list[tuple]:

@@ -16,13 +16,13 @@ from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
-from paceline.machine_file import read_machine
+from paceline.records.machine_file import read_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.hierarchy import plan as hierarchy
 from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.host import plan as host
-from paceline.strategies.host.config import Host
+from paceline.strategies.host.config import HostReduce
 
 CODECS = {"eightbit": {"encode_values_per_s": 1e7, "decode_values_per_s": 2e7, "latency_s": 1e-4}}
 
@@ -59,8 +59,8 @@ def cluster(kind: str = "gpu", per_node: int = 4, levels=RACKS) -> Cluster:
 STRATEGIES = {
     "allreduce": (allreduce, lambda n: AllReduce(workers=n, bucket_mb=1)),
     "allreduce dynamic8": (allreduce, lambda n: AllReduce(workers=n, codec="dynamic8")),
-    "host": (host, lambda n: Host(workers=n)),
-    "host dynamic8": (host, lambda n: Host(workers=n, chunk=2, codec="dynamic8")),
+    "host": (host, lambda n: HostReduce(workers=n)),
+    "host dynamic8": (host, lambda n: HostReduce(workers=n, chunk=2, codec="dynamic8")),
     "rings": (hierarchy, lambda n: Hierarchy(workers=n)),
     "servers": (hierarchy, lambda n: Hierarchy(workers=n, between="servers")),
 }
@@ -265,11 +265,11 @@ resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 sys.path[:0] = sys.argv[1:]
 from pathlib import Path
 from boxes import chain
-from paceline.core.breakdown import breakdown
+from paceline.core.compare import breakdown
 from paceline.core.cost import Roofline
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.machine_file import read_machine
+from paceline.records.machine_file import read_machine
 from test_cluster import STRATEGIES
 cluster = read_machine(Path("machines/cluster-16384.toml"))
 work = chain(*[(0.0001, 1_000_000)] * 100)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from boxes import ExchangeOnly, WithoutUpdate, box, chain, link, named
+from boxes import ExchangeOnly, WithoutUpdate, after, box, chain, link, named
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
@@ -12,7 +12,7 @@ from paceline.core.wire_format import PIECE
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
-from paceline.strategies.host.config import Host
+from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.plan import plan as plan_host
 
 ENCODE, DECODE, LATENCY_S = 1e9, 4e9, 1e-3
@@ -76,17 +76,17 @@ def test_pieces_of_a_bucket_follow_one_another_and_overlap():
         for w in (0, 1)
     }
     assert named(tasks) == ranks | own | {"reduce[0.0]", "reduce[0.1]", "reduce[0.2]"}
-    assert tasks["s0/encode[0.1]@worker1"].after == ("s0/backward[l0]@worker1",)
-    assert set(tasks["s0/reduce[0.1]"].after) == {
+    assert after(tasks["s0/encode[0.1]@worker1"]) == ("s0/backward[l0]@worker1",)
+    assert set(after(tasks["s0/reduce[0.1]"])) == {
         "s0/reduce[0.0]",
         "s0/encode[0.1]@worker0",
         "s0/encode[0.1]@worker1",
     }
-    assert set(tasks["s0/decode[0.1]@worker0"].after) == {
+    assert set(after(tasks["s0/decode[0.1]@worker0"])) == {
         "s0/reduce[0.1]",
         "s0/decode[0.0]@worker0",
     }
-    assert "s0/decode[0.2]@worker1" in tasks["s0/step@worker1"].after
+    assert "s0/decode[0.2]@worker1" in after(tasks["s0/step@worker1"])
     # The wire never waits for the second and the third piece to be encoded, or decoded.
     piece_s = PIECE * (1 + 4 / 1024) / WIRE + 0.02
     encode_s = LATENCY_S + PIECE / ENCODE
@@ -115,7 +115,7 @@ def test_auto_encodes_large_buckets_and_leaves_small_ones():
     assert {"reduce[0.0]", "encode[0.0]@worker0", "reduce[1]"} <= names
     assert not {name for name in names if name.startswith(("encode[1", "decode[1"))}
     step = all_reduced(work, hosts(), codec="auto")["s0/step@worker1"]
-    assert set(step.after) >= {"s0/reduce[1]", "s0/decode[0.0]@worker1"}
+    assert set(after(step)) >= {"s0/reduce[1]", "s0/decode[0.0]@worker1"}
 
 
 def test_the_slowest_device_decides_what_auto_does():
@@ -135,14 +135,14 @@ def test_a_device_without_a_speed_is_named_with_its_kernel_and_field():
         with pytest.raises(InvalidInput, match=message):
             plan(chain((0, 4)), machine, config, Window(1))
     with pytest.raises(InvalidInput, match=message):
-        plan_host(chain((0, 4)), machine, Host(codec="dynamic8"), Window(1))
+        plan_host(chain((0, 4)), machine, HostReduce(codec="dynamic8"), Window(1))
 
 
 def test_one_worker_and_one_host_need_no_speed():
     assert plan(chain((0, 4)), box("cpu"), AllReduce(workers=1, codec="dynamic8"), Window(1))
     one = box("cpu", "cpu", links=[link("h", "h", 1e9)])
-    assert named(plan_host(chain((0, 4)), one, Host(codec="onebit"), Window(1))) == named(
-        plan_host(chain((0, 4)), one, Host(), Window(1))
+    assert named(plan_host(chain((0, 4)), one, HostReduce(codec="onebit"), Window(1))) == named(
+        plan_host(chain((0, 4)), one, HostReduce(), Window(1))
     )
 
 
@@ -155,7 +155,7 @@ def test_gradients_that_are_not_encoded_are_refused():
     with pytest.raises(InvalidInput, match="gradients of 64 bits, as those of fc, are not encoded"):
         plan(typed(8), hosts(), AllReduce(codec="dynamic8"), Window(1))
     with pytest.raises(InvalidInput, match="gradients of 16 bits, as those of fc, are not encoded"):
-        plan_host(typed(2), hosts(), Host(codec="dynamic8"), Window(1))
+        plan_host(typed(2), hosts(), HostReduce(codec="dynamic8"), Window(1))
     tasks = plan(typed(2), hosts(), AllReduce(codec="dynamic8"), Window(1))
     assert tasks["s0/encode[0.0]@worker0"].cost.flops == 1000
 
@@ -170,14 +170,16 @@ NBYTES = 4 * 102_400
 
 def test_hosts_encode_their_sums_by_their_first_worker():
     machine = box(*["cpu"] * 3, hosts="aab", links=[link("a", "b", WIRE, 0.01)], device=CODECS)
-    tasks = plan_host(chain((0, NBYTES)), machine, Host(workers=3, codec="dynamic8"), Window(1))
+    tasks = plan_host(
+        chain((0, NBYTES)), machine, HostReduce(workers=3, codec="dynamic8"), Window(1)
+    )
     names = named(tasks)
     assert {"reduce[0]", "send[0.0]"} <= names
     coding = {name for name in names if name.startswith(("encode", "decode"))}
     assert coding == {f"{kind}[0.0]@worker{w}" for kind in ("encode", "decode") for w in (0, 2)}
-    assert tasks["s0/encode[0.0]@worker2"].after == ("s0/reduce[0]",)
+    assert after(tasks["s0/encode[0.0]@worker2"]) == ("s0/reduce[0]",)
     for worker, own in enumerate((0, 0, 2)):
-        assert tasks[f"s0/step@worker{worker}"].after[0] == f"s0/decode[0.0]@worker{own}"
+        assert after(tasks[f"s0/step@worker{worker}"])[0] == f"s0/decode[0.0]@worker{own}"
     sent_s = 102_400 * (1 + 4 / 1024) / WIRE + 0.02
     coding_s = 2 * LATENCY_S + 102_400 / ENCODE + 1.5 * 102_400 / DECODE
     found = simulate(tasks, ExchangeOnly(machine)).makespan_s
@@ -187,14 +189,14 @@ def test_hosts_encode_their_sums_by_their_first_worker():
 def test_the_cores_of_a_host_encode_for_its_gpus():
     links = [link("gpu0", "a", 1e18), link("gpu1", "b", 1e18), link("a", "b", WIRE)]
     machine = box("gpu", "gpu", hosts="ab", links=links, host=CODECS)
-    tasks = plan_host(chain((0, NBYTES)), machine, Host(codec="dynamic8"), Window(1))
-    assert tasks["s0/h2d[0]@worker1"].after == ("s0/decode[0.0]@worker1",)
+    tasks = plan_host(chain((0, NBYTES)), machine, HostReduce(codec="dynamic8"), Window(1))
+    assert after(tasks["s0/h2d[0]@worker1"]) == ("s0/decode[0.0]@worker1",)
     encode = tasks["s0/encode[0.0]@worker1"]
     assert {resource.owner for resource in encode.on} == {"b"}
     assert Roofline.of(machine).seconds(encode) == pytest.approx(LATENCY_S + 102_400 / ENCODE)
     on_gpus = box("gpu", "gpu", hosts="ab", links=links, device=CODECS)
     with pytest.raises(InvalidInput, match=r"host 'a' is with kernel 'eightbit'.*hosts\.codecs"):
-        plan_host(chain((0, NBYTES)), on_gpus, Host(codec="dynamic8"), Window(1))
+        plan_host(chain((0, NBYTES)), on_gpus, HostReduce(codec="dynamic8"), Window(1))
 
 
 def test_steps_with_a_codec_follow_one_another():

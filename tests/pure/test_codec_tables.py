@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.codecs.table import TABLES, table
+from paceline.codecs.blockwise import TABLES, table
 
 
 @pytest.mark.parametrize("name", TABLES)

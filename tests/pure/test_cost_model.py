@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,17 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import WithoutUpdate, box, chain, link
-from paceline.core.cost import CostModel, Measured, Roofline
-from paceline.core.plan import Kind, Plan, Resource, Task
-from paceline.core.simulate import period, simulate
-from paceline.core.strategy import Window
-from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.machine_file import read_machine
-from paceline.planner import forecast
-from paceline.strategies import find_exchange
-from paceline.strategies.host.config import Host
-from paceline.strategies.host.model import (
-    LayerTimes,
+from closed_forms import (
+    LayerPhases,
     backpropagation_s,
     hidden_overhead_s,
     host_overhead_s,
@@ -27,6 +17,15 @@ from paceline.strategies.host.model import (
     typical_overhead_s,
     typical_s,
 )
+from paceline.core.cost import CostModel, Measured, Roofline
+from paceline.core.plan import Kind, Lane, Plan, PriceKey, Resource, Task
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.planner import forecast
+from paceline.records.machine_file import read_machine
+from paceline.strategies import find_exchange
+from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.plan import plan as plan_host
 from paceline.strategies.tree.config import Tree
 from paceline.strategies.tree.plan import plan as plan_tree
@@ -63,13 +62,13 @@ MULTIPLICATIONS = sum(multiplications for _, multiplications in ALEXNET)
 POWER8 = Path("machines/power8-p100.toml")
 
 seconds = st.floats(1e-6, 10)
-layer_times = st.lists(st.builds(LayerTimes, seconds, seconds, seconds, seconds), min_size=1)
+layer_times = st.lists(st.builds(LayerPhases, seconds, seconds, seconds, seconds), min_size=1)
 
 
-def alexnet_times() -> list[LayerTimes]:
+def alexnet_times() -> list[LayerPhases]:
     """Tables 3 and 4; backward is shared out in proportion to the multiplications."""
     return [
-        LayerTimes(BACKWARD * m / MULTIPLICATIONS, SYNC, copy + accumulate, back)
+        LayerPhases(BACKWARD * m / MULTIPLICATIONS, SYNC, copy + accumulate, back)
         for (_, m), (copy, accumulate, back) in zip(ALEXNET, TABLE_4, strict=True)
     ]
 
@@ -94,7 +93,7 @@ def test_the_closed_forms_are_those_of_the_definitions(layers):
 class OfLayers:
     """Prices the host's plan as the paper's symbols do; all else of a step costs nothing."""
 
-    def __init__(self, layers: list[LayerTimes], machine_cost: CostModel) -> None:
+    def __init__(self, layers: list[LayerPhases], machine_cost: CostModel) -> None:
         self._layers = layers
         self._machine = machine_cost
 
@@ -109,23 +108,23 @@ class OfLayers:
         return times.t_aa * (0.25 if task.kind is Kind.D2H else 0.75)
 
 
-def host_backward_s(layers: list[LayerTimes], in_parallel: bool) -> float:
+def host_backward_s(layers: list[LayerPhases], in_parallel: bool) -> float:
     """Simulate backward and exchange of two GPUs; `in_parallel` gives each task its own process."""
     (sync_s,) = {layer.t_as for layer in layers}
     links = [link("gpu0", "h", 1e9), link("gpu1", "h", 1e9)]
     machine = box("gpu", "gpu", links=links, device={"sync_latency_s": sync_s})
     work = chain(*[(layer.t_bp, 4) for layer in layers])
-    tasks = plan_host(work, machine, Host(), Window(1))
+    tasks = plan_host(work, machine, HostReduce(), Window(1))
     if in_parallel:
         moving = (Kind.D2H, Kind.REDUCE, Kind.H2D)
         tasks = Plan(
-            replace(task, on=(Resource(task.name, "alone"),)) if task.kind in moving else task
+            task._replace(on=(Resource(task.name, Lane.COMPUTE),)) if task.kind in moving else task
             for task in tasks.tasks
         )
     return simulate(tasks, OfLayers(layers, Roofline.of(machine))).makespan_s
 
 
-def equally_synchronised(layers: list[LayerTimes]) -> list[LayerTimes]:
+def equally_synchronised(layers: list[LayerPhases]) -> list[LayerPhases]:
     return [layer._replace(t_as=layers[0].t_as) for layer in layers]
 
 
@@ -164,7 +163,7 @@ def test_the_tree_takes_the_papers_time_where_transfers_cost_their_bytes(sizes, 
     machine = box(*["gpu"] * workers, links=links, device=device)
     work = chain(*[(t_bp, 4 * n) for t_bp, n in sizes])
     layers = [
-        LayerTimes(
+        LayerPhases(
             t_bp,
             0.0,
             levels * 4 * n * (1 / nbytes_per_s + 3 / adds_per_s),
@@ -203,9 +202,9 @@ def test_alexnets_overheads_are_those_of_tables_3_and_4():
 
 def test_the_host_loses_where_synchronising_costs_more_than_exchanging():
     # As for ResNet-152 without chunks (figure 2).
-    flat = [LayerTimes(1e-3, 5e-4, 1e-4, 1e-4)] * 152
+    flat = [LayerPhases(1e-3, 5e-4, 1e-4, 1e-4)] * 152
     assert not host_wins(flat, flat)
-    chunked = [LayerTimes(10e-3, 5e-4, 1e-3, 1e-3)] * 15
+    chunked = [LayerPhases(10e-3, 5e-4, 1e-3, 1e-3)] * 15
     assert host_wins(chunked, flat)
 
 
@@ -234,14 +233,14 @@ def predicted_ms(layers: list[tuple[int, float]], one_gpu_ms: float, strategy: s
         one_gpu_ms *= 1 + SLOWER / 157.2e-3
     scale = (one_gpu_ms / 1e3 - update_s) / (3 * sum(m for _, m in layers))
     durations = {
-        (device.name, kind, layer.name): scale * cost.flops
+        PriceKey(device.name, kind, layer.name): scale * cost.flops
         for device in machine.devices
         for layer in made
         for kind, cost in ((Kind.FORWARD, layer.forward), (Kind.BACKWARD, layer.backward))
     }
     for device in machine.devices:
-        durations[device.name, Kind.STEP, ""] = update_s
-        durations[device.name, Kind.LOAD, ""] = 0.0
+        durations[PriceKey(device.name, Kind.STEP)] = update_s
+        durations[PriceKey(device.name, Kind.LOAD)] = 0.0
     cost = Measured(durations, Roofline.of(machine))
     known = find_exchange(strategy)
     found = forecast(work, machine, known, known.config(workers=n), n, cost)

@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from boxes import ExchangeOnly, WithoutUpdate, box, chain, link, named
-from paceline.core.breakdown import breakdown
+from boxes import ExchangeOnly, WithoutUpdate, after, box, chain, link, named
+from paceline.core.compare import breakdown
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.plan import Kind
+from paceline.core.plan import Kind, Task, TaskId
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
 from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.hierarchy.plan import memory, plan, variants
-from paceline.strategies.host.config import Host
+from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.plan import plan as host_plan
 
 NBYTES = 4000
@@ -52,7 +52,7 @@ def test_these_tasks_and_no_others_lie_between_hosts():
     served = plan(chain((0, NBYTES)), machine, Hierarchy(4, between="servers"), Window(1))
     assert named(served) - found == {f"reduce[0.{part}]" for part in ("add0", "add1", "update")}
     assert served["s0/step@worker0"].cost.flops == 0
-    assert set(served["s0/step@worker3"].after) >= {"s0/send[0.in0]"}
+    assert set(after(served["s0/step@worker3"])) >= {"s0/send[0.in0]"}
 
 
 @given(
@@ -73,7 +73,7 @@ def test_rings_of_groups_move_as_much_as_one_ring_in_fewer_messages(sizes, count
 
 def test_one_group_is_the_ring_of_strategy_host():
     machine = box(*["cpu"] * 3, hosts="abc", links=all_linked(3, 1e3, 0.25))
-    tasks = host_plan(chain((0, NBYTES)), machine, Host(workers=3), Window(1))
+    tasks = host_plan(chain((0, NBYTES)), machine, HostReduce(workers=3), Window(1))
     expected = simulate(tasks, ExchangeOnly(machine)).makespan_s
     assert seconds(machine, NBYTES) == pytest.approx(expected, rel=1e-12)
 
@@ -125,8 +125,7 @@ def test_a_way_that_is_shared_before_its_narrowest_hop_is_priced_by_the_slower()
     on, cost = ring.reduction(60.0)
     # Each of four sends 6 messages of 15 bytes, and two of them go from x to y.
     assert ring.seconds(60.0) == pytest.approx(6 * 15 * 2 / 15)
-    task = plan(chain((0, 4)), box("cpu"), Hierarchy(workers=1), Window(1)).tasks[0]
-    priced = Roofline.of(machine).seconds(type(task)("t", Kind.REDUCE, on, cost))
+    priced = Roofline.of(machine).seconds(Task(TaskId(0, Kind.REDUCE), on, cost))
     assert priced == pytest.approx(ring.seconds(60.0))
 
 

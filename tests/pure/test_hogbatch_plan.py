@@ -11,9 +11,9 @@ from paceline.core.plan import Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.strategies.hogbatch import statistics
-from paceline.strategies.hogbatch.config import Hogbatch
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import plan, plan_until
-from paceline.strategies.hogbatch.policy import Counts, Worker, policy_of, updates_of
+from paceline.strategies.hogbatch.policy import policy_of, updates_of
 
 
 @pytest.mark.parametrize("ratio", [1.5, 4.25, 16.5, 236.3])
@@ -111,8 +111,8 @@ def test_the_simulator_reproduces_what_the_coordinator_decided(speeds, policy, l
     assert sum(statistics.num_samples(timeline).values()) >= 8 * 16 * 3
     if policy == "proportional":  # its sizes come from prices, which are not in the timeline
         return
-    workers = [Worker("cpu", 3, 1), Worker("gpu", 1, 1), Worker("gpu", 1, 1)]
-    asked = policy_of(config, workers, 16)
+    workers = [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")]
+    asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
     done = [statistics.updates(timeline).get(name, []) for name in ("cpu0", "gpu1", "gpu2")]
     handed = [
         (done[worker][i - 1].end_s if i else 0.0, worker, update.num_samples)
@@ -129,7 +129,7 @@ def test_the_simulator_reproduces_what_the_coordinator_decided(speeds, policy, l
             )
             for other in range(3)
         ]
-        said[worker] = asked.next_batch(worker, Counts(made, said))
+        said[worker] = asked.next_batch(worker, made, said)
         assert size == said[worker], (time_s, worker)
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies.hogbatch.workers import MOST_WORKERS, WorkerSpec, parse_workers
+from paceline.strategies.hogbatch.config import MOST_WORKERS, WorkerSpec, parse_workers
 
 CPUS = st.builds(
     WorkerSpec,

@@ -1,14 +1,14 @@
 import pytest
 from pydantic import ValidationError
 
-from boxes import ExchangeOnly, WithoutUpdate, box, chain, link, named
-from paceline.core.breakdown import breakdown_by_device
+from boxes import ExchangeOnly, WithoutUpdate, after, box, chain, link, named
+from paceline.core.compare import breakdown_by_device
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.plan import Kind
+from paceline.core.plan import Kind, PriceKey
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.strategies.host.config import Host
+from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.plan import plan
 
 NBYTES = 4000
@@ -16,7 +16,7 @@ GPU_LINKS = [link("gpu0", "h", 1000.0), link("gpu1", "h", 1000.0)]
 
 
 def test_two_cpus_have_these_tasks_and_no_others():
-    tasks = plan(chain((1, NBYTES), (1, NBYTES)), box("cpu", "cpu"), Host(), Window(1))
+    tasks = plan(chain((1, NBYTES), (1, NBYTES)), box("cpu", "cpu"), HostReduce(), Window(1))
     own = ("load", "forward[l0]", "forward[l1]", "backward[l1]", "backward[l0]", "step")
     ranks = {f"{name}@worker{w}" for name in (*own, "d2h[0]", "d2h[1]") for w in (0, 1)}
     assert named(tasks) == ranks | {"reduce[0]", "reduce[1]"}
@@ -24,20 +24,20 @@ def test_two_cpus_have_these_tasks_and_no_others():
 
 def test_gpus_also_copy_back():
     machine = box("gpu", "gpu", links=GPU_LINKS)
-    tasks = plan(chain((1, NBYTES)), machine, Host(), Window(1))
+    tasks = plan(chain((1, NBYTES)), machine, HostReduce(), Window(1))
     assert {"h2d[0]@worker0", "h2d[0]@worker1", "d2h[0]@worker0"} <= named(tasks)
-    assert tasks["s0/step@worker1"].after[0] == "s0/h2d[0]@worker1"
+    assert after(tasks["s0/step@worker1"])[0] == "s0/h2d[0]@worker1"
 
 
 def test_one_worker_exchanges_nothing():
-    tasks = plan(chain((1, NBYTES)), box("gpu"), Host(workers=1), Window(2)).tasks
+    tasks = plan(chain((1, NBYTES)), box("gpu"), HostReduce(workers=1), Window(2)).tasks
     assert {task.kind for task in tasks} == {Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
 
 
 def test_a_chunk_is_copied_when_its_last_layer_is_done_and_layers_of_the_end_stay_alone():
-    tasks = plan(chain(*[(1, NBYTES)] * 5), box("cpu", "cpu"), Host(chunk=3), Window(1))
-    after = {task.part: task.after for task in tasks.tasks if task.name.endswith("d2h[0]@worker0")}
-    assert after == {"0": ("s0/backward[l2]@worker0",)}
+    tasks = plan(chain(*[(1, NBYTES)] * 5), box("cpu", "cpu"), HostReduce(chunk=3), Window(1))
+    waits = {task.part: after(task) for task in tasks.tasks if task.name.endswith("d2h[0]@worker0")}
+    assert waits == {"0": ("s0/backward[l2]@worker0",)}
     costs = {part: tasks[f"s0/reduce[{part}]"].cost.nbytes / (3 * NBYTES) for part in "012"}
     assert costs == {"0": 3, "1": 1, "2": 1}
 
@@ -51,7 +51,7 @@ def test_cpus_move_each_byte_through_their_memory_3n_plus_1_times(workers):
         host={"memory_bandwidth_bytes_per_s": nbytes_per_s, "reduce_latency_s": latency_s},
         device={"memory_bandwidth_bytes_per_s": 1.0},  # that of layers: nothing to do with it
     )
-    tasks = plan(chain((0, NBYTES)), machine, Host(workers=workers), Window(1))
+    tasks = plan(chain((0, NBYTES)), machine, HostReduce(workers=workers), Window(1))
     expected = (3 * workers + 1) * NBYTES / nbytes_per_s + latency_s
     assert simulate(tasks, ExchangeOnly(machine)).makespan_s == pytest.approx(expected, rel=1e-12)
 
@@ -61,7 +61,7 @@ def test_sums_hide_behind_backward_unless_the_ranks_have_all_cores(uses_cores):
     # 2 s of backward beside a sum of 1 s; the last layer's gradients are nothing.
     links = [link("h", "h", 1.0, uses_cores=uses_cores)]
     machine = box("cpu", "cpu", links=links, host={"reduce_latency_s": 1.0})
-    tasks = plan(chain((2, 4), (2, 4)), machine, Host(), Window(1))
+    tasks = plan(chain((2, 4), (2, 4)), machine, HostReduce(), Window(1))
     makespan_s = simulate(tasks, WithoutUpdate(machine)).makespan_s
     assert makespan_s == pytest.approx(4 + 1 + (1 if uses_cores else 0))
 
@@ -70,7 +70,7 @@ def test_sums_hide_behind_backward_unless_the_ranks_have_all_cores(uses_cores):
 def test_gpus_behind_one_link_share_it(share):
     behind = [link("gpu0", "gpu2", 1e9), link("gpu1", "gpu2", 1e9), link("gpu2", "h", 1000.0)]
     machine = box("gpu", "gpu", "gpu", links=behind if share else GPU_LINKS)
-    tasks = plan(chain((0, NBYTES)), machine, Host(), Window(1))
+    tasks = plan(chain((0, NBYTES)), machine, HostReduce(), Window(1))
     spans = [s for s in simulate(tasks, ExchangeOnly(machine)).spans if s.kind is Kind.D2H]
     assert sorted(span.end_s for span in spans) == pytest.approx([4.0, 8.0] if share else [4.0] * 2)
 
@@ -78,14 +78,14 @@ def test_gpus_behind_one_link_share_it(share):
 def test_links_take_both_directions_at_once():
     # The copy back of layer 1 runs while layer 0 is copied to the host: 3 x 4 s, not 4 x 4 s.
     machine = box("gpu", "gpu", links=GPU_LINKS)
-    tasks = plan(chain((0, NBYTES), (0, NBYTES)), machine, Host(), Window(1))
+    tasks = plan(chain((0, NBYTES), (0, NBYTES)), machine, HostReduce(), Window(1))
     assert simulate(tasks, ExchangeOnly(machine)).makespan_s == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize(("chunk", "num_syncs"), [(1, 6), (2, 4), (5, 2), (6, 6)])
 def test_each_chunk_synchronises_a_gpu_once_and_slows_its_backward(chunk, num_syncs):
     machine = box("gpu", "gpu", links=GPU_LINKS, device={"sync_latency_s": 0.125})
-    tasks = plan(chain(*[(1, 4)] * 6), machine, Host(chunk=chunk), Window(1))
+    tasks = plan(chain(*[(1, 4)] * 6), machine, HostReduce(chunk=chunk), Window(1))
     spans = simulate(tasks, Roofline.of(machine)).spans
     backward_s = max(s.end_s for s in spans if s.kind is Kind.BACKWARD)
     assert backward_s == pytest.approx(6 + 0.125 * num_syncs)
@@ -93,25 +93,25 @@ def test_each_chunk_synchronises_a_gpu_once_and_slows_its_backward(chunk, num_sy
 
 def test_what_was_measured_without_synchronising_pays_for_it_on_top():
     machine = box("gpu", "gpu", links=GPU_LINKS, device={"sync_latency_s": 0.125})
-    task = plan(chain((1, 4)), machine, Host(), Window(1))["s0/backward[l0]@worker0"]
-    cost = Measured({("gpu0", Kind.BACKWARD, "l0"): 7.0}, Roofline.of(machine))
+    task = plan(chain((1, 4)), machine, HostReduce(), Window(1))["s0/backward[l0]@worker0"]
+    cost = Measured({PriceKey("gpu0", Kind.BACKWARD, "l0"): 7.0}, Roofline.of(machine))
     assert cost.seconds(task) == 7.125
 
 
 def test_a_gpu_without_a_figure_for_it_synchronises_in_the_time_of_a_call():
     machine = box("gpu", "gpu", links=GPU_LINKS, device={"call_latency_s": 0.5})
-    task = plan(chain((1, 4)), machine, Host(), Window(1))["s0/backward[l0]@worker0"]
+    task = plan(chain((1, 4)), machine, HostReduce(), Window(1))["s0/backward[l0]@worker0"]
     assert Roofline.of(machine).seconds(task) == 1.5
 
 
 def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
     # Three ranks on two hosts. Each host sends 2 (n - 1) / n of the bytes to the other.
     machine = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "b", 1000.0, 0.25)])
-    tasks = plan(chain((0, NBYTES), (0, NBYTES)), machine, Host(workers=3), Window(1))
+    tasks = plan(chain((0, NBYTES), (0, NBYTES)), machine, HostReduce(workers=3), Window(1))
     send = tasks["s0/send[1]"]
-    assert send.after == ("s0/reduce[1]",)
+    assert after(send) == ("s0/reduce[1]",)
     assert Roofline.of(machine).seconds(send) == pytest.approx(4.0 + 2 * 0.25)
-    assert set(tasks["s0/step@worker2"].after) >= {"s0/send[0]", "s0/send[1]"}
+    assert set(after(tasks["s0/step@worker2"])) >= {"s0/send[0]", "s0/send[1]"}
     # Sums go on while the network is busy.
     timeline = simulate(tasks, ExchangeOnly(machine))
     by_name = {span.name: span for span in timeline.spans}
@@ -123,7 +123,7 @@ def test_steps_follow_one_another_and_communication_belongs_to_the_devices():
     machine = box("cpu", "cpu", host={"reduce_latency_s": 1.0})
 
     def window(num_steps):
-        return plan(chain((3, 4), (2, 4)), machine, Host(), Window(num_steps))
+        return plan(chain((3, 4), (2, 4)), machine, HostReduce(), Window(num_steps))
 
     cost = WithoutUpdate(machine)
     assert period(window, cost, 3) == pytest.approx(3 + 2 + 1)
@@ -137,14 +137,14 @@ def test_steps_follow_one_another_and_communication_belongs_to_the_devices():
 def test_what_does_not_fit_is_refused():
     work = chain((1, 4))
     with pytest.raises(InvalidInput, match="workers: 3 do not fit on machine 'box', which has 2"):
-        plan(work, box("cpu", "cpu"), Host(workers=3), Window(1))
+        plan(work, box("cpu", "cpu"), HostReduce(workers=3), Window(1))
     with pytest.raises(InvalidInput, match="no link leads from 'gpu0' to 'h'"):
-        plan(work, box("gpu", "gpu"), Host(), Window(1))
+        plan(work, box("gpu", "gpu"), HostReduce(), Window(1))
     with pytest.raises(InvalidInput, match="no link leads from 'a' to 'b'"):
-        plan(work, box("cpu", "cpu", hosts="ab"), Host(), Window(1))
+        plan(work, box("cpu", "cpu", hosts="ab"), HostReduce(), Window(1))
 
 
 @pytest.mark.parametrize("fields", [{"workers": 0}, {"chunk": 0}, {"chunks": 3}])
 def test_a_configuration_that_makes_no_sense_is_refused(fields):
     with pytest.raises((ValidationError, TypeError)):
-        Host(**fields)
+        HostReduce(**fields)

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.chunks import chunks
-from paceline.tune.chunk import ChunkTimes, LearnedSearch, candidates, predict
+from paceline.core.chunks import ChunkTimes, LearnedSearch, candidates, chunks, predict
 
 MODELS = st.integers(2, 40).flatmap(
     lambda n: st.tuples(

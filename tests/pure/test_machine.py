@@ -13,9 +13,9 @@ from paceline.core.cost import (
     link_lane,
 )
 from paceline.core.errors import InvalidInput
+from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from paceline.core.machine import Machine
-from paceline.core.plan import Cost, Kind, Task
-from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from paceline.core.plan import Cost, Kind, PriceKey, Task, TaskId
 
 HOST = {
     "cores": 2,
@@ -123,28 +123,28 @@ def test_a_missing_way_is_named():
 def test_roofline_takes_the_slower_of_arithmetic_and_traffic(flops, nbytes, num_calls, seconds):
     rate = Rate(flops_per_s=1e12, nbytes_per_s=100e9, call_latency_s=1e-5)
     lane = compute_lane("gpu0")
-    task = Task("t", Kind.FORWARD, (lane,), Cost(flops, nbytes, num_calls))
+    task = Task(TaskId(0, Kind.FORWARD, "t"), (lane,), Cost(flops, nbytes, num_calls))
     assert Roofline({lane: rate}).seconds(task) == pytest.approx(seconds)
 
 
 def test_a_transfer_is_priced_by_its_link_and_not_by_the_devices_that_it_holds():
     m = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [("a", "b", "1 Gbit/s")])
     on = (link_lane("b", "a"), exchange_lane("cpu0"), exchange_lane("cpu1"))
-    task = Task("t", Kind.REDUCE, on, Cost(nbytes=125e6, num_calls=2))
+    task = Task(TaskId(0, Kind.REDUCE, "t"), on, Cost(nbytes=125e6, num_calls=2))
     assert Roofline.of(m).seconds(task) == pytest.approx(1 + 2e-5)
 
 
 def test_nothing_to_price_by_is_an_error():
-    task = Task("t", Kind.REDUCE, (exchange_lane("cpu0"),), Cost(1))
+    task = Task(TaskId(0, Kind.REDUCE, "t"), (exchange_lane("cpu0"),), Cost(1))
     with pytest.raises(ValueError, match=r"none of \['cpu0/exchange'\] has a rate"):
         Roofline({}).seconds(task)
 
 
 def test_measured_prices_come_first():
     lane = compute_lane("cpu0")
-    cost = Measured({("cpu0", Kind.FORWARD, "conv1"): 0.5}, Roofline({lane: Rate(1.0)}))
-    known = Task("a", Kind.FORWARD, (lane,), Cost(7), part="conv1")
-    unknown = Task("b", Kind.BACKWARD, (lane,), Cost(7), part="conv1")
+    cost = Measured({PriceKey("cpu0", Kind.FORWARD, "conv1"): 0.5}, Roofline({lane: Rate(1.0)}))
+    known = Task(TaskId(0, Kind.FORWARD, "conv1", 0), (lane,), Cost(7))
+    unknown = Task(TaskId(0, Kind.BACKWARD, "conv1", 0), (lane,), Cost(7))
     assert (cost.seconds(known), cost.seconds(unknown)) == (0.5, 7.0)
 
 
@@ -156,7 +156,7 @@ def test_a_codec_is_priced_by_its_speed_and_holds_what_computes(kind):
     m = Machine.model_validate(m.model_dump() | {"devices": [device]})
     on = codec_lanes(m.devices[0], "eightbit", kind)
     assert compute_lane("gpu0") in on
-    task = Task("t", kind, on, Cost(flops=8e9, num_calls=2))
+    task = Task(TaskId(0, kind, "t"), on, Cost(flops=8e9, num_calls=2))
     assert Roofline.of(m).seconds(task) == (9.0 if kind is Kind.ENCODE else 3.0)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.machine_file import read_machine
+from paceline.records.machine_file import read_machine
 
 GOOD = """
     name = "pair"

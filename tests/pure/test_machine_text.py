@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, ValuesPerSecond
 from paceline.core.machine import CodecSpeed, Device, Host, Link, Machine, Switch
-from paceline.core.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, ValuesPerSecond
-from paceline.machine_file import read_machine
-from paceline.probe.text import as_rounded, machine_text, quantity, rounded
+from paceline.records.machine_file import as_rounded, machine_text, quantity, read_machine, rounded
 
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 NOT_NEGATIVE = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

@@ -1,14 +1,19 @@
-"""The memory of a step, from what layers keep and work with; and the search for a batch."""
+"""The memory of a step, from what layers keep and work with."""
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.memory import feature_nbytes, largest_batch, replica_nbytes
-from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.profiling.largest import GaveUp, largest
+from paceline.core.workload import (
+    Cost,
+    Layer,
+    Parameter,
+    Workload,
+    feature_nbytes,
+    largest_batch,
+    replica_nbytes,
+)
 
 
 def layer(name: str, values: int, kept: int, working: int | None) -> Layer:
@@ -59,35 +64,3 @@ def test_the_largest_batch_is_the_last_one_that_is_predicted_to_fit(kept, workin
     found = largest_batch(chain, limit)
     assert of(found + 1) > limit
     assert found == 0 or of(found) <= limit
-
-
-@given(st.integers(0, 5000), st.integers(1, 10_000), st.integers(1, 4000))
-def test_the_search_finds_what_fits_to_a_sixteenth(limit: int, first: int, most: int) -> None:
-    tried: list[int] = []
-
-    def fits(size: int) -> bool:
-        assert 1 <= size <= most
-        assert size not in tried
-        tried.append(size)
-        return size <= limit
-
-    found, complete = largest(fits, first, most)
-    true = min(limit, most)
-    assert complete
-    assert found <= true <= found + found // 16
-    assert len(tried) <= 30
-
-
-def test_an_attempt_without_an_answer_ends_the_search() -> None:
-    def fits(size: int) -> bool:
-        if size > 100:
-            raise GaveUp
-        return True
-
-    assert largest(fits, 10, 10**6) == (80, False)
-    assert largest(fits, 200, 10**6) == (0, False)
-
-
-@pytest.mark.parametrize("most", [1, 7])
-def test_all_that_may_be_tried_can_fit(most: int) -> None:
-    assert largest(lambda size: True, 3, most) == (most, True)

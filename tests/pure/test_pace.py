@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.cost import Rate, Roofline, compute_lane
+from paceline.core.cost import Rate, Roofline, Totals, compute_lane, layer_times, update_cost
 from paceline.core.machine import Machine
-from paceline.core.pace import Totals, layer_times, update_cost
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 # Two parameters of 40 and 60 values, 400 bytes of gradients.

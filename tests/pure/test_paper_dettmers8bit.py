@@ -2,17 +2,20 @@ from pathlib import Path
 
 import pytest
 
-from paceline.machine_file import find_machine
-from paceline.papers.cells import Basis, mean_error
-from paceline.papers.dettmers8bit import board, cluster, paper
-from paceline.papers.tables import markdown
+from paceline.core.cost import Measured, compute_lane, link_lane
+from paceline.core.plan import Kind, Plan, PriceKey, Task, TaskId
+from paceline.core.simulate import simulate
+from paceline.records.machine_file import find_machine
+from paceline.studies.papers import dettmers8bit as dettmers
+from paceline.studies.papers.paper_tables import Basis, mean_error, printed_values
+from paper_markdown import markdown
 
 README = Path(__file__).parents[2] / "papers" / "dettmers8bit" / "README.md"
 
 
 @pytest.fixture(scope="module")
 def tables():
-    return paper()
+    return dettmers.paper()
 
 
 def ours(tables, title: str) -> dict[str, float]:
@@ -51,54 +54,54 @@ def test_calibrated_cells_are_met(tables):
 
 
 def test_the_closed_form_prints_the_single_nodes_speed_ups():
-    found = [board.speedup(bits, total) for total in (104.1, 177.0) for bits in (32, 8)]
+    found = [dettmers.speedup(bits, total) for total in (104.1, 177.0) for bits in (32, 8)]
     assert found == pytest.approx([3.53, 3.67, 3.71, 3.8], abs=0.005)
 
 
 @pytest.mark.parametrize("as_table_3", [False, True])
 @pytest.mark.parametrize("bits", [32, 8])
 def test_the_plan_is_within_ten_per_cent_of_the_closed_form(bits, as_table_3):
-    assert board.simulated(bits, as_table_3=as_table_3) == pytest.approx(
-        board.speedup(bits), rel=0.1
+    assert dettmers.simulated(bits, as_table_3=as_table_3) == pytest.approx(
+        dettmers.speedup(bits), rel=0.1
     )
 
 
 def test_without_any_exchange_the_plan_is_the_closed_form_without_penalties(monkeypatch):
     # What remains is the time of the convolutions and four passes through a quarter of the head.
-    free = dict.fromkeys((32, 8), (1e-9,) * 9)
-    monkeypatch.setattr(board, "SYNC_MS", free)
+    free = dict.fromkeys(dettmers.SYNC_MS, 1e-9)
+    monkeypatch.setattr(dettmers, "SYNC_MS", free)
     expected = 4 * 104.1 / (104.1 - 6.5 + 4 * 3.345)
-    assert board.simulated(32, as_table_3=True) == pytest.approx(expected, rel=1e-6)
+    assert dettmers.simulated(32, as_table_3=True) == pytest.approx(expected, rel=1e-6)
 
 
 def test_eight_bits_save_time_only_where_the_link_is_the_bottleneck():
     # By table 3, a sub-batch's exchanges take twice as long as its products: 6.6 ms for 3.3.
-    assert board.simulated(8, as_table_3=True) > board.simulated(32, as_table_3=True)
+    assert dettmers.simulated(8, as_table_3=True) > dettmers.simulated(32, as_table_3=True)
     # By the bytes that really travel they hide, and encoding costs more than it saves.
-    assert board.simulated(8) < board.simulated(32)
+    assert dettmers.simulated(8) < dettmers.simulated(32)
 
 
 def test_four_messages_cross_the_board_at_a_time():
-    assert board.messages_in_turn(find_machine("pcie-4gpu")) == 4
+    assert dettmers.messages_in_turn(find_machine("pcie-4gpu")) == 4
 
 
 def test_messages_of_a_quarter_of_the_gradients():
     # 64 x 192 filters of 5 x 5, 4 bytes each, a quarter: 0.29 MB (table 3).
-    assert board.message_sizes()[1] == 64 * 192 * 25
-    assert board.message_sizes()[5] == 128 * 9216
+    assert dettmers.message_sizes()["conv5, 64 -> 192"] == 64 * 192 * 25
+    assert dettmers.message_sizes()[dettmers.ACTIVATION] == 128 * 9216
 
 
 def test_the_cluster_has_96_gpus_on_32_nodes():
     machine = find_machine("infiniband-96gpu").for_workers(96)
     assert len(machine.devices) == 96
-    assert cluster.num_others() == 31
+    assert dettmers.num_others() == 31
     route = machine.route(machine.devices[0], machine.devices[95])
     assert sum(hop.link.latency_s for hop in route[1:-1]) == pytest.approx(6e-6)
 
 
 def test_the_rate_of_the_cluster_is_below_infinibands(tables):
     # 6 GB/s is printed; 31 messages of 1,152 KiB at that rate and 0.3 ms are 15.4 ms and not 17.4.
-    assert 1024e3 * cluster.effective_rate() == pytest.approx(4.515e9, rel=1e-3)
+    assert 1024e3 * dettmers.effective_rate() == pytest.approx(4.515e9, rel=1e-3)
 
 
 def test_table_1_repeats_the_other_tables(tables):
@@ -108,22 +111,36 @@ def test_table_1_repeats_the_other_tables(tables):
     )
 
 
-@pytest.mark.parametrize("row", cluster.ROWS, ids=lambda row: str(row.sub_batch))
+def scheduled_ms(sub_batch: int, bits: int) -> float:
+    """Return the milliseconds where a sub-batch travels while the one before it is computed."""
+    wire, lane = link_lane("node", "fabric"), compute_lane("gpu")
+    tasks: list[Task] = []
+    for number in range(dettmers.SAMPLES // sub_batch):
+        before = (tasks[-2].id,) if tasks else ()
+        sent = Task(TaskId(number, Kind.SEND), (wire,), after=before)
+        tasks += (sent, Task(TaskId(number, Kind.FORWARD, "", 0), (lane,), after=(sent.id,)))
+    one_send, one_head = PriceKey(wire.owner, Kind.SEND), PriceKey(lane.owner, Kind.FORWARD)
+    cost = Measured({one_send: dettmers.single_ms(sub_batch, bits), one_head: dettmers.FC_MS})
+    return simulate(Plan(tasks), cost).makespan_s
+
+
+@pytest.mark.parametrize("sub_batch", dettmers.LATENCY_MS)
 @pytest.mark.parametrize("bits", [32, 8])
-def test_a_schedule_is_bounded_by_its_wire_and_by_its_products(row, bits):
-    once, number = cluster.single_ms(row, bits), 12288 // row.sub_batch
+def test_a_schedule_is_bounded_by_its_wire_and_by_its_products(sub_batch, bits):
+    once, number = dettmers.single_ms(sub_batch, bits), 12288 // sub_batch
     expected = once + (number - 1) * max(once, 6.5) + 6.5
-    assert cluster.scheduled_ms(row, bits) == pytest.approx(expected)
+    assert scheduled_ms(sub_batch, bits) == pytest.approx(expected)
 
 
 def test_the_readme_shows_what_the_code_says(tables):
     text = README.read_text()
     shown = text.partition("<!-- tables -->\n")[2].partition("\n<!-- /tables -->")[0]
     assert shown.strip() == markdown(tables)
-    for row in cluster.ROWS:
-        speedups = [cluster.speedup_of(cluster.scheduled_ms(row, bits)) for bits in (32, 8)]
-        line = f"| {row.sub_batch:,} | {row.speedup[0]} | {speedups[0]:.1f} | "
-        assert line + f"{row.speedup[1]} | {speedups[1]:.1f} |" in text
+    printed = printed_values("dettmers8bit", "table 7")
+    for size in dettmers.LATENCY_MS:
+        first, last = (dettmers.speedup_of(scheduled_ms(size, bits)) for bits in (32, 8))
+        line = f"| {size:,} | {printed[size, 32]} | {first:.1f} | "
+        assert line + f"{printed[size, 8]} | {last:.1f} |" in text
     for as_table_3 in (False, True):
         for bits in (32, 8):
-            assert f"{board.simulated(bits, as_table_3=as_table_3):.2f}" in text
+            assert f"{dettmers.simulated(bits, as_table_3=as_table_3):.2f}" in text

@@ -1,10 +1,10 @@
 import pytest
 
 from paceline.core.plan import Kind
-from paceline.papers import hogbatch
-from paceline.papers.cells import Basis, mean_error
-from paceline.papers.hogbatch.networks import DATA_SETS, workload
 from paceline.strategies.hogbatch import statistics
+from paceline.studies.papers import hogbatch
+from paceline.studies.papers.hogbatch import DATA_SETS, workload
+from paceline.studies.papers.paper_tables import Basis, mean_error
 
 COVTYPE, W8A, DELICIOUS, REAL_SIM = DATA_SETS
 
@@ -71,7 +71,7 @@ def test_batches_keep_to_the_thresholds_of_table_ii(policy):
 
 def test_the_gpu_alone_copies_no_model():
     tasks, _ = hogbatch.run_alone(COVTYPE, 128)
-    assert {task.part for task in tasks.tasks if task.kind is Kind.H2D} == {"batch:128"}
+    assert {task.num_samples for task in tasks.tasks if task.kind is Kind.H2D} == {128}
 
 
 def test_what_is_predicted_is_as_near_as_the_readme_says(paper):

@@ -6,24 +6,33 @@ import pytest
 from rich.console import Console
 
 from paceline.core.errors import InvalidInput
-from paceline.papers import paper
-from paceline.papers.cells import Basis, Cell, Paper, Table, mean_error
-from paceline.papers.tables import as_object, markdown, show
+from paceline.studies.papers import NAMES, paper
+from paceline.studies.papers.paper_tables import (
+    Basis,
+    Paper,
+    PaperCell,
+    PaperTable,
+    as_object,
+    mean_error,
+    read_printed,
+    show,
+)
+from paper_markdown import markdown
 
 CELLS = (
-    Cell("one", 100.0, 110.0, Basis.PREDICTED),
-    Cell("two", 50.0, 48.0, Basis.PREDICTED),
-    Cell("three", 7.0, 9.0, Basis.CALIBRATED),
-    Cell("four", 1024.0, 1024.0, Basis.EXACT),
-    Cell("winner", "ring", "tree", Basis.PREDICTED),
+    PaperCell("one", 100.0, 110.0, Basis.PREDICTED),
+    PaperCell("two", 50.0, 48.0, Basis.PREDICTED),
+    PaperCell("three", 7.0, 9.0, Basis.CALIBRATED),
+    PaperCell("four", 1024.0, 1024.0, Basis.EXACT),
+    PaperCell("winner", "ring", "tree", Basis.PREDICTED),
 )
-PAPER = Paper("some", "Some, 2020", (Table("Table 1: ms", CELLS),), (("rate", "three"),))
+PAPER = Paper("some", "Some, 2020", (PaperTable("Table 1: ms", CELLS),), (("rate", "three"),))
 
 
 def test_only_predicted_numbers_count_for_the_error():
     assert mean_error(PAPER.cells) == pytest.approx((0.1 + 0.04) / 2)
     assert mean_error(CELLS[2:]) is None
-    assert mean_error([Cell("zero", 0.0, 1.0, Basis.PREDICTED)]) is None
+    assert mean_error([PaperCell("zero", 0.0, 1.0, Basis.PREDICTED)]) is None
 
 
 def test_more_constants_than_a_third_of_the_predictions_are_too_many():
@@ -34,7 +43,7 @@ def test_more_constants_than_a_third_of_the_predictions_are_too_many():
 
 def test_a_number_is_not_compared_with_a_word():
     with pytest.raises(ValueError, match="cannot be compared"):
-        Cell("one", 1.0, "one", Basis.EXACT)
+        PaperCell("one", 1.0, "one", Basis.EXACT)
 
 
 def test_the_object_has_all_cells():
@@ -69,6 +78,15 @@ def test_the_readme_has_the_same_cells():
     lines = markdown(PAPER).splitlines()
     assert lines[:3] == ["**Table 1: ms**", "", "|  | printed | ours | error | kind |"]
     assert "| four | 1,024 | 1,024 | 0 % | exact |" in lines
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_paper_prints_is_installed_with_the_package(name):
+    """By importlib.resources, as from a wheel: no path of the repository is needed."""
+    data = read_printed(name)
+    assert data["citation"]
+    tables = [table["name"] for table in data["tables"]]
+    assert len(tables) == len(set(tables)) > 0
 
 
 def test_an_unknown_paper_is_told_which_are():

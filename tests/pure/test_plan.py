@@ -3,8 +3,8 @@ from collections.abc import Iterator
 import pytest
 
 from boxes import box, chain, link
-from paceline.core.cost import Roofline
-from paceline.core.plan import Cost, Kind, Plan, Resource, Task, task_name
+from paceline.core.cost import Roofline, compute_lane
+from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Window
 from paceline.strategies.allreduce import plan as allreduce
@@ -12,39 +12,50 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.hierarchy import plan as hierarchy
 from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.host import plan as host
-from paceline.strategies.host.config import Host
+from paceline.strategies.host.config import HostReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
 
-LANE = (Resource("cpu0", "compute"),)
+LANE = (compute_lane("cpu0"),)
 
 
 def test_task_names_are_those_that_recordings_use():
-    assert task_name(0, Kind.FORWARD, "conv1", 1) == "s0/forward[conv1]@worker1"
-    assert task_name(3, Kind.STEP, worker=0) == "s3/step@worker0"
-    assert task_name(2, Kind.REDUCE, "1") == "s2/reduce[1]"
+    assert TaskId(0, Kind.FORWARD, "conv1", 1).name == "s0/forward[conv1]@worker1"
+    assert TaskId(3, Kind.STEP, worker=0).name == "s3/step@worker0"
+    assert TaskId(2, Kind.REDUCE, "1").name == "s2/reduce[1]"
+    assert TaskId(2, Kind.SEND, "fc1", None, 3).name == "s2/send[fc1/3]"
+
+
+def test_a_task_is_found_by_the_identity_of_its_fields():
+    task = Task(TaskId(2, Kind.SEND, "fc1", 1, 3), LANE)
+    assert task.id == (task.step, task.kind, task.part, task.worker, task.sub_batch)
+    assert Plan([task])["s2/send[fc1/3]@worker1"] is task
+    assert Task(task.id, LANE, Cost()) == task
+
+
+def task(part: str, *after: str, kind: Kind = Kind.FORWARD) -> Task:
+    return Task(TaskId(0, kind, part), LANE, after=tuple(TaskId(0, kind, one) for one in after))
 
 
 def test_a_task_may_only_wait_for_earlier_ones():
-    first = Task("a", Kind.FORWARD, LANE, after=("b",))
-    second = Task("b", Kind.FORWARD, LANE)
-    with pytest.raises(ValueError, match=r"a: waits for 'b', which is no earlier task"):
-        Plan([first, second])
+    message = r"s0/forward\[a\]: waits for 's0/forward\[b\]', which is no earlier task"
+    with pytest.raises(ValueError, match=message):
+        Plan([task("a", "b"), task("b")])
 
 
 def test_a_task_cannot_wait_for_itself():
     with pytest.raises(ValueError, match="no earlier task"):
-        Plan([Task("a", Kind.FORWARD, LANE, after=("a",))])
+        Plan([task("a", "a")])
 
 
 def test_a_name_stands_once():
-    with pytest.raises(ValueError, match="a: the name stands twice"):
-        Plan([Task("a", Kind.FORWARD, LANE), Task("a", Kind.STEP, LANE)])
+    with pytest.raises(ValueError, match=r"a\]: the name stands twice"):
+        Plan([task("a"), task("a")])
 
 
 def test_a_task_runs_on_something():
     with pytest.raises(ValueError, match="run on something"):
-        Plan([Task("a", Kind.FORWARD, ())])
+        Plan([Task(TaskId(0, Kind.FORWARD, "a"), ())])
 
 
 def test_work_cannot_be_negative():
@@ -55,11 +66,11 @@ def test_work_cannot_be_negative():
 def test_tasks_that_a_cost_model_cannot_tell_apart_are_priced_once():
     one = Cost(1)
     tasks = [
-        Task("s0/forward", Kind.FORWARD, LANE, one),
-        Task("s0/other", Kind.FORWARD, LANE, Cost(2)),
-        Task("s1/forward", Kind.FORWARD, LANE, one),
-        Task("s1/backward", Kind.BACKWARD, LANE, one),
-        Task("s1/part", Kind.FORWARD, LANE, one, part="conv1"),
+        Task(TaskId(0, Kind.FORWARD), LANE, one),
+        Task(TaskId(0, Kind.FORWARD, "", 1), LANE, Cost(2)),
+        Task(TaskId(1, Kind.FORWARD), LANE, one),
+        Task(TaskId(1, Kind.BACKWARD), LANE, one),
+        Task(TaskId(1, Kind.FORWARD, "conv1"), LANE, one),
     ]
     sorts, sort_of = Plan(tasks).priced_alike
     assert sort_of == [0, 1, 0, 2, 3]
@@ -77,9 +88,7 @@ def same(one: Plan, other: Plan) -> bool:
     return (
         one.tasks == other.tasks
         and lists[0] == lists[1]
-        and one.columns[0] == other.columns[0]
-        and [list(column) for column in one.columns] == [list(column) for column in other.columns]
-        and (one.num_parents, one.held, one.index) == (other.num_parents, other.held, other.index)
+        and (one.num_parents, one.held) == (other.num_parents, other.held)
         and one.resources == other.resources
         and priced(one) == priced(other)
         and len(one) == len(other)
@@ -96,7 +105,7 @@ def one_by_one(cls, tasks, num_steps: int) -> Plan:
     [
         (allreduce, AllReduce(workers=3, codec="dynamic8")),
         (tree, Tree(workers=3)),
-        (host, Host(workers=3, codec="half")),
+        (host, HostReduce(workers=3, codec="half")),
         (hierarchy, Hierarchy(workers=3, between="servers")),
     ],
     ids=lambda one: "",
@@ -119,7 +128,7 @@ def test_steps_that_repeat_are_as_if_each_was_made(monkeypatch, module, config, 
 def test_steps_that_do_other_things_do_not_repeat():
     def growing(step: int) -> Iterator[Task]:
         for i in range(1 + step):
-            yield Task(task_name(step, Kind.FORWARD, str(i)), Kind.FORWARD, LANE)
+            yield Task(TaskId(step, Kind.FORWARD, str(i)), LANE)
 
     assert len(Plan.of_steps(growing, 2)) == 3
     with pytest.raises(ValueError, match="the same tasks in the same order"):

@@ -6,26 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.insight import Insight
-from paceline.core.plan import Kind, Resource
+from paceline.core.compare import Comparison, ComparisonRow
+from paceline.core.cost import compute_lane
+from paceline.core.outcome import Epoch, Insight, UnevenWorker, Updates
+from paceline.core.plan import Kind
+from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Span, Timeline
-from paceline.planner import ERROR_BAR
-from paceline.report.answers import of_run
-from paceline.report.asynchronous import of_uneven
-from paceline.report.insights import insights
-from paceline.report.learned import of_epochs
-from paceline.report.worth import of_plan
-from paceline.result import (
-    ComparisonRow,
-    ComparisonTable,
-    EpochRow,
+from paceline.planner import ERROR_BAR, Refusal
+from paceline.records.result import (
     PlanRow,
     RankingRows,
-    RefusalRow,
-    Result,
+    RunResult,
 )
-from paceline.settings import TrainSettings, UnevenSettings
-from paceline.uneven_result import UnevenResult, WorkerRow
+from paceline.report.insights import of_asynchronous, of_epochs, of_run
+from paceline.report.markup import insights
+from paceline.report.planned import of_plan
 from plan_rows import plan_row
 
 EXCHANGES = {"load": 0, "forward": 4, "backward": 8, "update": 0.4, "exposed": 6, "idle": 1.6}
@@ -34,26 +29,26 @@ WAITS = {"load": 1, "forward": 2, "backward": 3, "update": 1, "exposed": 1, "idl
 LOADS = {"load": 10, "forward": 4, "backward": 4, "update": 1, "exposed": 0, "idle": 1}
 
 
-def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> EpochRow:
-    return EpochRow(number=number, train_loss=1, test_loss=test_loss, accuracy=accuracy, seconds=2)
+def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
+    return Epoch(number=number, train_loss=1, test_loss=test_loss, accuracy=accuracy, seconds=2)
 
 
-def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> Result:
+def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:
     step = sum(parts.values())
     rows = {"step": step, "hidden": 0.5 * step} | parts
-    result = Result(
+    result = RunResult(
+        origin="measured",
         id="run",
         settings=TrainSettings(model="net", workers=2),
         strategy="allreduce",
-        decisions=(),
         machine={"memory_bytes": 2**30},
         plans=(plan_row(step_s=step), *plans),
         epochs=(epoch(0, 1),),
         accuracy=0.5,
         predicted_step_s=step,
-        measured_step_s=step,
+        step_s=step,
         samples_per_s=64 / step,
-        comparison=ComparisonTable(
+        comparison=Comparison(
             left="predicted",
             right="measured",
             rows=tuple(
@@ -61,13 +56,12 @@ def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> Result:
                 for name, value in rows.items()
             ),
         ),
-        faults=(),
         peak_memory_bytes=(2**28, 2**27),
     )
     return result.model_copy(update=changes)
 
 
-def said(result: Result, timeline: Timeline | None = None) -> dict[str, Insight]:
+def said(result: RunResult, timeline: Timeline | None = None) -> dict[str, Insight]:
     found = of_run(result, {} if timeline is None else {"measured": timeline})
     return {one.topic: one for one in found}
 
@@ -76,11 +70,11 @@ def one_slow_device() -> Timeline:
     """Return two steps of two devices, of which one computes for 3 s and the other for 1 s."""
     spans = []
     for step in range(2):
-        for device, seconds in (("cpu0", 3.0), ("cpu1", 1.0)):
-            on = (Resource(device, "compute"),)
+        for worker, (device, seconds) in enumerate((("cpu0", 3.0), ("cpu1", 1.0))):
+            on = (compute_lane(device),)
             start, end = 4.0 * step, 4.0 * step + seconds
-            spans.append(Span(f"f{step}{device}", Kind.FORWARD, on, start, end))
-            spans.append(Span(f"s{step}{device}", Kind.STEP, on, 4 * step + 3, 4 * step + 4))
+            spans.append(Span(Kind.FORWARD, step, "", worker, on, start, end))
+            spans.append(Span(Kind.STEP, step, "", worker, on, 4 * step + 3, 4 * step + 4))
     return Timeline(spans, "measured")
 
 
@@ -228,14 +222,14 @@ class TestOfPlan:
         assert "rehearse both" in method.sentence
 
     def test_nothing_to_plan(self) -> None:
-        refused = (RefusalRow(strategy="tree", workers=2, placement="spread", why="too large"),)
+        refused = (Refusal(strategy="tree", workers=2, placement="spread", why="too large"),)
         (found,) = of_plan(self.ranking(refused=refused))
         assert found.sentence.startswith("Nothing can be planned")
 
 
 def test_uneven_workers() -> None:
     rows = tuple(
-        WorkerRow(
+        UnevenWorker(
             name=name,
             spec="cpu:1",
             tried_samples_per_s=speed,
@@ -245,29 +239,31 @@ def test_uneven_workers() -> None:
         )
         for name, speed in (("cpu0", 80.0), ("cpu1", 20.0))
     )
-    result = UnevenResult(
+    result = RunResult(
+        origin="measured",
         id="run",
-        settings=UnevenSettings(model="mlp"),
+        settings=TrainSettings(model="mlp", strategy="hogbatch"),
+        strategy="hogbatch",
         machine={},
         workers=rows,
-        updates={"cpu0": 1, "cpu1": 1},
+        updates=Updates(
+            count=2,
+            by_worker={"cpu0": 1, "cpu1": 1},
+            staleness={"cpu0": {0: 3, 1: 1}, "cpu1": {3: 4}},
+            mean_staleness=13 / 8,
+        ),
         utilisation={"cpu0": 0.99, "cpu1": 0.6},
         epochs=(epoch(0, 1),),
         accuracy=0.5,
-        loss=1.0,
         trained_s=3.0,
         samples_per_s=75.0,
         predicted_samples_per_s=90.0,
-        staleness={"cpu0": {0: 3, 1: 1}, "cpu1": {3: 4}},
-        batch_sizes={},
-        update_gaps=(),
-        lost=(),
-        faults=(),
-        peak_memory_bytes=(),
     )
-    sentences = [one.sentence for one in of_uneven(result)]
+    sentences = [one.sentence for one in of_asynchronous(result)]
     assert "Fair: together the workers reach 75.0 % of the samples/s" in sentences[0]
-    assert "Give cpu1 larger batches, or leave it out: it computed for only 60.0 %" in sentences[1]
+    assert (
+        "Give cpu1 larger batches, or leave it out: cpu1 computed for only 60.0 %" in sentences[1]
+    )
     assert "off by +20.0 %, more than" in sentences[2]
     assert sentences[3] == "A batch missed 1.6 updates of other workers on average."  # 13 / 8
 

@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.insight import Insight
-from paceline.scaling.findings import PAYS, by_workers, gains, limit, looked_at, memory_of, worth
-from paceline.scaling.insights import insights
+from paceline.core.outcome import Insight
+from paceline.studies.scale.conclusions import (
+    PAYS,
+    by_workers,
+    comparable,
+    gains,
+    insights,
+    limit,
+    memory_of,
+    worth,
+)
 from scale_cells import cell, failed, study
 
 COSTS = st.floats(min_value=0.01, max_value=500)
@@ -132,7 +140,7 @@ def test_what_is_said_is_the_best_of_the_cells(methods, workers, compute_s):
     found = said(cells, "method")
     if found is not None and "is the fastest" in found.sentence:
         assert f"{min(methods, key=methods.__getitem__)} is the fastest" in found.sentence
-    known = looked_at(cells)
+    known = comparable(cells)
     counts = by_workers(known, 32)
     pays = worth(counts)
     assert all(one.rate <= PAYS * counts[pays].rate for one in counts.values())
@@ -153,7 +161,7 @@ def test_a_machine_that_is_slower_in_all_says_the_same(methods, workers, times):
         )
         for one in cells
     ]
-    first, second = looked_at(cells), looked_at(slower)
+    first, second = comparable(cells), comparable(slower)
     assert [limit(first, one) for one in first] == [limit(second, one) for one in second]
     for one, other in zip(first, second, strict=True):
         assert gains(one) == pytest.approx(gains(other))
@@ -162,7 +170,7 @@ def test_a_machine_that_is_slower_in_all_says_the_same(methods, workers, times):
 def test_a_process_that_was_fullest_before_its_steps_does_not_hide_that_they_grow():
     law = ((16, 10), (32, 10), (64, 26))  # 10 GB at the start; a step has half a GB a sample
     cells = [cell(batch=size, memory_bytes=full * 10**9) for size, full in law]
-    known = looked_at(cells)
+    known = comparable(cells)
     assert memory_of(known, known[0]).sample_bytes == 0.5e9
 
 
@@ -172,7 +180,7 @@ def test_the_line_of_memory_is_the_law_that_made_the_cells(fixed, per_sample, fe
         cell(batch=size, memory_bytes=round(fixed + per_sample * size))
         for size in (few, few + more)
     ]
-    known = looked_at(cells)
+    known = comparable(cells)
     line = memory_of(known, known[0])
     if line is None:  # growth of less than a byte
         assert round(per_sample * more) <= 1

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InvalidInput
-from paceline.scale_settings import Point, ScaleSettings, validated_scale
-from paceline.scaling.journal import Head, Journal
-from paceline.scaling.remaining import Remaining
-from paceline.scaling.runs import command, runs
-from paceline.scaling.steps import Step, cell
+from paceline.records.scale import Point, ScaleSettings
+from paceline.records.settings import validated
+from paceline.studies.scale.journal import Journal, JournalHeader
+from paceline.studies.scale.study_runs import RunStep, cell, run_arguments, runs
+from paceline.studies.scale.study_terminal import Remaining
 from scale_cells import cell as some_cell
 from scale_cells import failed
 
 SETTINGS = ScaleSettings(model="lenet5", workers=(1, 2), batch=(16, 32))
-HEAD = Head(id="one", paceline="0.1.0", settings=SETTINGS)
+HEADER = JournalHeader(id="one", paceline="0.1.0", settings=SETTINGS)
 CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
 
 
@@ -35,7 +35,7 @@ CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
 )
 def test_settings_that_cannot_be_are_named(fields, message):
     with pytest.raises(InvalidInput) as error:
-        validated_scale({"model": "lenet5"} | fields)
+        validated(ScaleSettings, {"model": "lenet5"} | fields)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -89,11 +89,11 @@ def test_runs_give_each_cell_once_and_no_step_twice(workers, batches, scaling, p
 def test_a_run_of_few_samples_has_one_for_each_class_and_one_that_predicts_few_steps():
     settings = replace_settings(classes=10, batch=(1,), workers=(1,), steps=6)
     (run, *_) = runs(settings)
-    line = command(run, settings, (1, 32, 32), Path("there"))
+    line = run_arguments(run, settings, (1, 32, 32), Path("there"))
     assert "synthetic:1x32x32,classes=10,samples=10" in line
     predicting = replace_settings(predict=True, batch=(16,), steps=50)
     (run, *_) = runs(predicting)
-    assert "synthetic:1x32x32,classes=10,samples=80" in command(
+    assert "synthetic:1x32x32,classes=10,samples=80" in run_arguments(
         run, predicting, (1, 32, 32), Path("there")
     )
 
@@ -106,7 +106,7 @@ def replace_settings(**fields) -> ScaleSettings:
 def test_a_cell_is_the_epoch_of_its_repetitions(seconds):
     parts = {"step": 9.0, "forward": 1.0, "backward": 2.0, "exposed": 0.5, "update": 0.25}
     parts |= {"idle": 0.25, "load": 0.0, "hidden": 7.0}
-    steps = [Step(one, parts, 100) for one in seconds]
+    steps = [RunStep(one, parts, 100) for one in seconds]
     found = cell(Point("tree", 2, 16, "strong"), "measured", steps, 1600, 1e9)
     assert min(seconds) * 100 <= found.epoch_s <= max(seconds) * 100 * (1 + 1e-12)
     if len(seconds) > 1:
@@ -121,52 +121,52 @@ def test_a_cell_is_the_epoch_of_its_repetitions(seconds):
 
 
 def test_finished_cells_are_there_again(tmp_path):
-    with Journal(tmp_path / "study", HEAD) as journal:
+    with Journal(tmp_path / "study", HEADER) as journal:
         journal.append(CELLS[:1])
         journal.append(CELLS[1:])
-    other = replace_head(id="two")
+    other = replace_header(id="two")
     with Journal(tmp_path / "study", other) as journal:
         assert list(journal.cells) == CELLS
         assert not journal.dropped
-        assert journal.head.id == "one"
+        assert journal.header.id == "one"
 
 
-def replace_head(**fields) -> Head:
-    return HEAD.model_copy(update=fields)
+def replace_header(**fields) -> JournalHeader:
+    return HEADER.model_copy(update=fields)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40])
 def test_a_half_written_line_is_dropped_and_the_others_stay(tmp_path, cut):
-    with Journal(tmp_path, HEAD) as journal:
+    with Journal(tmp_path, HEADER) as journal:
         journal.append(CELLS)
     path = tmp_path / "cells.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    with Journal(tmp_path, HEAD) as journal:
+    with Journal(tmp_path, HEADER) as journal:
         assert journal.dropped
         assert list(journal.cells) == CELLS[:2]
         journal.append(CELLS[2:])
-    with Journal(tmp_path, HEAD) as journal:
+    with Journal(tmp_path, HEADER) as journal:
         assert list(journal.cells) == CELLS
         assert not journal.dropped
 
 
 def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path):
-    with Journal(tmp_path, HEAD) as journal:
+    with Journal(tmp_path, HEADER) as journal:
         journal.append(CELLS)
         with pytest.raises(InvalidInput, match="another study is under way"):
-            Journal(tmp_path, HEAD)
-    other = replace_head(settings=replace_settings(batch=(16,)))
+            Journal(tmp_path, HEADER)
+    other = replace_header(settings=replace_settings(batch=(16,)))
     with pytest.raises(InvalidInput, match="was begun with batch 16,32, not 16; name another"):
         Journal(tmp_path, other)
     with pytest.raises(InvalidInput, match=r"is of Paceline 0.1.0, and this is 0.2.0"):
-        Journal(tmp_path, replace_head(paceline="0.2.0"))
+        Journal(tmp_path, replace_header(paceline="0.2.0"))
     path = tmp_path / "cells.jsonl"
     path.write_bytes(b"{}\n" + path.read_bytes())
     with pytest.raises(InvalidInput, match=r"cells.jsonl: line 1: method: Field required"):
-        Journal(tmp_path, HEAD)
+        Journal(tmp_path, HEADER)
     (tmp_path / "study.json").write_text("[]")
     with pytest.raises(InvalidInput, match=r"study.json: "):
-        Journal(tmp_path, HEAD)
+        Journal(tmp_path, HEADER)
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=2, max_size=20), st.floats(0.01, 100))
@@ -181,4 +181,4 @@ def test_the_remaining_time_is_right_where_expectations_are_off_alike(expected, 
 
 
 def test_a_step_of_nothing_has_no_shares():
-    assert set(Step(1.0, {"forward": 0.0}, 1).shares.values()) == {0.0}
+    assert set(RunStep(1.0, {"forward": 0.0}, 1).shares.values()) == {0.0}

@@ -102,8 +102,8 @@ def test_of_unequal_devices_the_fastest_are_found():
 
 def names(machine: Machine, workers: int) -> dict[str, list[str]]:
     return {
-        placement.name: [device.name for device in placement.machine.devices[:workers]]
-        for placement in placements(machine, workers)
+        name: [device.name for device in placed.devices[:workers]]
+        for name, placed in placements(machine, workers).items()
     }
 
 
@@ -115,7 +115,7 @@ def test_workers_may_be_spread_over_hosts_or_stay_on_one():
     }
     assert names(machine, 4) == {"as listed": ["cpu0", "cpu1", "cpu2", "cpu3"]}
     # The other devices stay, after those that are taken.
-    spread = placements(machine, 2)[1].machine
+    spread = placements(machine, 2)["spread"]
     assert [device.name for device in spread.devices] == ["cpu0", "cpu2", "cpu1", "cpu3"]
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.plan import Cost, Kind, Plan, Resource, Task
+from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.simulate import period, schedule, simulate
 
 
 def lane(name: str) -> Resource:
-    return Resource(name, "compute")
+    return Resource(name, Lane.COMPUTE)
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ def plans(draw: st.DrawFn) -> tuple[Plan, list[float]]:
         on = draw(st.lists(st.sampled_from(lanes), min_size=1, max_size=2, unique=True))
         # Few distinct durations, zero among them: ties are what the order is about.
         seconds.append(float(draw(st.integers(0, 3))))
-        after = tuple(f"t{parent}" for parent in sorted(parents))
-        tasks.append(Task(f"t{i}", Kind.FORWARD, tuple(on), Cost(seconds[-1]), after))
+        after = tuple(tasks[parent].id for parent in sorted(parents))
+        tasks.append(Task(TaskId(0, Kind.FORWARD, f"t{i}"), tuple(on), Cost(seconds[-1]), after))
     return Plan(tasks), seconds
 
 
 def naive(plan: Plan, seconds: Sequence[float], until: float = inf) -> tuple[list, list]:
     """Look at all tasks for each decision: of the ready ones take the one that became ready first,
     then the first in the plan; start it when all its resources are free."""
-    end: dict[str, float] = {}
-    start: dict[str, float] = {}
+    end: dict[TaskId, float] = {}
+    start: dict[TaskId, float] = {}
     free: dict[Resource, float] = {}
     left = set(range(len(plan)))
     while True:
@@ -59,23 +59,23 @@ def naive(plan: Plan, seconds: Sequence[float], until: float = inf) -> tuple[lis
         begin = max([time, *(free.get(resource, 0.0) for resource in task.on)])
         if begin >= until:
             continue
-        start[task.name], end[task.name] = begin, begin + seconds[i]
+        start[task.id], end[task.id] = begin, begin + seconds[i]
         for resource in task.on:
-            free[resource] = end[task.name]
-    names = [task.name for task in plan.tasks]
+            free[resource] = end[task.id]
+    names = [task.id for task in plan.tasks]
     return [start.get(name) for name in names], [end.get(name, inf) for name in names]
 
 
 @given(plans())
 def test_schedule_equals_a_naive_one(case: tuple[Plan, list[float]]):
     plan, seconds = case
-    assert schedule(plan, seconds) == naive(plan, seconds)
+    assert schedule(plan, Flops()) == naive(plan, seconds)
 
 
 @given(plans(), st.integers(1, 12))
 def test_schedule_with_a_horizon_equals_a_naive_one(case: tuple[Plan, list[float]], until: int):
     plan, seconds = case
-    start, end = schedule(plan, seconds, until)
+    start, end = schedule(plan, Flops(), until)
     expected_start, expected_end = naive(plan, seconds, until)
     assert end == expected_end
     assert [a for a, b in zip(start, end, strict=True) if b < inf] == [
@@ -89,22 +89,26 @@ def test_no_child_starts_before_its_parents_end_and_no_resource_is_shared(
 ):
     plan, _ = case
     timeline = simulate(plan, Flops())
-    spans = {span.name: span for span in timeline.spans}
+    spans = {span.id: span for span in timeline.spans}
     for task in plan.tasks:
-        assert all(spans[task.name].start_s >= spans[name].end_s for name in task.after)
+        assert all(spans[task.id].start_s >= spans[before].end_s for before in task.after)
     for track in timeline.tracks.values():
         assert all(a.end_s <= b.start_s for a, b in pairwise(track))
+
+
+def task(part: str, on: Resource, seconds: float, *after: Task) -> Task:
+    return Task(TaskId(0, Kind.FORWARD, part), (on,), Cost(seconds), tuple(t.id for t in after))
 
 
 def test_a_chain_takes_the_sum_and_a_fan_the_longest():
     a, b, c = lane("a"), lane("b"), lane("c")
     plan = Plan(
         [
-            Task("root", Kind.LOAD, (a,), Cost(1)),
-            Task("left", Kind.FORWARD, (a,), Cost(2), ("root",)),
-            Task("middle", Kind.FORWARD, (b,), Cost(5), ("root",)),
-            Task("right", Kind.FORWARD, (c,), Cost(3), ("root",)),
-            Task("join", Kind.STEP, (a,), Cost(1), ("left", "middle", "right")),
+            root := task("root", a, 1),
+            left := task("left", a, 2, root),
+            middle := task("middle", b, 5, root),
+            right := task("right", c, 3, root),
+            task("join", a, 1, left, middle, right),
         ]
     )
     assert simulate(plan, Flops()).makespan_s == 1 + 5 + 1
@@ -114,16 +118,16 @@ def test_ready_tasks_are_served_first_in_first_out_and_ties_in_issue_order():
     a, b = lane("a"), lane("b")
     plan = Plan(
         [
-            Task("long", Kind.FORWARD, (a,), Cost(4)),
-            Task("early", Kind.FORWARD, (b,), Cost(1)),
-            Task("late", Kind.FORWARD, (b,), Cost(1)),
-            Task("second", Kind.FORWARD, (a,), Cost(1), ("late",)),
-            Task("first", Kind.FORWARD, (a,), Cost(1), ("early",)),
-            Task("third", Kind.FORWARD, (a,), Cost(1), ("late",)),
+            task("long", a, 4),
+            early := task("early", b, 1),
+            late := task("late", b, 1),
+            task("second", a, 1, late),
+            task("first", a, 1, early),
+            task("third", a, 1, late),
         ]
     )
     order = sorted(simulate(plan, Flops()).spans, key=lambda span: span.start_s)
-    on_a = [span.name for span in order if a in span.on]
+    on_a = [span.part for span in order if a in span.on]
     assert on_a == ["long", "first", "second", "third"]
 
 
@@ -133,12 +137,12 @@ def rounds(num_steps: int) -> Plan:
     tasks: list[Task] = []
     for step in range(num_steps):
         for worker in range(2):
-            after = (f"s{step - 1}/send@{worker}",) if step else ()
-            compute = Task(f"s{step}/work@{worker}", Kind.STEP, (device,), Cost(3), after)
-            wire = (Resource(f"lane{worker}", "wire"),)
+            after = (TaskId(step - 1, Kind.SEND, "", worker),) if step else ()
+            compute = Task(TaskId(step, Kind.STEP, "", worker), (device,), Cost(3), after)
+            wire = (Resource(f"lane{worker}", Lane.WIRE),)
             tasks += [
                 compute,
-                Task(f"s{step}/send@{worker}", Kind.SEND, wire, Cost(4), (compute.name,)),
+                Task(TaskId(step, Kind.SEND, "", worker), wire, Cost(4), (compute.id,)),
             ]
     return Plan(tasks)
 

@@ -1,10 +1,9 @@
 import pytest
 
-from boxes import ExchangeOnly, box, link, named
+from boxes import ExchangeOnly, after, box, link, named
 from paceline.core.cluster import Cluster
-from paceline.core.cost import Roofline
+from paceline.core.cost import Roofline, update_cost
 from paceline.core.errors import InvalidInput
-from paceline.core.pace import update_cost
 from paceline.core.plan import COMPUTE, Kind, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
@@ -38,7 +37,7 @@ def test_two_workers_have_these_tasks_and_no_others():
         for fc in ("fc1", "fc2"):
             own |= {f"forward[{fc}/{number}]", f"backward[{fc}/{number}]"}
             own |= {f"backward[{fc}:weights/{number}]"}
-            shared |= {f"send[{fc}/{number}]", f"reduce[{fc}:errors/{number}]"}
+            shared |= {f"send[{fc}/{number}]", f"reduce[{fc}:activation_gradients/{number}]"}
         shared |= {f"send[loss/{number}]"}
     assert named(made()) == shared | {f"{name}@worker{w}" for name in own for w in (0, 1)}
 
@@ -113,8 +112,8 @@ def test_the_next_sub_batch_is_on_its_way_while_one_is_computed():
 
 def test_updates_per_sub_batch_are_waited_for():
     tasks = made(updates="sub-batch")
-    assert "s0/backward[fc1:weights/0]@worker1" in tasks["s0/forward[fc1/1]@worker1"].after
-    assert "s0/backward[fc1:weights/0]@worker1" not in made()["s0/forward[fc1/1]@worker1"].after
+    assert "s0/backward[fc1:weights/0]@worker1" in after(tasks["s0/forward[fc1/1]@worker1"])
+    assert "s0/backward[fc1:weights/0]@worker1" not in after(made()["s0/forward[fc1/1]@worker1"])
 
 
 @pytest.mark.parametrize("nbytes_per_s", [100.0, 1000.0, 1e5])
@@ -150,8 +149,11 @@ def test_the_gradients_of_the_body_hide_behind_its_backward():
 
 def test_nothing_of_the_body_goes_back_before_all_errors_are_there():
     for worker in (0, 1):
-        after = made()[f"s0/backward[conv]@worker{worker}"].after
-        assert set(after) == {"s0/reduce[fc1:errors/0]", "s0/reduce[fc1:errors/1]"}
+        waits = after(made()[f"s0/backward[conv]@worker{worker}"])
+        assert set(waits) == {
+            "s0/reduce[fc1:activation_gradients/0]",
+            "s0/reduce[fc1:activation_gradients/1]",
+        }
 
 
 SPEED = {"encode_values_per_s": 1e6, "decode_values_per_s": 1e6}
@@ -159,16 +161,16 @@ SPEED = {"encode_values_per_s": 1e6, "decode_values_per_s": 1e6}
 
 def test_each_direction_has_a_codec_of_its_own():
     device = {"codecs": {"eightbit": SPEED, "cast": SPEED}}
-    config = SubBatch(2, activations="dynamic8", errors="half")
+    config = SubBatch(2, activations="dynamic8", activation_gradients="half")
     tasks = plan(NET, ring_of(2, **device), config, Window(1))
     values = BATCH // 2 * FEATURES
     # Each worker sends half of what travels: its own values of 8 bits and a scale, or of 16 bits.
     assert tasks["s0/send[fc1/0]"].cost.nbytes == values + 4
-    assert tasks["s0/reduce[fc1:errors/0]"].cost.nbytes == 2 * values
+    assert tasks["s0/reduce[fc1:activation_gradients/0]"].cost.nbytes == 2 * values
     assert tasks["s0/encode[fc1/0]@worker0"].cost.flops == values
     assert tasks["s0/decode[fc1/0]@worker1"].cost.flops == 2 * values
-    assert tasks["s0/encode[fc1:errors/0]@worker1"].cost.flops == 2 * values
-    assert tasks["s0/forward[fc1/0]@worker1"].after == ("s0/decode[fc1/0]@worker1",)
+    assert tasks["s0/encode[fc1:activation_gradients/0]@worker1"].cost.flops == 2 * values
+    assert after(tasks["s0/forward[fc1/0]@worker1"]) == ("s0/decode[fc1/0]@worker1",)
     assert "encode[conv]@worker0" not in named(tasks)
 
 
@@ -177,7 +179,7 @@ def test_gradients_of_the_body_can_be_encoded_alone():
     tasks = plan(NET, ring_of(2, **device), SubBatch(2, gradients="dynamic8"), Window(1))
     encoded = {task.part for task in tasks.tasks if task.kind is Kind.ENCODE}
     assert encoded == {"conv.0"}
-    assert "s0/decode[conv.0]@worker1" in tasks["s0/step@worker1"].after
+    assert "s0/decode[conv.0]@worker1" in after(tasks["s0/step@worker1"])
 
 
 def test_gathering_takes_as_long_as_a_ring_does():
@@ -223,7 +225,7 @@ def test_one_node_stands_for_all_of_a_cluster(codec):
         "source": "made up",
     }  # fmt: skip
     cluster = Cluster.model_validate({**node.model_dump(), "levels": [fabric]})
-    config = SubBatch(12, activations=codec, errors=codec)
+    config = SubBatch(12, activations=codec, activation_gradients=codec)
     spans = []
     for symmetric in (False, True):
         machine = cluster.for_workers(12, symmetric=symmetric)
@@ -232,7 +234,7 @@ def test_one_node_stands_for_all_of_a_cluster(codec):
     assert spans[0] == pytest.approx(spans[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("field", ["activations", "errors"])
+@pytest.mark.parametrize("field", ["activations", "activation_gradients"])
 @pytest.mark.parametrize("codec", ["auto", "threshold:0.1", "zip"])
 def test_activations_have_a_codec_of_fixed_size(field, codec):
     with pytest.raises(InvalidInput, match=r"choose one of dynamic8"):

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import box, chain, link
+from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.plan import Kind, Resource
+from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload
-from paceline.planner.chart import chart
 from paceline.planner.explain import drawing
-from paceline.planner.sweep import Range, parse_range, shown, sweep
+from paceline.planner.sweep import Range, chart, parse_range, shown, sweep
 from paceline.strategies import EXCHANGES
 
 SPEED = {"encode_values_per_s": 4e7, "decode_values_per_s": 4e7}
@@ -105,7 +105,7 @@ def test_the_chart_shows_every_way_at_every_value():
 
 def spans(*parts: tuple[Kind, str, float, float]) -> Timeline:
     made = [
-        Span(f"{kind}{i}", kind, (Resource("gpu", lane),), start, end)
+        Span(kind, i, "", None, (Resource("gpu", Lane(lane)),), start, end)
         for i, (kind, lane, start, end) in enumerate(parts)
     ]
     return Timeline(made, "predicted")
@@ -130,7 +130,8 @@ def test_a_whole_step_is_drawn_with_what_takes_its_time():
 
 
 def test_many_lanes_are_cut_and_counted():
-    many = spans(*[(Kind.FORWARD, f"lane{i}", 0, 1) for i in range(30)])
+    made = [Span(Kind.FORWARD, 0, "", i, (compute_lane(f"gpu{i}"),), 0.0, 1.0) for i in range(30)]
+    many = Timeline(made, "predicted")
     lines = drawing(many, 1, most_lanes=4).splitlines()
     assert len(lines) == 6
     assert lines[4].strip() == "and 26 lanes more"

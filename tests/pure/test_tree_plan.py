@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from boxes import ExchangeOnly, WithoutUpdate, box, chain, link, named
-from paceline.core.breakdown import breakdown_by_device
+from boxes import ExchangeOnly, WithoutUpdate, after, box, chain, link, named
+from paceline.core.compare import breakdown_by_device
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.simulate import period, simulate
@@ -100,11 +100,11 @@ def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
     for rank in (1, 2, 3):
         down = ends[f"s0/send[down{rank}]"]
         assert ends[f"s0/step@worker{rank}"].start_s >= down.end_s
-        assert tasks[f"s1/load@worker{rank}"].after == (f"s0/step@worker{rank}",)
-    assert tasks["s0/send[down2]"].after == ("s0/reduce[2]@worker0",)
+        assert after(tasks[f"s1/load@worker{rank}"]) == (f"s0/step@worker{rank}",)
+    assert after(tasks["s0/send[down2]"]) == ("s0/reduce[2]@worker0",)
     # Who has children sends before it goes on, the nearest last.
-    assert tasks["s0/step@worker0"].after == ("s0/send[down1]",)
-    assert tasks["s0/step@worker2"].after == ("s0/send[down3]",)
+    assert after(tasks["s0/step@worker0"]) == ("s0/send[down1]",)
+    assert after(tasks["s0/step@worker2"]) == ("s0/send[down3]",)
     # The largest distance first, so that both halves of the tree go on at once.
     assert ends["s0/send[down1]"].start_s == ends["s0/send[down3]"].start_s
     assert ends["s0/send[down2]"].end_s == ends["s0/send[down1]"].start_s

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.chunks import chunks
-from paceline.tune.chunk import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
+from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates, chunks
 
 # Whole numbers, whose sums are exact: a tie is a tie in any order of summation.
 SECONDS = st.integers(1, 20).map(float)

@@ -5,15 +5,13 @@ from collections import Counter
 import pytest
 
 from boxes import box, link
-from paceline.core.cost import Roofline, compute_lane
-from paceline.core.pace import Totals, layer_times
+from paceline.core.cost import Roofline, Totals, compute_lane, layer_times
 from paceline.core.plan import Kind
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.pace import pace_of
 from paceline.strategies.wheel.plan import plan
-from paceline.strategies.wheel.split import split
+from paceline.strategies.wheel.split import pace_of, split
 from wheels import model
 
 

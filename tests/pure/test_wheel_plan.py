@@ -3,20 +3,19 @@ from itertools import pairwise
 
 import pytest
 
-from boxes import FLOPS_PER_S, box, link
-from paceline.core.cost import Roofline, compute_lane, link_lane
+from boxes import FLOPS_PER_S, after, box, link
+from paceline.core.cost import Roofline, compute_lane, link_lane, update_cost
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.pace import update_cost
 from paceline.core.plan import COMPUTE, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
+from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.placement import head_devices_needed, place
-from paceline.strategies.wheel.plan import memory, plan
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Purpose, messages, split
+from paceline.strategies.wheel.plan import head_devices_needed, memory, place, plan
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from wheels import BODY, CROSSING, HEAD, model
 
 UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
@@ -43,7 +42,7 @@ def period_of(work: Workload, machine: Machine, config: Wheel) -> float:
 
 CODECS = {
     "activations": "dynamic8",
-    "residuals": "half",
+    "activation_gradients": "half",
     "parameters": "bfloat16",
     "gradients": "onebit",
 }
@@ -67,11 +66,11 @@ def test_the_link_carries_the_bytes_of_the_formula(kind, codecs, workers, lanes)
 def test_both_ends_of_a_message_encode_and_decode_by_what_they_compute_with():
     machine = two_hosts("a", "b", codecs=SPEEDS)
     tasks = plan(model(), machine, Wheel(workers=1, gradients="half"), Window(1))
-    encode, decode = (tasks[f"s0/{kind}[body-gradients]@worker0"] for kind in ("encode", "decode"))
+    encode, decode = (tasks[f"s0/{kind}[gradients]@worker0"] for kind in ("encode", "decode"))
     assert encode.on[0] == compute_lane("cpu1")
     assert decode.on[0] == compute_lane("cpu0")
     assert encode.cost.flops == decode.cost.flops == BODY // 4
-    assert tasks["s0/step@worker0"].after[0] == decode.name
+    assert after(tasks["s0/step@worker0"])[0] == decode.name
 
 
 def test_codecs_that_links_were_measured_with_take_no_time_beside_them():
@@ -101,7 +100,7 @@ def test_turns_on_a_device_neither_overlap_nor_interleave(workers, lanes, nbytes
 
 
 def test_what_two_lanes_wait_for_hides_behind_the_other():
-    # A lane waits 0.05 + 0.3 + 0.05 s for its residuals; the other's turn takes 3 s.
+    # A lane waits 0.05 + 0.3 + 0.05 s for its activation gradients; the other's turn takes 3 s.
     machine = two_hosts("a", "b", nbytes_per_s=20 * CROSSING)
     assert period_of(model(), machine, Wheel()) == pytest.approx(2 * 3.0, rel=1e-9)
 
@@ -145,15 +144,15 @@ def test_fetched_parameters_hold_the_updates_that_they_must(lanes):
     spans = {span.name: span for span in timeline.spans}
     for step in range(lanes, 6):
         for worker in (0, 1):
-            fetched = spans[f"s{step}/send[body-parameters]@worker{worker}"].start_s
+            fetched = spans[f"s{step}/send[parameters]@worker{worker}"].start_s
             updated = spans[f"s{step - lanes}/step@worker{worker}"].end_s
             assert fetched >= updated
 
 
 def test_an_update_needs_both_halves_gradients():
     tasks = plan(model(), two_hosts("a", "b"), Wheel(workers=1), Window(1))
-    assert tasks["s0/step@worker0"].after == (
-        "s0/send[body-gradients]@worker0",
+    assert after(tasks["s0/step@worker0"]) == (
+        "s0/send[gradients]@worker0",
         "s0/backward[f0]@worker0",
     )
     assert tasks["s0/step@worker0"].on == (compute_lane("cpu0"),)
@@ -197,7 +196,7 @@ def test_the_hub_is_the_first_devices_host_or_the_named_one():
     machine = two_hosts("a", "b", "b")
     assert place(machine, Wheel()).hub.name == "cpu0"
     there = place(machine, Wheel(workers=3, hub="b"))
-    assert (there.host.name, there.hub.name) == ("b", "cpu1")
+    assert (there.hub.host, there.hub.name) == ("b", "cpu1")
     assert [device.name for device in there.bodies] == ["cpu0", "cpu0", "cpu2"]
 
 

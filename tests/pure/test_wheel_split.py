@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paceline.core.errors import InvalidInput
-from paceline.core.wire_format import wire_format
+from paceline.core.wire_format import Purpose, wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.split import Purpose, messages, on_the_wire, split
+from paceline.strategies.wheel.split import messages, on_the_wire, split
 from wheels import BODY, CROSSING, HEAD, SAMPLES, layer, model
 
 
@@ -16,24 +16,27 @@ def test_the_formula_is_table_1s():
     assert {purpose.value: message.nbytes for purpose, message in sent.items()} == {
         "labels": 4 * SAMPLES,
         "activations": CROSSING,
-        "residuals": CROSSING,
-        "body-parameters": BODY,
-        "body-gradients": BODY,
-        "head-parameters": HEAD,
-        "head-gradients": HEAD,
+        "activation_gradients": CROSSING,
+        "parameters": BODY,
+        "gradients": BODY,
+        "head_parameters": HEAD,
+        "head_gradients": HEAD,
     }
 
 
 def test_codecs_shrink_what_they_are_named_for():
     config = Wheel(
-        activations="dynamic8", residuals="half", parameters="bfloat16", gradients="onebit"
+        activations="dynamic8",
+        activation_gradients="half",
+        parameters="bfloat16",
+        gradients="onebit",
     )
     sent = messages(split(model(), config), config)
     values = CROSSING // 4
     assert sent[Purpose.ACTIVATIONS].nbytes == wire_format("dynamic8").nbytes(values)
-    assert sent[Purpose.RESIDUALS].nbytes == 2 * values
-    assert sent[Purpose.BODY_PARAMETERS].nbytes == BODY // 2
-    assert sent[Purpose.BODY_GRADIENTS].nbytes == wire_format("onebit").nbytes(BODY // 4)
+    assert sent[Purpose.ACTIVATION_GRADIENTS].nbytes == 2 * values
+    assert sent[Purpose.PARAMETERS].nbytes == BODY // 2
+    assert sent[Purpose.GRADIENTS].nbytes == wire_format("onebit").nbytes(BODY // 4)
     assert sent[Purpose.LABELS].nbytes == 4 * SAMPLES
 
 
@@ -68,7 +71,7 @@ def test_a_named_head_begins_there():
     parts = split(model(), Wheel(head="c1"))
     assert [one.name for one in parts.body.layers] == ["c0"]
     assert [one.name for one in parts.head.in_backward_order] == ["f1", "f0", "c1"]
-    assert parts.crossing_nbytes == 8 * CROSSING
+    assert parts.head.input_nbytes == 8 * CROSSING
 
 
 def test_a_head_smaller_than_its_activations_is_refused_with_both_sizes():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.exchange import checked
-from paceline.exchange.checked import Candidate, Checked
+from paceline.exchange import trials
+from paceline.exchange.trials import Candidate, Checked
 
 TRIAL = 11  # calls until a candidate is judged
 
@@ -43,7 +43,7 @@ class Alone:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(checked.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(trials.time, "monotonic", lambda: clock.now)
     return clock
 
 

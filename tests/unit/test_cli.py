@@ -7,10 +7,9 @@ from typing import NoReturn
 import pytest
 
 from command_line import MACHINE, write_run
-from paceline import launching
-from paceline.commands.options import Data
+from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.data.spec import FORMS
-from paceline.settings import RehearseSettings, TrainSettings
+from paceline.runs import launching
 from paceline.strategies import EXCHANGES, STRATEGIES
 
 GIGABIT = MACHINE.parent / "two-hosts-gigabit.toml"
@@ -19,8 +18,8 @@ POWER8 = MACHINE.parent / "power8-p100.toml"
 
 @pytest.mark.parametrize("name", sorted({form.partition(":")[0] for form in FORMS}))
 def test_the_help_of_data_names_all_that_there_is(name: str):
-    (option,) = Data.__metadata__
-    assert re.search(rf"(?<![\w-]){name}\b(?!-)", option.help)
+    text = TrainSettings.model_fields["data"].description or ""
+    assert re.search(rf"(?<![\w-]){name}\b(?!-)", text)
 
 
 def test_a_machine_is_planned_for_as_one_json_object(line):
@@ -207,7 +206,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
         ([], "train     Profile, plan and train a model"),
         (["--help"], "rehearse  Rehearse training on devices you need not have"),
         (["train", "--help"], "--set FIELD=VALUE"),
-        (["rehearse", "--help"], "--stretch TIMES"),
+        (["rehearse", "--help"], "--stretch <str>"),
         (["plan", "--help"], "--machine <str>"),
         (["compare", "--help"], "[second]"),
         (["report", "--help"], "{folder}"),
@@ -221,12 +220,12 @@ def test_help_is_no_error(line, command, text):
 
 
 def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_path):
-    orders = []
-    monkeypatch.setattr(launching, "carry_out", orders.append)
+    requests = []
+    monkeypatch.setattr(launching, "carry_out", requests.append)
     options = ["--set", "bucket_mb=5", "--set", "gradient_as_bucket_view=false", "--seed", 7]
     line("train", "lenet5", "--epochs", 2, "--learning-rate", 0.5, "--output", tmp_path, *options)
     assert line.code == 0, line.err
-    (order,) = orders
+    (request,) = requests
     expected = TrainSettings(
         model="lenet5",
         epochs=2,
@@ -235,22 +234,23 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_
         seed=7,
         options={"bucket_mb": 5, "gradient_as_bucket_view": False},
     )
-    assert (order.verb, order.settings, order.as_json) == ("train", expected, False)
+    assert (request.verb, request.settings, request.as_json) == ("train", expected, False)
     monkeypatch.setenv("WORLD_SIZE", "3")  # as many as torchrun has started
     line("plan", "lenet5", "--json")
-    assert (orders[1].verb, orders[1].settings.workers, orders[1].as_json) == ("plan", 3, True)
+    planned = requests[1]
+    assert (planned.verb, planned.settings.workers, planned.as_json) == ("plan", 3, True)
 
 
 def test_settings_of_a_rehearsal_are_those_of_the_command_line(line, monkeypatch):
-    orders = []
-    monkeypatch.setattr(launching, "carry_out", orders.append)
+    requests = []
+    monkeypatch.setattr(launching, "carry_out", requests.append)
     times = ["--forward-ms", 50.6, "--backward-ms", 104]
     search = ["--chunk-search", "runtime", "--search-step", 3, "--interval", 4]
     line("rehearse", "mine:net", "--device", "P100", "--input-shape", "3x8x8", *times, *search,
          "--strategy", "host", "--workers", 4, "--json")  # fmt: skip
     assert line.code == 0, line.err
-    (order,) = orders
-    assert order.settings == RehearseSettings(
+    (request,) = requests
+    assert request.settings == RehearseSettings(
         model="mine:net",
         device="P100",
         input_shape=(3, 8, 8),
@@ -262,10 +262,10 @@ def test_settings_of_a_rehearsal_are_those_of_the_command_line(line, monkeypatch
         strategy="host",
         workers=4,
     )
-    assert (order.verb, order.as_json) == ("rehearse", True)
-    assert "rehearsed" in order.run_id
-    again = type(order).model_validate_json(order.model_dump_json())  # as a worker gets it
-    assert again == order
+    assert (request.verb, request.as_json) == ("rehearse", True)
+    assert "rehearsed" in request.run_id
+    again = type(request).model_validate_json(request.model_dump_json())  # as a worker gets it
+    assert again == request
 
 
 @pytest.mark.parametrize("code", [0, 2])
@@ -276,7 +276,7 @@ def test_a_rank_of_torchrun_ends_at_once(line, monkeypatch, code):
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(launching, "work", lambda order: code)
+    monkeypatch.setattr(launching, "work", lambda request: code)
     monkeypatch.setattr(launching, "leave", leave)
     line("train", "lenet5")
     assert line.code == f"left with {code}"

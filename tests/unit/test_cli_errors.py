@@ -21,8 +21,8 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         (["plan", "lenet5", "--machine", "."], ".: cannot be read: Is a directory"),
         (["plan", "lenet5", "--machine", "bad.toml"], "bad.toml: name: Field required"),
         (["plan", "lenet5", "--machine", MACHINE, "--workers", "3"], "workers: 3 do not fit"),
-        (["plan", "lenet5", "--machine", MACHINE, "--workers", "0"], "workers: 0 do not fit"),
-        (["plan", "lenet5", "--machine", MACHINE, "--batch-size", "0"], "batch_size: must be at"),
+        (["plan", "lenet5", "--machine", MACHINE, "--workers", "0"], "workers: Input should be"),
+        (["plan", "lenet5", "--machine", MACHINE, "--batch-size", "0"], "batch_size: Input should"),
         (
             ["plan", "lenet5", "--machine", MACHINE, "--batch-size", "1", "--workers", "2"],
             "workers: 2 do not fit",
@@ -33,11 +33,11 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         ),
         (
             ["plan", "lenet5", "--machine", MACHINE, "--input-shape", "0x32x32"],
-            "input_shape: sizes must be at least 1",
+            "input_shape.0: Input should be greater than or equal to 1, not 0",
         ),
         (
             ["plan", "lenet5", "--machine", MACHINE, "--input-shape", "1x-1x32"],
-            "input_shape: sizes must be at least 1",
+            "input_shape.1: Input should be greater than or equal to 1, not -1",
         ),
         (["plan", "lenet5", "--machine", MACHINE, "--input-shape", "9x9"], "lenet5 cannot run a"),
         (["plan", "lenet5", "--input-shape", "1x32x32"], "input_shape: the data say it"),
@@ -70,7 +70,30 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         ([*PACED, "--strategy", "magic"], "strategy: 'magic' is not known"),
         ([*PACED, "--set", "chunk=2"], "strategy allreduce: chunk: "),
         ([*PACED, "--input-shape", "big"], "input_shape: 'big' is not a shape"),
-        ([*PACED, "--chunk-search", "predicted"], "chunk_search: strategy allreduce has no chunks"),
+        (
+            [*PACED, "--chunk-search", "predicted"],
+            "chunk_search: goes not with strategy allreduce, only with strategy host",
+        ),
+        ([*PACED, "--strategy", "hogbatch"], "strategy: 'hogbatch' cannot be rehearsed; choose"),
+        ([*PACED, "--strategy", "auto"], "strategy: 'auto' is not known"),
+        ([*PACED, "--profile-s", "0"], "profile_s: Input should be greater than 0, not 0"),
+        (
+            ["rehearse", "lenet5", "--strategy", "subbatch", "--stretch", "2"],
+            "stretch: goes not with strategy subbatch, only with strategies allreduce, host, tree",
+        ),
+        (
+            ["train", "lenet5", "--workers", "cpu:1,cpu:1"],
+            "workers: 'cpu:1,cpu:1' is not a number; only strategy hogbatch takes a list",
+        ),
+        (["train", "lenet5", "--strategy", "auto", "--workers", "cpu:1"], "is not a number"),
+        (
+            ["train", "lenet5", "--strategy", "auto", "--optimizer", "adam"],
+            "optimizer: goes not with strategy auto, only with strategies wheel, hogbatch",
+        ),
+        (
+            ["train", "lenet5", "--strategy", "subbatch", "--codec", "all=half"],
+            "codec: 'all' travels by none; choose from activations, ",
+        ),
         ([*PACED, "--strategy", "host", "--chunk-search", "best"], "chunk_search: Input should be"),
         ([*SEARCH, "predicted", "--search-step", "2"], "search_step: goes only with chunk_search "),
         (

@@ -8,10 +8,9 @@ import pytest
 
 from command_line import MACHINE, write_run
 from paceline.api import plan
-from paceline.plan_result import read_plan
 from paceline.record.trace import read_timeline
+from paceline.records.result import PlanResult, read_result, read_run
 from paceline.report import write_report
-from paceline.result import read_result
 
 PLAN = ("plan", "lenet5", "--machine", MACHINE)
 
@@ -23,8 +22,8 @@ def test_a_plan_is_kept_and_has_a_page(line, tmp_path):
     folder = Path(said.pop("folder"))
     assert folder.parent == Path("plans")
     assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
-    kept = read_plan(folder)
-    assert kept is not None
+    kept = read_result(folder)
+    assert isinstance(kept, PlanResult)
     assert kept.ranking.model_dump(mode="json") == {
         name: said[name] for name in type(kept.ranking).model_fields
     }
@@ -51,7 +50,7 @@ def test_nothing_is_kept_without_being_asked(line, tmp_path):
 
 def change(folder: Path, **changes: object) -> None:
     """Change a run's result: its fields, or those of its settings and machine."""
-    result = read_result(folder)
+    result = read_run(folder)
     for name in ("settings", "machine"):
         part = changes.pop(name, {})
         old = getattr(result, name)
@@ -113,14 +112,6 @@ def test_compare_of_unlike_runs_warns_of_seconds(line, tmp_path):
         (["report", "old"], "old/result.json: ranking: Field required"),
         (["report", "old", "--rehearsal", "run"], "old/result.json: ranking: Field required"),
         (["report", "planned", "--rehearsal", "run"], "planned: no rehearsal can stand beside it"),
-        (
-            ["train", "lenet5", "--strategy", "hogbatch", "--tensorboard", "board"],
-            "tensorboard: goes not with strategy hogbatch",
-        ),
-        (
-            ["train", "lenet5", "--strategy", "wheel", "--tensorboard", "board"],
-            "tensorboard: goes not with strategy wheel",
-        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(line, tmp_path, arguments, message):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.codecs import blockwise
-from paceline.codecs.table import TABLES, table
+from paceline.codecs.blockwise import TABLES, table
 from paceline.native import Codebook, decode_into, encode_into, instruction_sets
 
 SETS = ["portable"]

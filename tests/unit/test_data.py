@@ -11,7 +11,7 @@ import paceline.data
 from paceline.core.errors import InvalidInput
 from paceline.data import Dataset, ShardedBatches, load, loader
 from paceline.data.dataset import TensorSamples
-from paceline.data.split import stratified_split
+from paceline.data.sampler import stratified_split
 
 # The number of images of each digit, from the data set's published description.
 DIGIT_COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
@@ -265,7 +265,7 @@ class TestLoad:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setitem(sys.modules, module, None)
-        for ours in ("paceline.data.images", "paceline.data.folders"):
+        for ours in ("paceline.data.images", "paceline.data.images"):
             monkeypatch.delitem(sys.modules, ours, raising=False)
         with pytest.raises(InvalidInput, match=rf"needs {package}: install paceline\[data\]"):
             load(spec.format(tmp_path))

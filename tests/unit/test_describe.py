@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.core.workload import Layer, Workload
 from paceline.models import describe, layers_of
-from paceline.models.googlenet import Inception
-from paceline.models.resnet import BasicBlock
+from paceline.models.inception import InceptionBlock
+from paceline.models.networks import BasicBlock
 
 
 def names_of(workload: Workload) -> list[str]:
@@ -123,7 +123,7 @@ class Recomputed(nn.Module):
     [
         (Detour(), (3, 4)),
         (Recomputed(), (3, 4)),
-        (Inception(16, (4, 3, 5, 2, 6, 3)), (2, 16, 6, 6)),
+        (InceptionBlock(16, (4, 3, 5, 2, 6, 3)), (2, 16, 6, 6)),
         (nn.Sequential(nn.Conv2d(3, 4, 1), BasicBlock(4, 4, 1, nn.Identity())), (2, 3, 5, 5)),
         (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)),
     ],

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.core.workload import Layer, Workload
 from paceline.models import describe, find
-from paceline.models.trace import CostCounter
+from paceline.models.describe import CostCounter
 
 
 def only(workload: Workload) -> Layer:

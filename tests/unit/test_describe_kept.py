@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.core.memory import feature_nbytes
-from paceline.core.workload import Workload
-from paceline.models import CifarResNet, GoogLeNet, describe
+from paceline.core.workload import Workload, feature_nbytes
+from paceline.models import describe
+from paceline.models.inception import GoogLeNet
+from paceline.models.networks import CifarResNet
 
 
 def kept(workload: Workload) -> list[int | None]:

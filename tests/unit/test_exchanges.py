@@ -8,8 +8,8 @@ from boxes import ExchangeOnly, box, chain
 from paceline.core.calibration import Measurement
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Window
+from paceline.measure.layers import exchanging, single
 from paceline.strategies import EXCHANGES
-from paceline.training.exchanges import exchanging, single
 
 SIZES = (40_000, 4_000_000, 400_000, 2_000_000)
 MODEL = exchanging(chain(*((1.0, nbytes) for nbytes in SIZES)))

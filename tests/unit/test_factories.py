@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from paceline.core.errors import InvalidInput
-from paceline.models import MLP, LeNet5, find, names
+from paceline.models import find, names
+from paceline.models.networks import MLP, LeNet5
 
 OWN = """
 import torch
@@ -144,7 +145,7 @@ def test_own_factory_in_the_current_directory(folder: Path, name: str) -> None:
 
 
 def test_factory_of_an_installed_package() -> None:
-    model = find("paceline.models.lenet:LeNet5").build(None)
+    model = find("paceline.models.networks:LeNet5").build(None)
     assert isinstance(model, nn.Module)
 
 

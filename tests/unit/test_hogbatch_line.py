@@ -4,10 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import InvalidInput
-from paceline.report import write_report
-from paceline.uneven_result import read_uneven
-
 HOST = ("--strategy", "host", "--workers", "2")
 TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch")
 
@@ -23,9 +19,12 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
         (["--workers", "cpu"], "workers: 'cpu' (worker 0) is not of the form cpu:THREADS"),
         (["--workers", "cpu:4000"], "workers: 4000 threads do not fit on"),
         (["--policy", "fair"], "strategy hogbatch: policy: Input should be 'hogwild', "),
-        (["--policy", "hogwild", "--set", "policy=adaptive"], "policy: 'hogwild', but options say"),
+        (
+            ["--policy", "hogwild", "--set", "policy=adaptive"],
+            "policy: 'hogwild', but options say 'adaptive'",
+        ),
         (["--set", "threads=2"], "options: threads is said by workers, as in cpu:4"),
-        (["--set", "workers=2"], "options: workers is said by workers"),
+        (["--set", "workers=2"], "options: workers is a setting of its own"),
         (["--set", "staleness_decay=-1"], "staleness_decay: Input should be greater than or"),
         (["--set", "cpu_batch=[9,4]"], "cpu_batch: a batch of at least 9 and at most 4 samples"),
         (
@@ -35,10 +34,10 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
         ),
         (["--optimizer", "lbfgs"], "optimizer: 'lbfgs' is not one that can be used"),
         (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
-        (["--port", "7"], "port: workers of strategy hogbatch meet at none"),
+        (["--port", "7"], "port: goes not with strategy hogbatch"),
         (["--batch-size", "0"], "batch_size: Input should be greater than or equal to 1"),
-        ([*HOST, "--policy", "adaptive"], "policy: goes only with strategy hogbatch"),
-        ([*HOST, "--optimizer", "sgd"], "optimizer: goes only with strategy hogbatch"),
+        ([*HOST, "--policy", "adaptive"], "policy: goes not with strategy host"),
+        ([*HOST, "--optimizer", "sgd"], "optimizer: goes not with strategy host"),
         (["--strategy", "host", "--workers", "cpu:1"], "workers: 'cpu:1' is not a number"),
     ],
 )
@@ -47,6 +46,12 @@ def test_what_cannot_be_done_is_one_line(line, arguments: list[str], message: st
     assert (line.code, line.out) == (2, "")
     (said,) = [text for text in line.err.splitlines() if text.startswith("paceline: ")]
     assert message in said
+
+
+def test_a_rehearsal_is_refused(line):
+    line("rehearse", "mlp-64-32-10", "--strategy", "hogbatch", "--device", "k40-gigabit")
+    assert line.code == 2
+    assert "strategy: 'hogbatch' cannot be rehearsed; choose one of" in line.err
 
 
 @pytest.mark.parametrize("num_outputs", [982, 984])
@@ -66,12 +71,3 @@ def test_a_rank_of_torchrun_is_no_coordinator(line, monkeypatch):
     line(*TRAIN)
     assert line.code == 2
     assert "hogbatch starts its workers itself; run it without torchrun" in line.err
-
-
-def test_a_damaged_result_is_named(tmp_path: Path):
-    (tmp_path / "result.json").write_text('{"kind": "uneven", "id": 3}')
-    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
-    with pytest.raises(InvalidInput, match=r"result\.json: id: Input should be a valid string"):
-        write_report(tmp_path)
-    (tmp_path / "result.json").write_text('{"id": "of another kind"}')
-    assert read_uneven(tmp_path) is None

@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
-from paceline.links.shared_tensors import SharedTensors
+from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
-from paceline.strategies.hogbatch.optimizers import optimizer_of
+from paceline.models.factory import optimizer_of
 from paceline.strategies.hogbatch.policy import rate_factor
-from paceline.strategies.hogbatch.replica import CpuReplica, Samples, refer, tensors_of
+from paceline.strategies.hogbatch.replica import CpuReplica, refer, tensors_of
 
 
 def net() -> nn.Module:
@@ -22,11 +22,10 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def samples() -> Samples:
+def samples(rows: slice | torch.Tensor = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return Samples(
-        torch.randn(40, 6, generator=generator), torch.randint(4, (40,), generator=generator)
-    )
+    inputs = torch.randn(40, 6, generator=generator)
+    return inputs[rows], torch.randint(4, (40,), generator=generator)[rows]
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_a_thread_trains_as_torch_does(shared, name: str, momentum: float, slow:
     for start, rate in ((0, 1.0), (10, 0.5), (30, 2.0)):
         rows = torch.arange(start, start + 10)
         done = replica.train(rows, rate, None)
-        inputs, targets = samples().of(rows)
+        inputs, targets = samples(rows)
         optimizer.param_groups[0]["lr"] = 0.1 * rate
         loss = cross_entropy(expected(inputs), targets)
         loss.backward()
@@ -76,7 +75,7 @@ def test_threads_make_an_update_each_in_proportion_to_their_samples(shared):
     assert replica.train(rows[:2], 1.0, None).updates == 2
     expected = linear()
     for part in (rows, rows[:2]):
-        inputs, targets = samples().of(part)
+        inputs, targets = samples(part)
         cross_entropy(expected(inputs), targets).backward()
     change = memory.tensors["weight"] - linear().weight
     torch.testing.assert_close(change, -tiny * expected.weight.grad, rtol=0.05, atol=1e-8)
@@ -85,7 +84,7 @@ def test_threads_make_an_update_each_in_proportion_to_their_samples(shared):
 
 def test_a_loss_that_is_no_number_leaves_the_parameters_alone(shared):
     before = {name: tensor.clone() for name, tensor in shared.tensors.items()}
-    bad = Samples(torch.full((4, 6), torch.nan), torch.zeros(4, dtype=torch.int64))
+    bad = (torch.full((4, 6), torch.nan), torch.zeros(4, dtype=torch.int64))
     replica = CpuReplica(net, shared.tensors, optimizer_of("sgd", 0.1, 0.0), bad, worker=0)
     done = replica.train(torch.arange(4), 1.0, None)
     assert done.loss != done.loss
@@ -113,7 +112,7 @@ def test_a_traced_batch_has_the_layers_of_the_model(shared, threads: int):
     assert kinds == [Kind.FORWARD] * 3 + [Kind.BACKWARD] * 3 + [Kind.STEP]
     for earlier, later in pairwise(by_time):
         assert later.start_s >= earlier.end_s - 1e-9
-    assert by_time[-1].part == "8"
+    assert by_time[-1].num_samples == 8
 
 
 def test_tied_weights_stay_tied():

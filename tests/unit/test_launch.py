@@ -35,7 +35,7 @@ def notes(folder: Path) -> list[dict]:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch) -> None:
     monkeypatch.setattr(module, "_GRACE_S", 0.3)
-    monkeypatch.setattr(module, "_TERMINATION_S", 0.3)
+    monkeypatch.setattr(module, "TERMINATION_S", 0.3)
 
 
 def test_workers_find_the_environment_of_torchrun(tmp_path):
@@ -150,16 +150,16 @@ def test_a_worker_that_does_not_listen_is_ended_nevertheless(tmp_path):
 def test_workers_end_when_one_cannot_be_started(tmp_path, monkeypatch):
     started = []
 
-    def second_fails(command, rank, *rest, start_one=module._start):
+    def second_fails(command, environment, start_one=module.start):
         if started:
             raise OSError("no more processes")
-        started.append(start_one(command, rank, *rest))
+        started.append(start_one(command, environment=environment))
         return started[0]
 
-    monkeypatch.setattr(module, "_start", second_fails)
+    monkeypatch.setattr(module, "start", second_fails)
     with pytest.raises(OSError, match="no more processes"):
         start("import time; time.sleep(60)", tmp_path)
-    assert started[0].process.returncode == -signal.SIGTERM
+    assert started[0].poll() == -signal.SIGTERM
 
 
 def test_the_programs_own_reaction_to_sigterm_comes_back(tmp_path):

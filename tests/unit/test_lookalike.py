@@ -7,12 +7,12 @@ from sklearn.linear_model import LogisticRegression
 
 from paceline.core.errors import InvalidInput
 from paceline.data import Dataset, load
-from paceline.data import dataset as dataset_module
 from paceline.data.dataset import TensorSamples
 from paceline.data.lookalike import NAMES, task
-from paceline.models import MLP
-from paceline.papers.hogbatch.networks import DATA_SETS
-from paceline.training.objective import objective_of
+from paceline.links import shared_memory
+from paceline.models.networks import MLP
+from paceline.models.objective import objective_of
+from paceline.studies.papers.hogbatch import DATA_SETS
 
 # Values of a sample that are not zero, as the originals' publishers say, and labels of a sample:
 # of two classes, the share of the second.
@@ -61,7 +61,7 @@ def test_there_are_as_many_samples_as_in_table_ii(name: str) -> None:
 
 def test_real_sim_needs_almost_six_gib(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 1048576 kB\n")
-    monkeypatch.setattr(dataset_module, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
     with pytest.raises(InvalidInput, match=r"real-sim-like: 72309 samples .* 5\.6 GiB"):
         load("real-sim-like")
 
@@ -132,9 +132,9 @@ def test_the_seed_decides_and_fewer_samples_are_the_first(name: str) -> None:
 def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(
     name: str, least: float, most: float
 ) -> None:
-    made = task(name)
-    inputs = made.draw(np.random.default_rng(9), 1000 if name == "real-sim" else 6000)
-    chances = made.probabilities(inputs)
+    draw, probabilities = task(name)
+    inputs = draw(np.random.default_rng(9), 1000 if name == "real-sim" else 6000)
+    chances = probabilities(inputs)
     if chances.shape[1] == 1:
         chances = np.concatenate([chances, 1 - chances], axis=1)
     assert least < chances.max(axis=1).mean() < most

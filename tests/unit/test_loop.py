@@ -8,14 +8,26 @@ from torch import Tensor, nn
 
 from groups import group_of
 from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
-from paceline.exchange.replica import Alone
+from paceline.exchange.loop import (
+    SGD,
+    Job,
+    Trained,
+    TrainingSetup,
+    epochs_of,
+    evaluate,
+    share_batches,
+    shares,
+    train,
+    train_step,
+)
+from paceline.exchange.replica import SingleReplica
+from paceline.models import describe
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
-from paceline.training.loop import Job, Outcome, evaluate, share_batches, train
-from paceline.training.step import SGD, shares, train_step
 from ticking import Ticking
 
 CPU = torch.device("cpu")
@@ -94,10 +106,28 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
 
 
 @dataclass
+class Watching:
+    """Progress that keeps the epochs, and is told of each step."""
+
+    reports: list[Epoch]
+    each_step: Callable[[], None]
+
+    def begin(self, total: int, unit: str) -> None: ...
+
+    def advance(self, count: int = 1) -> None:
+        self.each_step()
+
+    def epoch(self, epoch: Epoch, score: str) -> None:
+        self.reports.append(epoch)
+
+    def status(self, text: str) -> None: ...
+
+
+@dataclass
 class Ran:
     """What a training did, and when its replica was told to record, or to stop."""
 
-    outcome: Outcome
+    outcome: Trained
     reports: list
     recorded: list[bool]
 
@@ -111,21 +141,24 @@ def run(
 ) -> Ran:
     """Train a linear model on `num_steps` batches of four samples an epoch."""
     data = Dataset("toy", samples(4 * num_steps), samples(10), 3, (4,))
-    group, reports, recorded = group_of(), [], []
+    group, recorded = group_of(), []
+    progress = Watching([], lambda: each_step(job))
     torch.manual_seed(0)
-    job = Job(
-        model=nn.Linear(4, 3),
-        data=data,
-        batches=share_batches(data, 4, 0, group),
-        epochs=epochs,
-        sgd=sgd or SGD(0.01, 0.9),
-        group=group,
-        recorder=Recorder(clock or HostClock(), "cpu0", 0),
-        report=reports.append,
-        advance=lambda: each_step(job),
+    batches, sgd = share_batches(data, 4, 0, group), sgd or SGD(0.01, 0.9)
+    model = nn.Linear(4, 3)
+    setup = TrainingSetup(
+        model=model,
+        workload=describe(model, torch.zeros(4, 4), "toy"),
+        source=epochs_of(batches, data.train, CPU),
+        epoch_steps=(len(batches),) * epochs,
+        samples_per_step=4,
+        optimizer=sgd.optimizer,
+        learning_rate=sgd.learning_rate,
+        test=data.test,
     )
+    job = Job(setup, group, Recorder(clock or HostClock(), "cpu0", 0), progress)
 
-    class Watched(Alone):
+    class Watched(SingleReplica):
         closed = 0
 
         def record(self, recorder: Recorder | None) -> None:
@@ -134,10 +167,10 @@ def run(
         def close(self) -> None:
             self.closed += 1
 
-    replica = Watched(job.model)
+    replica = Watched(model)
     outcome = train(job, replica)
     assert replica.closed == 1
-    return Ran(outcome, reports, recorded)
+    return Ran(outcome, progress.reports, recorded)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +211,7 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
 
 def test_every_step_trains_although_every_epoch_tests():
     modes = []
-    ran = run(5, 3, each_step=lambda job: modes.append(job.model.training))
+    ran = run(5, 3, each_step=lambda job: modes.append(job.setup.model.training))
     assert modes == [True] * 15
     assert [epoch.number for epoch in ran.reports] == [0, 1, 2]
 

@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.memory import replica_nbytes
-from paceline.models import CifarResNet, GoogLeNet, LeNet5, ResNet, describe
-from paceline.models.inception import Branches
-from paceline.models.resnet import Bottleneck
-from paceline.profiling.tracked import Tracked, momentum_of, track
+from paceline.core.workload import replica_nbytes
+from paceline.exchange.loop import SGD, Share, train_step
+from paceline.models import describe
+from paceline.models.inception import Branches, GoogLeNet
+from paceline.models.networks import Bottleneck, CifarResNet, LeNet5, ResNet
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
-from paceline.training.step import SGD, Share, train_step
+from paceline.studies.profile.memory_use import Tracked, make_momentum, track
 
 
 def measured(model: nn.Module, shape: tuple[int, ...]) -> Tracked:
     inputs, targets = torch.randn(shape), torch.randint(10, shape[:1])
     optimizer = SGD().optimizer(model)
-    momentum_of(model, optimizer)
+    make_momentum(model, optimizer)
 
     def step() -> None:
         source = iter((Share(inputs, targets, 1.0),))

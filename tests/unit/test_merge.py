@@ -16,13 +16,11 @@ from paceline.record.merge import ClockOffset, clock_offset, gather_timeline, me
 
 def reduction(rank: int, start: float, end: float, part: str = "0") -> Span:
     on = (exchange_lane(f"cpu{rank}"),)
-    return Span(f"s0/reduce[{part}]", Kind.REDUCE, on, start, end, part)
+    return Span(Kind.REDUCE, 0, part, None, on, start, end)
 
 
 def computation(rank: int, start: float, end: float) -> Span:
-    return Span(
-        f"s0/forward[a]@worker{rank}", Kind.FORWARD, (compute_lane(f"cpu{rank}"),), start, end, "a"
-    )
+    return Span(Kind.FORWARD, 0, "a", rank, (compute_lane(f"cpu{rank}"),), start, end)
 
 
 def times(spans) -> list[tuple[str, float, float]]:

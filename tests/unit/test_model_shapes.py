@@ -5,11 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
-from paceline.models import MLP, VGG16, AlexNet, GoogLeNet, InceptionV3
 from paceline.models.factory import find, names
-from paceline.models.googlenet import Inception
-from paceline.models.initialize import he_normal_
-from paceline.models.resnet import PaddedShortcut
+from paceline.models.inception import GoogLeNet, InceptionBlock, InceptionV3
+from paceline.models.networks import MLP, VGG16, AlexNet, PaddedShortcut, he_normal_
 
 
 def run_on_meta(model: nn.Module, *shape: int) -> tuple[int, ...]:
@@ -41,7 +39,7 @@ def test_googlenet_grids_have_the_sizes_of_its_table_1() -> None:
         sizes = [tuple(x.shape[1:])]
         for block in model.inceptions:
             x = block(x)
-            if isinstance(block, Inception):
+            if isinstance(block, InceptionBlock):
                 sizes.append(tuple(x.shape[1:]))
     channels = [(192, 28), (256, 28), (480, 28), (512, 14), (512, 14), (512, 14), (528, 14)]
     channels += [(832, 14), (832, 7), (1024, 7)]

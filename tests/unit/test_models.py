@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models import AlexNet, CifarResNet, LeNet5
 from paceline.models.factory import find
-from paceline.models.googlenet import Inception
+from paceline.models.inception import InceptionBlock
+from paceline.models.networks import AlexNet, CifarResNet, LeNet5
 
 
 def conv(inputs: int, outputs: int, rows: int, columns: int = 0, groups: int = 1) -> int:
@@ -212,7 +212,7 @@ def test_googlenet_blocks_have_the_parameters_of_its_table_1() -> None:
     # roughly; the largest gap is 7.5 % (block 4c).
     printed = [159, 380, 364, 437, 463, 580, 840, 1072, 1388]
     model = on_meta("googlenet")
-    blocks = [m for m in model.modules() if isinstance(m, Inception)]
+    blocks = [m for m in model.modules() if isinstance(m, InceptionBlock)]
     for block, figure in zip(blocks, printed, strict=True):
         weights = sum(p.numel() for p in block.parameters() if p.dim() == 4)
         assert weights / 1024 == pytest.approx(figure, rel=0.08)

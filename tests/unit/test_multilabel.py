@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import InvalidInput
-from paceline.data.multilabel import parse_multilabel
+from paceline.data.published import parse_multilabel
 
 GOOD = "4 5 3\n0,2 0:0.5 3:1\n1 4:2\n 1:1\n2,1,0 \n"
 

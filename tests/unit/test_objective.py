@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from groups import group_of
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
+from paceline.exchange.loop import SGD, evaluate, shares, train_step
+from paceline.models.objective import ONE_CLASS, SEVERAL_LABELS, objective_for, objective_of
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
-from paceline.training.loop import evaluate
-from paceline.training.objective import ONE_CLASS, SEVERAL_LABELS, objective_for, objective_of
-from paceline.training.step import SGD, shares, train_step
 
 SCORES = st.lists(st.floats(-8, 8, width=32), min_size=4, max_size=4)
 LABELS = st.lists(st.booleans(), min_size=4, max_size=4)

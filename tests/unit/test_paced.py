@@ -18,9 +18,9 @@ from paceline.core.plan import Kind
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.models import describe, find, layers_of
 from paceline.models import paced as module_of_paced
-from paceline.models.googlenet import Inception
-from paceline.models.paced import QUEUED_S, PacedModel, PacedSGD, paced
-from paceline.models.resnet import BasicBlock
+from paceline.models.inception import InceptionBlock
+from paceline.models.networks import BasicBlock
+from paceline.models.paced import QUEUED_S, PacedModel, PacedSGD
 from paceline.record.recorder import Recorder
 from sleeping import Sleeping
 
@@ -52,7 +52,7 @@ class WithRoot(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet5": (lambda: find("lenet5").build(None), (2, 1, 32, 32)),
     "block": (lambda: BasicBlock(8, 8, 1, nn.Conv2d(8, 8, 1)), (2, 8, 8, 8)),
-    "inception": (lambda: Inception(8, (4, 2, 4, 2, 4, 4)), (2, 8, 8, 8)),
+    "inception": (lambda: InceptionBlock(8, (4, 2, 4, 2, 4, 4)), (2, 8, 8, 8)),
     "lstm": (lambda: Outputs(nn.LSTM(3, 4, num_layers=2)), (5, 2, 3)),
     "root": (WithRoot, (2, 4)),
 }
@@ -65,7 +65,7 @@ def workload_of(name: str) -> Workload:
 
 def instant(workload: Workload, num_classes: int = 1) -> PacedModel:
     times = [0.0] * len(workload.layers)
-    return paced(workload, times, times, 0.0, num_classes)
+    return PacedModel(workload, times, times, 0.0, num_classes)
 
 
 def chain(num_layers: int) -> Workload:
@@ -155,7 +155,7 @@ def test_a_copy_is_a_model_of_its_own():
 
 def test_every_layer_takes_its_time(clock: Sleeping):
     """What a recorder sees, update included, is what was asked for."""
-    model = paced(workload_of("root"), [1, 2, 4], [8, 16, 32], 64)
+    model = PacedModel(workload_of("root"), [1, 2, 4], [8, 16, 32], 64)
     names = [layer.name for layer in workload_of("root").layers]
     optimizer = PacedSGD(model.parameters(), model.update_s)
     recorder = Recorder(clock, "gpu0", 0)
@@ -180,7 +180,7 @@ def test_every_layer_takes_its_time(clock: Sleeping):
 def backward_times(clock: Sleeping, hooks_s: list[float], backward_s: list[float]) -> list[float]:
     """When the gradients of a chain come, first 'l0'; the hook of each takes `hooks_s`."""
     num_layers = len(backward_s)
-    model = paced(chain(num_layers), [0.0] * num_layers, backward_s, 0.0)
+    model = PacedModel(chain(num_layers), [0.0] * num_layers, backward_s, 0.0)
     times = [0.0] * num_layers
     for number, parameter in enumerate(model.parameters()):
 
@@ -230,13 +230,13 @@ def test_making_the_graph_takes_no_time_of_its_own(clock: Sleeping, monkeypatch)
         return apply(*given)
 
     monkeypatch.setattr(module_of_paced._Backward, "apply", slowly)
-    paced(chain(3), [2, 2, 2], [0, 0, 0], 0.0)(torch.zeros(2, 1))
+    PacedModel(chain(3), [2, 2, 2], [0, 0, 0], 0.0)(torch.zeros(2, 1))
     assert clock.now == 6
 
 
 def test_an_update_waits_for_what_came_before(clock: Sleeping):
     """Otherwise communication that shows would hide behind it."""
-    model = paced(chain(1), [1], [1], 8)
+    model = PacedModel(chain(1), [1], [1], 8)
     optimizer = PacedSGD(model.parameters(), model.update_s)
     for _ in range(2):
         model(torch.zeros(2, 1)).sum().backward()
@@ -247,7 +247,7 @@ def test_an_update_waits_for_what_came_before(clock: Sleeping):
 
 
 def test_real_time_passes():
-    model = paced(chain(3), [0.01, 0.02, 0.03], [0.01, 0.01, 0.02], 0.02)
+    model = PacedModel(chain(3), [0.01, 0.02, 0.03], [0.01, 0.01, 0.02], 0.02)
     started = time.monotonic()
     model(torch.zeros(2, 1)).sum().backward()
     PacedSGD(model.parameters(), model.update_s).step()
@@ -258,7 +258,7 @@ def test_real_time_passes():
 def test_impossible_times_are_refused(times: tuple[list[float]]):
     for forward_s, backward_s in ((times[0], [0.0, 0.0]), ([0.0, 0.0], times[0])):
         with pytest.raises(ValueError, match=r"1 times for 2 layers|cannot take"):
-            paced(chain(2), forward_s, backward_s, 0.0)
+            PacedModel(chain(2), forward_s, backward_s, 0.0)
     with pytest.raises(ValueError, match=r"cannot take -1 s"):
         PacedSGD(instant(chain(1)).parameters(), -1)
 

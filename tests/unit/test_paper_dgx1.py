@@ -9,14 +9,20 @@ from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
-from paceline.machine_file import read_machine
-from paceline.papers import paper
-from paceline.papers.cells import Basis, Paper, mean_error
-from paceline.papers.dgx1 import memory, printed, steps
-from paceline.papers.dgx1.networks import counts, workload
-from paceline.papers.tables import markdown
+from paceline.records.machine_file import read_machine
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
+from paceline.studies.papers import dgx1 as mxnet
+from paceline.studies.papers import paper
+from paceline.studies.papers.dgx1 import LayerCounts, counts, gpu0_gb, others_gb, workload
+from paceline.studies.papers.paper_tables import (
+    Basis,
+    Paper,
+    mean_error,
+    printed_values,
+    read_printed,
+)
+from paper_markdown import markdown
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +88,14 @@ def test_without_nvlink_a_message_goes_through_the_processors(dgx1: Machine) -> 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_the_ring_of_nccl_has_direct_links_only(dgx1: Machine, gpus: int) -> None:
     links = nvlinks(dgx1)
-    ring = [f"gpu{number}" for number in (*steps.RING[:gpus], steps.RING[0])]
+    ring = [f"gpu{number}" for number in (*mxnet.RING[:gpus], mxnet.RING[0])]
     assert sorted(ring[:-1]) == [f"gpu{number}" for number in range(gpus)]
     assert all(frozenset(pair) in links for pair in pairwise(ring))
 
 
 def test_gpus_are_fed_one_after_another(dgx1: Machine) -> None:
     plan = tree.plan(workload("LeNet", 16), dgx1, Tree(workers=4), Window(1))
-    fed = steps.fed_in_turn(plan)
+    fed = mxnet.fed_in_turn(plan)
     assert [task.name for task in fed.tasks] == [task.name for task in plan.tasks]
 
     class OneSecondEach:
@@ -109,27 +115,30 @@ def test_a_step_is_the_closed_form_of_its_strategy(dgx1: Machine) -> None:
     # between gpu2 and gpu3, over one link, and then gpu0 and gpu2, over two.
     work = workload("AlexNet", 16)
     first = dgx1.devices[0]
-    alone_s = steps.step_s("AlexNet", 16, "P2P", 1)
+    alone_s = mxnet.step_s("AlexNet", 16, "P2P", 1)
     nbytes = work.gradient_nbytes
-    sends_s = sum(2 * (10e-6 + nbytes / (steps.COPY_EFFICIENCY * rate)) for rate in (25e9, 50e9))
+    sends_s = sum(2 * (10e-6 + nbytes / (mxnet.COPY_EFFICIENCY * rate)) for rate in (25e9, 50e9))
     adds_s = 2 * (first.call_latency_s + 3 * nbytes / first.memory_bandwidth_bytes_per_s)
-    expected_s = alone_s + 3 * steps.ISSUE_S["P2P"] + sends_s + adds_s
-    assert steps.step_s("AlexNet", 16, "P2P", 4) == pytest.approx(expected_s, rel=5e-3)
+    expected_s = alone_s + 3 * mxnet.ISSUE_S["P2P"] + sends_s + adds_s
+    assert mxnet.step_s("AlexNet", 16, "P2P", 4) == pytest.approx(expected_s, rel=5e-3)
 
 
 def test_what_table_i_prints_and_what_the_published_networks_have() -> None:
-    differing = {
-        (name, field): (printed_value, ours)
-        for name, row in printed.COUNTS.items()
-        for field, printed_value, ours in zip(row._fields, row, counts(name), strict=True)
-        if field != "weights" and printed_value != ours
-    }
-    assert differing == {
+    differing = {tuple(row["of"]): row["printed"] for row in read_printed("dgx1")["other_counts"]}
+    ours = {(name, field): getattr(counts(name), field) for name, field in differing}
+    assert {key: (value, ours[key]) for key, value in differing.items()} == {
         ("LeNet", "fully_connected"): (2, 3),
         ("Inception-v3", "convolutions"): (7, 5),
         ("ResNet", "convolutions"): (107, 109),
+        ("GoogLeNet", "weights"): (4e6, 6_998_552),
+        ("ResNet", "weights"): (55e6, 1_727_962),
     }
-    weights = {name: counts(name).weights for name in printed.COUNTS}
+    names = ("LeNet", "AlexNet", "GoogLeNet", "Inception-v3", "ResNet")
+    weights = {name: counts(name).weights for name in names}
+    # Every field of every network is in the table, or among those that differ.
+    shown = {tuple(of[:2]) for of in printed_values("dgx1", "table 1")}
+    every = {(name, field) for name in names for field in LayerCounts._fields}
+    assert shown | set(differing) == every
     assert weights == {
         "LeNet": 61_706,
         "AlexNet": 60_965_224,
@@ -170,20 +179,17 @@ def test_the_readme_has_these_tables(found: Paper) -> None:
 
 def test_misprints_of_table_iv_are_misprints() -> None:
     # Its own columns say so: GPU0 has 6.2 % more than the others, and grew by 56.1 %.
-    row = printed.MEMORY["ResNet"][32]
-    assert row.gpu0 / 1.062 == pytest.approx(5.33, abs=0.005)
-    assert row.others == 5.63
+    memory_gb = printed_values("dgx1", "table 4")
+    assert memory_gb["GPU0", "ResNet", 32] / 1.062 == pytest.approx(5.33, abs=0.005)
+    assert memory_gb["GPUx", "ResNet", 32] == 5.63
     # Before training nothing depends on the batch, for any other network.
-    for name, rows in printed.MEMORY.items():
-        before = [one.before for one in rows.values()]
+    for name, before in read_printed("dgx1")["before_gb"].items():
         assert (max(before) - min(before) > 0.06) == (name == "ResNet")
 
 
 def test_memory_grows_by_the_same_with_each_image() -> None:
     for name in ("AlexNet", "GoogLeNet"):
-        first, second, third = (memory.others_gb(name, size) for size in (16, 32, 48))
+        first, second, third = (others_gb(name, size) for size in (16, 32, 48))
         assert second - first == pytest.approx(third - second)
         gradients_gb = workload(name, 16).gradient_nbytes / 1e9
-        assert memory.gpu0_gb(name, 64) - memory.others_gb(name, 64) == pytest.approx(
-            3 * gradients_gb
-        )
+        assert gpu0_gb(name, 64) - others_gb(name, 64) == pytest.approx(3 * gradients_gb)

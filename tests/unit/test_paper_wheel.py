@@ -1,11 +1,12 @@
 import pytest
 
 from paceline.core.errors import InvalidInput
-from paceline.models.workload import workload_of
-from paceline.papers.cells import Basis, mean_error
-from paceline.papers.wheel import paper, ungrouped_alexnet
+from paceline.core.wire_format import Purpose
+from paceline.models.factory import workload_of
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.split import Purpose, messages, split
+from paceline.strategies.wheel.split import messages, split
+from paceline.studies.papers.paper_tables import Basis, mean_error
+from paceline.studies.papers.wheel import paper, ungrouped_alexnet
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,9 @@ def test_the_parameters_of_both_alexnets():
         messages(split(work, Wheel()), Wheel())
         for work in (ungrouped_alexnet(), workload_of("alexnet", 256, None))
     )
-    assert ungrouped[Purpose.BODY_PARAMETERS].num_values == 3_747_200
-    assert caffes[Purpose.BODY_PARAMETERS].num_values == 2_334_080
-    for purpose in (Purpose.ACTIVATIONS, Purpose.RESIDUALS, Purpose.HEAD_PARAMETERS):
+    assert ungrouped[Purpose.PARAMETERS].num_values == 3_747_200
+    assert caffes[Purpose.PARAMETERS].num_values == 2_334_080
+    for purpose in (Purpose.ACTIVATIONS, Purpose.ACTIVATION_GRADIENTS, Purpose.HEAD_PARAMETERS):
         assert ungrouped[purpose] == caffes[purpose]
 
 

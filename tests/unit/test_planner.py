@@ -7,9 +7,10 @@ from boxes import box, link
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.plan import Kind
+from paceline.core.plan import Kind, PriceKey
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.planner import Forecast, advise, forecast, rank, search
+from paceline.planner import Forecast, Ranking, forecast, rank, search
+from paceline.planner.forecast import Advice
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 
@@ -100,7 +101,7 @@ def test_wire_bytes_are_those_of_a_step_on_the_busiest_link():
 
 def test_measured_prices_replace_those_of_the_machine():
     found = machine(1)
-    measured = Measured({("cpu0", Kind.FORWARD, "two"): 10.0}, Roofline.of(found))
+    measured = Measured({PriceKey("cpu0", Kind.FORWARD, "two"): 10.0}, Roofline.of(found))
     predicted = forecast(workload(), found, ALLREDUCE, AllReduce(workers=1), 8, measured)
     assert predicted.step_s == pytest.approx(COMPUTE_S - 2 + 10)
 
@@ -110,6 +111,10 @@ def test_the_timeline_is_a_prediction_of_several_steps():
     assert found.timeline.origin == "predicted"
     assert found.timeline.num_steps() == 8
     assert found.timeline.period_s() == pytest.approx(found.step_s)
+
+
+def advise(forecasts: list[Forecast]) -> Advice | None:
+    return Ranking(tuple(rank(forecasts)), (), 8).advice
 
 
 SPEED = {"encode_values_per_s": 1e9, "decode_values_per_s": 1e9}

@@ -6,12 +6,17 @@ import torch
 from groups import group_of
 from paceline.core.machine import Device, Host, Machine
 from paceline.links.group import Group
-from paceline.probe.device import CodecFigures, DeviceFigures
-from paceline.probe.links import Links
-from paceline.probe.machine import RankFigures, described, name_from
-from paceline.probe.sample import Sampler, Spread
+from paceline.measure.devices import CodecFigures, DeviceFigures
+from paceline.measure.this_machine import facts
+from paceline.measure.timing import Sampler, Spread
 from paceline.record.clock import HostClock
-from paceline.training.this_machine import facts
+from paceline.studies.probe.link_speeds import Links
+from paceline.studies.probe.machine_description import (
+    RankFigures,
+    machine_of,
+    name_from,
+    spread_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_a_spread_is_the_median_and_the_quartiles():
     assert (spread.median, spread.lower, spread.upper, spread.count) == (3, 2, 4, 5)
     rate = Spread.rate(12.0, [1.0, 2.0, 3.0])
     assert (rate.median, rate.lower, rate.upper) == (6, 5, 9)
-    assert Spread.of([2e-6, 2e-6]).text("s") == "2 us (2 us to 2 us, quartiles of 2)"
+    assert spread_text(Spread.of([2e-6, 2e-6]), "s") == "2 us (2 us to 2 us, quartiles of 2)"
 
 
 class Told(HostClock):
@@ -115,13 +120,13 @@ def figures(hostname: str, speed: float) -> RankFigures:
     )
 
 
-def machine_of(hostnames: list[str], hosts: list[list[int]]) -> Machine:
+def machine_on(hostnames: list[str], hosts: list[list[int]]) -> Machine:
     ranks = [figures(hostname, (i + 1) * 1e9) for i, hostname in enumerate(hostnames)]
-    return described("some", ranks, hosts, "cpu", "measured somehow")
+    return machine_of("some", ranks, hosts, "cpu", "measured somehow")
 
 
 def test_the_ranks_of_a_host_share_its_memory_and_wait_for_the_slowest():
-    machine = machine_of(["box.lab"] * 2, [[0, 1]])
+    machine = machine_on(["box.lab"] * 2, [[0, 1]])
     (host,) = machine.hosts
     assert (host.name, host.cores) == ("box", 4)
     assert host.memory_bandwidth_bytes_per_s == 30e9
@@ -147,7 +152,7 @@ def test_the_ranks_of_a_host_share_its_memory_and_wait_for_the_slowest():
     ],
 )
 def test_hosts_have_their_own_names_where_those_are_clear(hostnames, names):
-    machine = machine_of(hostnames, [[0], [1]])
+    machine = machine_on(hostnames, [[0], [1]])
     assert [host.name for host in machine.hosts] == names
     assert [device.host for device in machine.devices] == names
 

@@ -9,14 +9,14 @@ from groups import group_of
 from paceline.core.plan import Kind
 from paceline.core.strategy import Prober
 from paceline.core.workload import Workload
+from paceline.exchange.loop import SGD, Share
 from paceline.links.group import Group
+from paceline.measure import layers as module
+from paceline.measure.layers import Profile, profile
 from paceline.models import describe
 from paceline.planner import forecast
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
-from paceline.training import profile as module
-from paceline.training.profile import Profile, profile
-from paceline.training.step import SGD, Share
 from ticking import Ticking, Timed
 
 LOAD_S, HELD_UP_S, MARK_S = 1.0, 9.0, 0.125
@@ -99,7 +99,7 @@ def profiled(
     clock.now = 0.0
     rounds_s = NUM_ROUNDS * (STEP_S + 2 * MARK_S)
     if group.world_size > 1:
-        rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 3 * MARK_S)
+        rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 2 * MARK_S)
     seconds = 2 * rounds_s + 1e-6
 
     def make(sizes: Sequence[Sequence[int]]) -> Ring:
@@ -110,7 +110,7 @@ def profiled(
 
 
 def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
-    return {key[1:]: s for key, s in found.durations.items() if key[0] == device}
+    return {(key.kind, key.part): s for key, s in found.durations.items() if key.owner == device}
 
 
 def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):

@@ -5,14 +5,13 @@ import json
 import pytest
 
 from paceline.core.errors import InvalidInput
-from paceline.profile_result import read_profile
-from paceline.profiling.insights import insights_of
-from paceline.profiling.rows import spread
-from paceline.profiling.shown import summary, tables
-from paceline.profiling.steps import split, typical
+from paceline.records.result import read_result
 from paceline.report import write_report
-from paceline.report.insights import insights
-from paceline.tables import console
+from paceline.report.markup import insights
+from paceline.report.terminal import console
+from paceline.studies.profile.profile_ranks import spread
+from paceline.studies.profile.profile_summary import insights_of, summary, tables
+from paceline.studies.profile.profiled_steps import split, typical
 from profiles import LARGEST, profile_result, write_profile
 
 HOSTILE = "<script>alert(1)</script>"
@@ -77,7 +76,7 @@ def test_a_page_holds_all_of_it_and_no_markup_of_others(tmp_path) -> None:
     result = profile_result(layers=(hostile,), operators=(operator,), largest=LARGEST)
     result = result.model_copy(update={"insights": tuple(insights_of(result))})
     folder = write_profile(tmp_path / "run", result)
-    assert read_profile(folder) == result
+    assert read_result(folder) == result
     page = write_report(folder).read_text()
     assert HOSTILE not in page
     assert insights(result.insights) in page
@@ -104,12 +103,10 @@ def test_a_terminal_shows_it(tmp_path) -> None:
         assert text in shown.get()
 
 
-def test_results_of_others_and_damaged_ones_are_told_apart(tmp_path) -> None:
-    (tmp_path / "result.json").write_text(json.dumps({"kind": "wheel"}))
-    assert read_profile(tmp_path) is None
+def test_a_damaged_result_is_told_by_its_field(tmp_path) -> None:
     (tmp_path / "result.json").write_text(json.dumps({"kind": "profile"}))
     with pytest.raises(InvalidInput, match=r"result\.json: id: Field required"):
-        read_profile(tmp_path)
+        read_result(tmp_path)
 
 
 def test_steps_go_into_blocks_that_take_turns() -> None:

@@ -5,8 +5,8 @@ import torch
 
 from groups import group_of
 from paceline.core.errors import InvalidInput
-from paceline.profile_settings import ProfileSettings
-from paceline.profiling.subject import subject_of
+from paceline.records.profile import ProfileSettings
+from paceline.studies.profile.profiled_steps import subject_of
 
 FAILING = """
 from torch import nn

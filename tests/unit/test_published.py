@@ -10,10 +10,10 @@ import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.data import Dataset, load
-from paceline.data import dataset as dataset_module
 from paceline.data.dataset import TensorSamples
 from paceline.data.published import PUBLISHED
-from paceline.papers.hogbatch.networks import DATA_SETS
+from paceline.links import shared_memory
+from paceline.studies.papers.hogbatch import DATA_SETS
 
 
 def both(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +105,7 @@ def test_real_sim_is_refused_with_the_figure_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5242880 kB\n")
-    monkeypatch.setattr(dataset_module, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
     (tmp_path / "real-sim").write_text("not read\n")
     message = r"real-sim: 72309 samples of 20958 float32 .* 5\.6 GiB, .* has 5\.0 GiB of free"
     with pytest.raises(InvalidInput, match=message):

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from paceline.core.compare import conform
 from paceline.core.machine import Machine
 from paceline.core.strategy import Window
+from paceline.exchange.loop import SGD, Share, train_step
 from paceline.models import describe
-from paceline.models.lenet import LeNet5
+from paceline.models.networks import LeNet5
 from paceline.record.clock import HostClock
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
-from paceline.training.step import SGD, Share, train_step
 
 MACHINE = Machine.model_validate(
     {

@@ -7,16 +7,21 @@ import pytest
 
 from groups import group_of
 from paceline.core.calibration import Measurement
+from paceline.core.cost import Totals
 from paceline.core.errors import InvalidInput
-from paceline.core.pace import Totals
-from paceline.core.plan import Kind
-from paceline.machine_file import find_device
+from paceline.core.plan import Kind, PriceKey
+from paceline.exchange.loop import TrainingSetup, setup_of
+from paceline.exchange.replicas import ReplicaRunner
+from paceline.exchange.session import TrainingSession
+from paceline.measure.layers import Profile
+from paceline.measure.this_machine import Speed, this_machine
 from paceline.models.paced import QUEUED_S, PacedModel
-from paceline.rehearsal.prediction import predict
-from paceline.rehearsal.setup import Setup, build
-from paceline.settings import validated_rehearsal
-from paceline.training.profile import Profile
-from paceline.training.this_machine import Speed, this_machine
+from paceline.records.machine_file import find_device
+from paceline.records.settings import configuration, strategy_of, validated_rehearsal
+from paceline.report.terminal import console
+from paceline.runs.forecasts import forecast_with
+from paceline.runs.progress import TerminalProgress
+from paceline.runs.session import paced_device
 
 MACHINES = Path(__file__).parents[2] / "machines"
 FORWARD_S, BACKWARD_S, UPDATE_S = 0.006, 0.012, 0.003
@@ -59,19 +64,33 @@ def test_a_device_that_is_not_known_is_told_which_are(name):
         find_device(name)
 
 
-def paced(strategy: str, **settings: object) -> Setup:
+def session(**values: object) -> TrainingSession:
+    """The first of two ranks of a rehearsal."""
+    settings = validated_rehearsal(values)
+    progress = TerminalProgress(console(quiet=True), "rehearsing")
+    return TrainingSession(
+        settings,
+        strategy_of(settings),
+        configuration(settings),
+        "run",
+        group_of(0, 2, "cpu"),
+        progress,
+        paced_device(settings),
+    )
+
+
+def paced(strategy: str, **settings: object) -> TrainingSession:
     """A network of three layers with equal parameters, on two paced workers."""
-    values = {"model": "mlp-64-64-64-64", "device": "p100", "strategy": strategy, **settings}
-    return build(validated_rehearsal(values), group_of(0, 2, "cpu"))
+    return session(model="mlp-64-64-64-64", device="p100", strategy=strategy, **settings)
 
 
 TOTALS = {"forward_ms": 6.0, "backward_ms": 12.0, "update_ms": 3.0}
 
 
 def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
-    known = paced("host").times
+    known = setup_of(paced("host")).times
     assert known is not None
-    mixed = paced("host", backward_ms=12.0)
+    mixed = setup_of(paced("host", backward_ms=12.0))
     assert isinstance(mixed.model, PacedModel)
     assert mixed.times is not None
     sums = Totals(sum(mixed.times.forward_s), sum(mixed.times.backward_s), mixed.times.update_s)
@@ -79,11 +98,13 @@ def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
     assert mixed.model.update_s == known.update_s
 
 
-def profiled(setup: Setup, exchange: Sequence[Measurement]) -> Profile:
+def profiled(
+    one: TrainingSession, setup: TrainingSetup, exchange: Sequence[Measurement]
+) -> Profile:
     """A profile of layers that take exactly what they stand for."""
     times = setup.times
     assert times is not None
-    machine = this_machine(setup.group, [Speed(1e12, 1e12)] * 2)
+    machine = this_machine(one.group, [Speed(1e12, 1e12)] * 2)
     kinds = ((Kind.FORWARD, times.forward_s), (Kind.BACKWARD, times.backward_s))
     parts = {
         (kind, layer.name): seconds
@@ -92,18 +113,20 @@ def profiled(setup: Setup, exchange: Sequence[Measurement]) -> Profile:
     }
     parts |= {(Kind.LOAD, ""): 0.0, (Kind.STEP, ""): times.update_s}
     durations = {
-        (device.name, kind, part): seconds
+        PriceKey(device.name, kind, part): seconds
         for device in machine.devices
         for (kind, part), seconds in parts.items()
     }
-    return Profile(machine, durations, {setup.settings.strategy: tuple(exchange)})
+    return Profile(machine, durations, {one.strategy.name: tuple(exchange)})
 
 
 def predicted_s(strategy: str, seconds_per_byte: float, **settings: object) -> float:
     """The step that is predicted if exchanges lie on a known line."""
     exchange = [Measurement(n, LATENCY_S + n * seconds_per_byte) for n in (1000, 2**20)]
-    setup = paced(strategy, **(TOTALS | settings))
-    return predict(setup, profiled(setup, exchange), setup.settings.config()).step_s
+    one = paced(strategy, **(TOTALS | settings))
+    runner = ReplicaRunner(one, one.strategy.runner().replica)
+    runner.profiled = profiled(one, runner.setup, exchange)
+    return forecast_with(one, runner, one.strategy, one.config).step_s
 
 
 def test_of_the_hosts_exchange_only_the_last_layers_shows():
@@ -128,7 +151,7 @@ def test_a_copy_that_is_longer_than_the_next_layer_holds_it_up():
 def test_layers_that_are_shorter_than_what_is_queued_make_up_for_a_copy():
     copy_s, backward_s = QUEUED_S / 2, QUEUED_S / 2  # three layers of less than a copy each
     step_s = predicted_s("host", copy_s / COPY_NBYTES, backward_ms=1e3 * backward_s)
-    times = paced("host", **(TOTALS | {"backward_ms": 1e3 * backward_s})).times
+    times = setup_of(paced("host", **(TOTALS | {"backward_ms": 1e3 * backward_s}))).times
     assert times is not None
     exchanged_s = times.backward_s[-1] + 2 * copy_s + LATENCY_S + copy_s * 7 / 4
     assert step_s == pytest.approx(FORWARD_S + exchanged_s + UPDATE_S)
@@ -141,18 +164,15 @@ def test_one_bucket_shows_as_a_whole():
 
 
 def test_more_workers_started_than_asked_for_are_refused():
-    settings = validated_rehearsal({"model": "lenet5", "device": "p100", "workers": 3})
     with pytest.raises(InvalidInput, match="workers: 3 asked for, 2 started"):
-        build(settings, group_of(0, 2, "cpu"))
+        setup_of(session(model="lenet5", device="p100", workers=3))
 
 
 @pytest.mark.parametrize("kind", [{"device": "p100"}, {"stretch": 2}])
 def test_a_model_of_the_users_own_has_to_be_given_a_shape(kind):
-    settings = validated_rehearsal({"model": "torch.nn:Identity", **kind})
     with pytest.raises(InvalidInput, match="no trainable parameters"):
-        build(settings, group_of(0, 2, "cpu"))
-    settings = validated_rehearsal({"model": "paceline.models:LeNet5", **kind})
+        setup_of(session(model="torch.nn:Identity", **kind))
     with pytest.raises(InvalidInput, match=r"input_shape: model .*:LeNet5 does not say"):
-        build(settings, group_of(0, 2, "cpu"))
-    shaped = settings.model_copy(update={"input_shape": (1, 32, 32)})
-    assert build(shaped, group_of(0, 2, "cpu")).workload.num_parameters == 61_706
+        setup_of(session(model="paceline.models.networks:LeNet5", **kind))
+    shaped = session(model="paceline.models.networks:LeNet5", input_shape=(1, 32, 32), **kind)
+    assert setup_of(shaped).workload.num_parameters == 61_706

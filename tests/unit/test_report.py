@@ -9,18 +9,19 @@ from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.outcome import Epoch, Traffic, Updates
 from paceline.core.plan import Cost, Plan
+from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.record.trace import write_trace
+from paceline.records.result import RunResult
 from paceline.report import write_report
+from paceline.report.figures import PARTS
 from paceline.report.format import duration, share
 from paceline.report.markup import Html, element, table
-from paceline.report.palette import PARTS
-from paceline.result import ComparisonTable, EpochRow, Result
-from paceline.settings import TrainSettings
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from plan_rows import plan_row
@@ -81,9 +82,10 @@ def timelines(layer: str = "first") -> tuple[Plan, Timeline, Timeline]:
     return tasks, predicted, measured
 
 
-def result(model: str = "test", layer: str = "first") -> Result:
+def result(model: str = "test", layer: str = "first") -> RunResult:
     tasks, predicted, measured = timelines(layer)
-    return Result(
+    return RunResult(
+        origin="measured",
         id="20260102-030405-test-0a1b",
         settings=TrainSettings(model=model, epochs=2, options={"bucket_mb": 1}),
         strategy="allreduce",
@@ -108,20 +110,20 @@ def result(model: str = "test", layer: str = "first") -> Result:
             ),
         ),
         epochs=(
-            EpochRow(number=0, train_loss=1.5, test_loss=1.25, accuracy=0.5, seconds=4),
-            EpochRow(number=1, train_loss=0.75, test_loss=0.8125, accuracy=0.9625, seconds=3.5),
+            Epoch(number=0, train_loss=1.5, test_loss=1.25, accuracy=0.5, seconds=4),
+            Epoch(number=1, train_loss=0.75, test_loss=0.8125, accuracy=0.9625, seconds=3.5),
         ),
         accuracy=0.9625,
         predicted_step_s=0.0123,
-        measured_step_s=0.015,
+        step_s=0.015,
         samples_per_s=4266.7,
-        comparison=ComparisonTable.of(compare(predicted, measured)),
+        comparison=compare(predicted, measured),
         faults=tuple(conform(tasks, measured)),
         peak_memory_bytes=(300 * 2**20, 301 * 2**20),
     )
 
 
-def write_run(folder: Path, content: Result, *recorded: Timeline) -> str:
+def write_run(folder: Path, content: RunResult, *recorded: Timeline) -> str:
     (folder / "result.json").write_text(content.model_dump_json())
     write_trace(folder / "trace.json", recorded)
     path = write_report(folder)
@@ -267,6 +269,57 @@ class TestHostileText:
         assert "&lt;td&gt;" in table(["a"], [["<td>"]])
 
 
+class TestAsynchronous:
+    """The page of a run whose workers update a shared model, each when it is done."""
+
+    @pytest.fixture
+    def shared(self, tmp_path: Path) -> Page:
+        updates = Updates(
+            count=4,
+            by_worker={"w0": 3, "w1": 1},
+            staleness={"w0": {0: 3}, "w1": {2: 1}},
+            mean_staleness=0.5,
+            gaps=((0.5, 1), (1.0, 2)),
+        )
+        content = RunResult(
+            origin="measured",
+            id="shared",
+            settings=TrainSettings(model="test", strategy="wheel"),
+            strategy="wheel",
+            config={"lanes": 2, "head": "fc6"},
+            machine={},
+            epochs=(Epoch(0, 1.5, 1.25, 0.5, 4.0),),
+            accuracy=0.5,
+            samples_per_s=100.0,
+            traffic=(Traffic("activations", 4096, 8192), Traffic("loss", 8, 8, travels=False)),
+            wire_nbytes=(2**20, 2**21),
+            updates=updates,
+            utilisation={"cpu0": 0.75},
+            predicted_utilisation={"cpu0": 0.8},
+            lost=("worker 1 was ended",),
+        )
+        return Page(write_run(tmp_path, content))
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *("strategy wheel, lanes 2, head fc6, 2 workers", "1.2500", "at the end"),
+            *("1.00 MiB", "2.00 MiB", "0.50 on average", "worker 1 was ended"),
+        ],
+    )
+    def test_says(self, shared: Page, value: str) -> None:
+        assert value in shared.text
+
+    def test_bytes_are_shown_of_an_update_too(self, shared: Page) -> None:
+        row = ["activations", "between processes", "8.00 KiB", "4.00 KiB", "1.00 KiB"]
+        assert row in shared.rows
+        assert shared.open == []
+
+    def test_says_nothing_of_a_step_in_common(self, shared: Page) -> None:
+        assert "Where a step goes" not in shared.text
+        assert "predicted step" not in shared.text
+
+
 class TestInputs:
     @pytest.mark.parametrize("missing", ["result.json", "trace.json"])
     @pytest.mark.parametrize("content", [None, "{", "[]"])
@@ -288,9 +341,7 @@ class TestInputs:
     def test_rehearsed_timelines_are_labelled_as_such(self, tmp_path: Path) -> None:
         _, predicted, measured = timelines()
         rehearsed = Timeline(measured.spans, "rehearsed")
-        content = result().model_copy(
-            update={"comparison": ComparisonTable.of(compare(predicted, rehearsed))}
-        )
+        content = result().model_copy(update={"comparison": compare(predicted, rehearsed)})
         page = Page(write_run(tmp_path, content, predicted, rehearsed))
         assert ["per step", "predicted", "rehearsed", "error of predicted"] in page.rows
         assert any("rehearsed: 2 of 6 steps" in script for script in page.scripts)

@@ -13,8 +13,8 @@ import pytest
 
 from browser import CHROMIUM, Browser, Page
 from long_run import write_long_run
+from paceline.records.result import read_run
 from paceline.report import write_report
-from paceline.result import Result, read_result
 from processes import DEADLINE_S, members_of
 
 STEPS, WORKERS = 1000, 4
@@ -136,8 +136,7 @@ def pasted(page: Page) -> str:
 
 
 def test_a_table_is_copied_with_exact_numbers(desk: Page, folder: Path) -> None:
-    result = read_result(folder)
-    assert isinstance(result, Result)
+    result = read_run(folder)
     tables = desk.evaluate("document.querySelectorAll('table').length")
     assert desk.evaluate("document.querySelectorAll('button.copy').length") == tables
     button = ".plan + .copy, .plan .copy"

@@ -1,18 +1,18 @@
 import pytest
 
-from paceline.core.plan import Kind, Resource, task_name
+from paceline.core.compare import Comparison, ComparisonRow
+from paceline.core.cost import compute_lane, exchange_lane, link_lane
+from paceline.core.outcome import Epoch
+from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
-from paceline.report.excerpt import excerpt
-from paceline.report.figures import learning_curves, step_parts, steps_in_time
-from paceline.report.palette import KINDS, PARTS
-from paceline.report.through import step_seconds, thinned, through_time
-from paceline.result import ComparisonRow, ComparisonTable, EpochRow
+from paceline.report.figures import KINDS, PARTS, learning_curves, step_parts
+from paceline.report.steps import excerpt, step_seconds, steps_in_time, thinned, through_time
 
-CPU0, CPU1 = Resource("cpu0", "compute"), Resource("cpu1", "compute")
+CPU0, CPU1 = compute_lane("cpu0"), compute_lane("cpu1")
 EXCHANGE = (
-    Resource("host->host", "wire"),
-    Resource("cpu0", "exchange"),
-    Resource("cpu1", "exchange"),
+    link_lane("host", "host"),
+    exchange_lane("cpu0"),
+    exchange_lane("cpu1"),
 )
 
 
@@ -23,10 +23,8 @@ def window(num_steps: int, part: str = "layer") -> Timeline:
         begin = 10.0 * step
         for worker, lane in enumerate((CPU0, CPU1)):
             for kind, start, end in ((Kind.FORWARD, 0, 5), (Kind.STEP, 8, 10)):
-                name = task_name(step, kind, part, worker)
-                spans.append(Span(name, kind, (lane,), begin + start, begin + end))
-        name = task_name(step, Kind.REDUCE, "0")
-        spans.append(Span(name, Kind.REDUCE, EXCHANGE, begin + 5, begin + 8))
+                spans.append(Span(kind, step, part, worker, (lane,), begin + start, begin + end))
+        spans.append(Span(Kind.REDUCE, step, "0", None, EXCHANGE, begin + 5, begin + 8))
     return Timeline(spans, "measured")
 
 
@@ -62,15 +60,15 @@ class TestStepsInTime:
     def test_escapes_what_plotly_would_read_as_markup(self) -> None:
         figure = steps_in_time([excerpt(window(6, "<a href='x'>"))])
         assert "s2/forward[&lt;a href='x'&gt;]@worker0<br>5.00 s" in figure.data[0].customdata
-        lane = Resource("<b>cpu", "compute")
-        span = Span("s0/step", Kind.STEP, (lane,), 0.0, 1.0)
+        lane = compute_lane("<b>cpu")
+        span = Span(Kind.STEP, 0, "", None, (lane,), 0.0, 1.0)
         (bar,) = steps_in_time([excerpt(Timeline([span], "measured"))]).data
         assert bar.y == ("&lt;b&gt;cpu/compute",)
 
 
 def test_learning_curves_count_epochs_from_one() -> None:
     epochs = [
-        EpochRow(number=i, train_loss=3 - i, test_loss=4 - i, accuracy=i / 2, seconds=1)
+        Epoch(number=i, train_loss=3 - i, test_loss=4 - i, accuracy=i / 2, seconds=1)
         for i in range(2)
     ]
     lines = {line.name: (line.x, line.y) for line in learning_curves(epochs, "accuracy").data}
@@ -89,7 +87,7 @@ class TestStepParts:
             ComparisonRow(quantity=q, left_s=s, right_s=2 * s, error=-0.5)
             for q, s in seconds.items()
         )
-        figure = step_parts(ComparisonTable(left="predicted", right="measured", rows=rows))
+        figure = step_parts(Comparison(left="predicted", right="measured", rows=rows))
         placed = {bar.name: (bar.base[1], bar.base[1] + bar.x[1]) for bar in figure.data}
         assert placed == {
             "load": (0, 2),
@@ -117,7 +115,7 @@ class TestExcerpt:
         assert list(shown.step_ends_s) == [10, 20]
         track = shown.rows[CPU0]
         assert track[0].start_s == 0
-        assert {span.name.partition("/")[0] for span in track} == {"s2", "s3"}
+        assert {span.step for span in track} == {2, 3}
 
     def test_keeps_the_lanes_of_a_device_together_and_links_last(self) -> None:
         assert [str(resource) for resource in excerpt(window(6)).rows] == [
@@ -126,14 +124,14 @@ class TestExcerpt:
         ]
 
     def test_follows_the_device_that_updates_most_often(self) -> None:
-        fast, slow = Resource("gpu", "compute"), Resource("cpu", "compute")
-        spans = [Span(f"fast{i}", Kind.STEP, (fast,), i, i + 0.5) for i in range(9)]
-        spans += [Span(f"slow{i}", Kind.STEP, (slow,), 4 * i, 4 * i + 4) for i in range(2)]
+        fast, slow = compute_lane("gpu"), compute_lane("cpu")
+        spans = [Span(Kind.STEP, i, "", 0, (fast,), i, i + 0.5) for i in range(9)]
+        spans += [Span(Kind.STEP, i, "", 1, (slow,), 4 * i, 4 * i + 4) for i in range(2)]
         shown = excerpt(Timeline(spans, "measured"))
         assert shown.title == "measured: 2 of 9 steps"
         assert shown.length_s == 2
         # It runs from 3.5 to 5.5: both slow steps reach into it, and are drawn up to its ends.
-        assert [span.name for span in shown.rows[slow]] == ["slow0", "slow1"]
+        assert [span.step for span in shown.rows[slow]] == [0, 1]
         (bars,) = steps_in_time([shown]).data
         drawn = [
             (base, base + length)
@@ -144,20 +142,20 @@ class TestExcerpt:
 
     @pytest.mark.parametrize("num_updates", [0, 1])
     def test_is_everything_where_no_step_repeats(self, num_updates: int) -> None:
-        lane = Resource("cpu", "compute")
-        spans = [Span("forward", Kind.FORWARD, (lane,), 5.0, 6.0)]
-        spans += [Span(f"step{i}", Kind.STEP, (lane,), 6.0, 8.0) for i in range(num_updates)]
+        lane = compute_lane("cpu")
+        spans = [Span(Kind.FORWARD, 0, "", 0, (lane,), 5.0, 6.0)]
+        spans += [Span(Kind.STEP, i, "", 0, (lane,), 6.0, 8.0) for i in range(num_updates)]
         shown = excerpt(Timeline(spans, "measured"))
         assert shown.title == "measured: the whole timeline"
         assert shown.length_s == 1 + 2 * num_updates
         assert shown.rows[lane][0].start_s == 0
 
     def test_two_updates_make_one_step(self) -> None:
-        lane = Resource("cpu", "compute")
-        spans = [Span(f"step{i}", Kind.STEP, (lane,), i, i + 1.0) for i in range(2)]
+        lane = compute_lane("cpu")
+        spans = [Span(Kind.STEP, i, "", 0, (lane,), i, i + 1.0) for i in range(2)]
         shown = excerpt(Timeline(spans, "measured"))
         assert shown.title == "measured: 1 of 2 steps"
-        assert [span.name for span in shown.rows[lane]] == ["step1"]
+        assert [span.step for span in shown.rows[lane]] == [1]
 
 
 class TestThroughTime:
@@ -187,9 +185,7 @@ class TestThroughTime:
 
 def test_a_timeline_of_many_rows_is_cut_and_says_so() -> None:
     spans = [
-        Span(
-            f"s{step}/step@worker{i}", Kind.STEP, (Resource(f"gpu{i}", "compute"),), step, step + 1
-        )
+        Span(Kind.STEP, step, "", i, (compute_lane(f"gpu{i}"),), step, step + 1)
         for step in range(4)
         for i in range(50)
     ]

@@ -6,15 +6,17 @@ import pytest
 from rich.console import Console
 
 from paceline.core.compare import compare
+from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.plan import Kind, Resource
+from paceline.core.outcome import ChunkTrial, Epoch
+from paceline.core.plan import Kind
+from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Span, Timeline
-from paceline.result import ComparisonTable, EpochRow, Result, read_result
-from paceline.settings import TrainSettings
-from paceline.tables import comparison_table, show_plans, summary
+from paceline.records.result import RunResult, read_result
+from paceline.report.terminal import comparison_table, result_tables, show_plans
 from plan_rows import plan_row
 
-COMPUTE = (Resource("cpu0", "compute"),)
+COMPUTE = (compute_lane("cpu0"),)
 
 
 def steps(seconds: float, origin) -> Timeline:
@@ -23,17 +25,17 @@ def steps(seconds: float, origin) -> Timeline:
     for i in range(3):
         start, middle = i * seconds, (i + 0.5) * seconds
         spans += [
-            Span(f"s{i}/forward[a]", Kind.FORWARD, COMPUTE, start, middle, "a"),
-            Span(f"s{i}/step", Kind.STEP, COMPUTE, middle, (i + 1) * seconds),
+            Span(Kind.FORWARD, i, "a", 0, COMPUTE, start, middle),
+            Span(Kind.STEP, i, "", 0, COMPUTE, middle, (i + 1) * seconds),
         ]
     return Timeline(spans, origin)
 
 
-RESULT = Result(
+RESULT = RunResult(
+    origin="measured",
     id="20261121-000000-lenet5-abcd",
     settings=TrainSettings(model="lenet5", options={"bucket_mb": 5}),
     strategy="allreduce",
-    decisions=(),
     machine={"processor": "some", "cores": 2, "instruction_sets": ["avx2"]},
     plans=(
         plan_row(
@@ -45,13 +47,12 @@ RESULT = Result(
             why="computes 90 % of the step",
         ),
     ),
-    epochs=(EpochRow(number=0, train_loss=2.0, test_loss=1.0, accuracy=0.5, seconds=3.0),),
+    epochs=(Epoch(number=0, train_loss=2.0, test_loss=1.0, accuracy=0.5, seconds=3.0),),
     accuracy=0.5,
     predicted_step_s=0.011,
-    measured_step_s=0.010,
+    step_s=0.010,
     samples_per_s=6400,
-    comparison=ComparisonTable.of(compare(steps(1.5, "predicted"), steps(2.0, "measured"))),
-    faults=(),
+    comparison=compare(steps(1.5, "predicted"), steps(2.0, "measured")),
     peak_memory_bytes=(1, 2),
 )
 
@@ -70,7 +71,7 @@ def test_the_figures_have_the_names_that_users_look_for(folder):
     written = json.loads((folder / "result.json").read_text())
     assert written["accuracy"] == 0.5
     assert written["predicted_step_s"] == 0.011
-    assert written["measured_step_s"] == 0.010
+    assert (written["origin"], written["step_s"]) == ("measured", 0.010)
     assert written["samples_per_s"] == 6400
     assert written["settings"]["options"] == {"bucket_mb": 5}
 
@@ -91,10 +92,13 @@ def test_a_comparison_keeps_both_sides_and_the_error_of_the_left():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"accuracy": "high"}, "accuracy: Input should be a valid number"),
-        ({"measured_step_s": None}, "measured_step_s: Input should be a valid number"),
+        ({"kind": "walk"}, "kind: Input should be 'run', 'plan', 'profile' or 'scale', not 'walk'"),
+        ({"step_s": "short"}, "step_s: Input should be a valid number"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
-        ({"settings": {"model": "lenet5", "workers": 0}}, "settings.workers: Input should be"),
+        (
+            {"settings": {"kind": "train", "model": "lenet5", "workers": 0}},
+            "settings.train: workers: Input should be greater than or equal to 1",
+        ),
         ({"epochs": [{}]}, "epochs.0.number: Field required"),
     ],
 )
@@ -170,8 +174,16 @@ def test_two_timelines_are_compared_with_units():
 
 
 def test_the_summary_says_accuracy_and_prediction_beside_measurement():
-    text = summary(RESULT, "runs/x")
+    *_, text = result_tables(RESULT, "runs/x")
     assert "50.0 %" in text
     assert "predicted 11.0 ms, measured 10.0 ms (+10.0%)" in text
     assert "6,400 samples/s with 2 workers" in text
     assert "runs/x/result.json" in text
+
+
+def test_of_a_search_for_the_chunk_the_chosen_size_is_marked():
+    trials = (ChunkTrial(6, 0.25, 0.2), ChunkTrial(4, 0.3, 0.004))
+    result = RESULT.model_copy(update={"trials": trials, "config": {"chunk": 6}})
+    table, *_ = result_tables(result, "runs/x")
+    rows = [["6", "4"], ["250 ms", "300 ms"], ["200 ms", "4.00 ms"], ["chosen", ""]]
+    assert cells(table) == rows

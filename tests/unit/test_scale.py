@@ -1,23 +1,24 @@
 """Studies that need no other process: predictions for machines, refusals, and the page."""
 
 import json
+from functools import partial
 
 import pytest
 from rich.console import Console
 
 from command_line import MACHINE
 from paceline.core.errors import InvalidInput
-from paceline.machine_file import read_machine
-from paceline.papers.dgx1.printed import FASTER, NCCL_GAINS
+from paceline.core.timeline import Origin
 from paceline.planner import ERROR_BAR, forecast
+from paceline.records.machine_file import read_machine
+from paceline.records.result import read_result
+from paceline.records.scale import ScaleResult, ScaleSettings
 from paceline.report import write_report
-from paceline.scale_result import ScaleResult, read_scale
-from paceline.scale_settings import ScaleSettings
-from paceline.scaling.insights import insights
-from paceline.scaling.predicted import Predicted
-from paceline.scaling.subject import subject_of
-from paceline.scaling.text import cells_table
 from paceline.strategies import find_exchange
+from paceline.studies.papers.paper_tables import printed_values
+from paceline.studies.scale.conclusions import insights
+from paceline.studies.scale.study import study_model
+from paceline.studies.scale.study_terminal import cells_table
 from scale_cells import cell, failed, model_source, study
 
 DGX1 = MACHINE.parent / "dgx1-v100.toml"
@@ -56,19 +57,20 @@ def epochs(found: dict, method: str) -> dict[tuple[int, int], float]:
 def test_the_order_of_figure_3(network, name, gpus_that_differ):
     # P2P is strategy tree, NCCL allreduce; GPUs with 16 images each (section V-A).
     settings = ScaleSettings(model=network, predict=True, machine=str(DGX1))
-    there = Predicted(subject_of(settings), read_machine(DGX1))
+    there = partial(study_model(settings).predicted, read_machine(DGX1))
 
     def image_s(method: str, gpus: int) -> float:
-        return there.step(method, gpus, gpus * OF_A_GPU).seconds / gpus
+        return there(method, gpus, gpus * OF_A_GPU).seconds / gpus
 
     p2p, nccl = ({n: image_s(method, n) for n in (1, 4, 8)} for method in ("tree", "allreduce"))
+    faster, gains = (printed_values("dgx1", table) for table in ("faster", "gains"))
     for gpus in (4, 8):
-        agrees = (p2p[gpus] < nccl[gpus]) == (FASTER[name] == "P2P")
+        agrees = (p2p[gpus] < nccl[gpus]) == (faster[name, gpus] == "P2P")
         assert agrees == (gpus not in gpus_that_differ)
         if name == "LeNet" and not agrees:
             assert p2p[gpus] / nccl[gpus] - 1 < ERROR_BAR
-        if name in NCCL_GAINS:
-            assert p2p[gpus] / nccl[gpus] == pytest.approx(NCCL_GAINS[name][gpus], rel=0.16)
+        if (name, gpus) in gains:
+            assert p2p[gpus] / nccl[gpus] == pytest.approx(gains[name, gpus], rel=0.16)
     # An epoch is the shorter the more GPUs there are.
     assert nccl[8] < nccl[4] < nccl[1]
     assert p2p[8] < p2p[4] < p2p[1] or name == "AlexNet"
@@ -89,11 +91,11 @@ def test_a_study_on_the_dgx_1(line):
 
 def test_a_cell_is_the_forecast_of_its_plan():
     settings = ScaleSettings(model="lenet5", predict=True, machine=str(MACHINE))
-    subject, machine = subject_of(settings), read_machine(MACHINE)
-    step = Predicted(subject, machine).step("allreduce", 2, 32)
+    model, machine = study_model(settings), read_machine(MACHINE)
+    step = model.predicted(machine, "allreduce", 2, 32)
     strategy = find_exchange("allreduce")
     config = strategy.config(workers=2)
-    plan = forecast(subject.workload(16), machine, strategy, config, 32)
+    plan = forecast(model.workload(16), machine, strategy, config, 32)
     assert step.seconds == plan.step_s
     assert step.memory_bytes == max(plan.memory_nbytes.values())
     assert sum(step.shares.values()) - step.shares["hidden"] == pytest.approx(1)
@@ -198,14 +200,16 @@ def page(tmp_path, cells) -> str:
         insights=insights("<net>", cells),
     )
     (tmp_path / "result.json").write_text(result.model_dump_json())
-    assert read_scale(tmp_path) == result
+    assert read_result(tmp_path) == result
     return write_report(tmp_path).read_text()
 
 
 def test_the_page_draws_the_figures_and_names_what_failed(tmp_path):
     methods = {"allreduce": 10.0, "tree": 30.0}
     cells = study(methods, (1, 2)) + study(methods, (1, 2), scaling="weak")
-    cells += [one.model_copy(update={"kind": "predicted"}) for one in cells] + [failed("host", 2)]
+    cells += [one.model_copy(update={"kind": Origin.PREDICTED}) for one in cells] + [
+        failed("host", 2)
+    ]
     text = page(tmp_path, cells)
     for name in ("strong", "weak", "breakdowns"):
         assert f'id="figure-{name}"' in text
@@ -235,7 +239,7 @@ def test_the_table_has_a_line_for_each_cell_in_80_columns(capsys):
     full = {"kind": "rehearsed", "workers": 128, "batch": 1024, "spread": (1111, 1346.4)}
     full |= {"epoch_s": 1234.4, "forward_s": 400, "backward_s": 800, "memory_bytes": 2**36}
     cells = [cell().model_copy(update=full | {"scaling": each}) for each in ("strong", "weak")]
-    cells += [cell().model_copy(update={"kind": "predicted"}), failed("tree")]
+    cells += [cell().model_copy(update={"kind": Origin.PREDICTED}), failed("tree")]
     Console(width=80).print(cells_table(cells))
     title, head, *rows = capsys.readouterr().out.splitlines()
     assert title.rstrip() == (

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import cast
 
-from paceline.scale_result import Cell
-from paceline.scale_settings import ScaleSettings
-from paceline.scaling.children import Crashed
-from paceline.scaling.runs import Run, runs
-from paceline.scaling.study import Study, carry_out
+from paceline.records.scale import ScaleCell, ScaleSettings
+from paceline.studies.scale.study import ScalingStudy, do_runs
+from paceline.studies.scale.study_runs import Crashed, StudyRun, runs
 from scale_cells import cell
 
 
@@ -17,16 +15,16 @@ class Turns:
     def __init__(self) -> None:
         self.order: list[tuple[str, int, int]] = []
 
-    def repeats(self, run: Run) -> int:
+    def repeats(self, run: StudyRun) -> int:
         return 3
 
-    def repetition(self, run: Run, number: int, folder: Path) -> dict:
+    def repetition(self, run: StudyRun, number: int, folder: Path) -> dict:
         self.order.append((run.method, run.batch_size, number))
         if (run.method, number) == ("tree", 2):
             raise Crashed("gone")
         return {"measured": number}
 
-    def cells(self, run: Run, steps: list[dict]) -> list[Cell]:
+    def cells(self, run: StudyRun, steps: list[dict]) -> list[ScaleCell]:
         assert [one["measured"] for one in steps] == [1, 2, 3]
         return [cell(method=run.method, batch=run.batch_size)]
 
@@ -36,8 +34,8 @@ def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_pa
         model="lenet5", workers=(1,), batch=(16, 32), exchange=("allreduce", "tree", "host")
     )
     turns, ended = Turns(), []
-    carry_out(
-        cast("Study", turns),
+    do_runs(
+        cast("ScalingStudy", turns),
         list(runs(settings)),
         tmp_path,
         lambda run: None,

@@ -8,55 +8,43 @@ from torch import nn
 
 from command_line import write_run
 from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch
+from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.data.dataset import Dataset, TensorSamples
+from paceline.models.objective import check_outputs
 from paceline.record.trace import write_trace
+from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
-from paceline.result import EpochRow, Result, read_result
-from paceline.settings import UnevenSettings
-from paceline.tables import epoch_line, summary, uneven_summary
-from paceline.training.loop import Epoch
-from paceline.training.objective import check_outputs
-from paceline.uneven_result import UnevenResult, read_uneven
+from paceline.report.terminal import epoch_line, result_tables
 
 NAMES = pytest.mark.parametrize(
     ("score", "other"), [("accuracy", "precision@1"), ("precision@1", "accuracy")]
 )
 
 
-def uneven(score: str) -> UnevenResult:
-    return UnevenResult(
+def uneven(score: str) -> RunResult:
+    return RunResult(
+        origin="measured",
         id="run",
-        settings=UnevenSettings(model="mlp"),
+        settings=TrainSettings(model="mlp", strategy="hogbatch"),
+        strategy="hogbatch",
         machine={},
-        workers=(),
-        updates={},
-        utilisation={},
-        epochs=(EpochRow(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
+        epochs=(Epoch(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
         accuracy=0.5,
         score=score,
-        loss=1.0,
         trained_s=3.0,
         samples_per_s=10.0,
-        predicted_samples_per_s=None,
-        staleness={},
-        batch_sizes={},
-        update_gaps=(),
-        lost=(),
-        faults=(),
-        peak_memory_bytes=(),
     )
 
 
 @NAMES
 def test_lines_in_a_terminal_say_which(tmp_path: Path, score: str, other: str) -> None:
-    result = read_result(write_run(tmp_path / "run", 1.0, 1.0))
-    assert isinstance(result, Result)
-    lines = (
-        epoch_line(Epoch(0, 2.0, 1.0, 0.5, 3.0), 4, score),
-        summary(result.model_copy(update={"score": score}), "folder").splitlines()[0],
-        uneven_summary(uneven(score), "folder").splitlines()[0],
-    )
+    in_step = read_run(write_run(tmp_path / "run", 1.0, 1.0)).model_copy(update={"score": score})
+    lines = [epoch_line(Epoch(0, 2.0, 1.0, 0.5, 3.0), 4, score)]
+    for result in (in_step, uneven(score)):
+        *_, summary = result_tables(result, "folder")
+        lines.append(str(summary).splitlines()[0])
     for line in lines:
         assert score in line
         assert other not in line
@@ -66,7 +54,7 @@ def test_lines_in_a_terminal_say_which(tmp_path: Path, score: str, other: str) -
 @NAMES
 def test_reports_say_which(tmp_path: Path, score: str, other: str) -> None:
     folder = write_run(tmp_path / "run", 1.0, 1.0)
-    result = read_result(folder).model_copy(update={"score": score})
+    result = read_run(folder).model_copy(update={"score": score})
     (folder / "result.json").write_text(result.model_dump_json())
     both = tmp_path / "uneven"
     both.mkdir()
@@ -84,9 +72,7 @@ def test_a_result_of_before_is_an_accuracy(tmp_path: Path) -> None:
     text = uneven("accuracy").model_dump_json()
     assert '"score":"accuracy",' in text
     (tmp_path / "result.json").write_text(text.replace('"score":"accuracy",', ""))
-    found = read_uneven(tmp_path)
-    assert found is not None
-    assert found.score == "accuracy"
+    assert read_run(tmp_path).score == "accuracy"
 
 
 def data(targets: torch.Tensor) -> Dataset:

@@ -4,17 +4,19 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.errors import InvalidInput
-from paceline.machine_file import read_machine
-from paceline.settings import TrainSettings, validated_settings, validated_uneven
+from paceline.core.settings import TrainSettings
+from paceline.records.machine_file import read_machine
+from paceline.records.settings import configuration, validated_rehearsal, validated_settings
 from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
-from paceline.wheel_settings import validated_wheel
 
 
 def test_what_is_not_said_has_a_value():
     settings = validated_settings({"model": "lenet5"})
     assert (settings.data, settings.strategy, settings.workers) == ("digits", "allreduce", 2)
-    assert settings.config() == AllReduce(workers=2, bucket_mb=None, gradient_as_bucket_view=True)
+    assert configuration(settings) == AllReduce(
+        workers=2, bucket_mb=None, gradient_as_bucket_view=True
+    )
     assert settings.output == Path("runs")
 
 
@@ -38,8 +40,16 @@ def test_what_is_not_said_has_a_value():
         ({"deadline_s": -1}, "deadline_s: Input should be greater than 0, not -1"),
         ({"deadline_s": 1e20}, "deadline_s: .*, not 1e"),  # more than a timedelta can hold
         ({"port": 65536}, "port: Input should be less than 65536, not 65536"),
+        ({"workers": 1.5}, "workers: Input should be a valid integer, not 1.5"),
+        ({"strategy": "subbatch", "codec": 3}, "codec: Input should be a valid string, not 3"),
+        ({"strategy": "auto", "profile_s": 0}, "profile_s: Input should be greater than 0"),
+        ({"strategy": "hogbatch", "profile_s": 0}, "profile_s: Input should be greater than 0"),
+        ({"strategy": "auto", "options": {"chunk": 1}}, "options: with strategy auto nobody"),
+        ({"strategy": "wheel", "resume": True}, "resume: goes only with snapshots"),
+        ({"force": True}, "force: goes only with balance"),
         ({"speed": 3}, "speed: Extra inputs are not permitted, not 3"),
-        ({"model": None}, "model: Input should be a valid string, not None"),
+        ({"model": 3}, "model: Input should be a valid string, not 3"),
+        ({"model": None}, "model: Field required"),
         ({"strategy": "magic"}, "strategy: 'magic' is not known; choose one of allreduce"),
         ({"options": {"bucket_mb": 0}}, "strategy allreduce: bucket_mb: .*, not 0"),
         ({"options": {"bucket_mb": 1.5}}, "strategy allreduce: bucket_mb: .*, not 1.5"),
@@ -47,7 +57,7 @@ def test_what_is_not_said_has_a_value():
         ({"options": {"workers": 3}}, "options: workers is a setting of its own"),
         (
             {"strategy": "subbatch", "options": {"activations": "onebit"}},
-            "^codec: 'onebit' is not one for activations .*: it makes up for what it lost in .*; "
+            "^codec: 'onebit' is not one for activations .*: it adds its residual to .*; "
             "choose one of dynamic8, .*, bfloat16$",
         ),
         (
@@ -71,15 +81,33 @@ def test_the_model_has_to_be_said():
     ("model", "rate"), [("lenet5", 0.05), ("alexnet", 0.001), ("networks:alexnet", 0.05)]
 )
 def test_the_learning_rate_suits_the_model_unless_it_is_said(model: str, rate: float):
-    for check in (validated_settings, validated_uneven, validated_wheel):
-        assert check({"model": model}).learning_rate == rate
-        assert check({"model": model, "learning_rate": 0.2}).learning_rate == 0.2
+    for strategy in ("allreduce", "auto", "hogbatch", "wheel"):
+        asked = {"model": model, "strategy": strategy}
+        assert validated_settings(asked).learning_rate == rate
+        assert validated_settings({**asked, "learning_rate": 0.2}).learning_rate == 0.2
+
+
+@pytest.mark.parametrize("workers", [{}, {"workers": 3}, {"workers": "cpu:1,cpu:1"}])
+def test_workers_that_do_not_share_a_batch_may_have_a_small_one(workers: dict):
+    asked = {"model": "lenet5", "strategy": "hogbatch", "batch_size": 1}
+    assert validated_settings(asked | workers).batch_size == 1
+
+
+def test_a_strategy_has_its_own_defaults_unless_values_are_given():
+    wheel = {"model": "lenet5", "strategy": "wheel"}
+    assert validated_settings(wheel).momentum == 0
+    assert validated_settings(wheel | {"momentum": 0.9}).momentum == 0.9
+    assert validated_settings(wheel | {"profile_s": 0}).profile_s == 0
+    paced = wheel | {"device": "p100"}
+    assert validated_rehearsal(paced).profile_s == 1
+    assert validated_rehearsal(paced | {"profile_s": 2.0}).profile_s == 2
+    assert validated_rehearsal(paced | {"strategy": "host"}).profile_s == 2
 
 
 def test_options_are_fields_of_the_strategy():
     options = {"bucket_mb": 5, "gradient_as_bucket_view": False}
     settings = validated_settings({"model": "lenet5", "workers": 3, "options": options})
-    assert settings.config() == AllReduce(3, 5, False)
+    assert configuration(settings) == AllReduce(3, 5, False)
 
 
 @pytest.mark.parametrize("field", TrainSettings.model_fields)

@@ -7,9 +7,10 @@ from torch import nn
 from paceline import plan
 from paceline.core.errors import InvalidInput
 from paceline.data import load
-from paceline.models import SigmoidMLP, find
-from paceline.models.workload import workload_of
-from paceline.papers.hogbatch.networks import DATA_SETS, workload
+from paceline.models import find
+from paceline.models.factory import workload_of
+from paceline.models.networks import SigmoidMLP
+from paceline.studies.papers.hogbatch import DATA_SETS, workload
 
 BATCH = 32
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.codecs import blockwise
-from paceline.codecs.eightbit import EightBit
-from paceline.codecs.table import TABLES, table
+from paceline.codecs.blockwise import TABLES, EightBit, table
 
 NO_SCALE = torch.ones(1)
 

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
-from paceline.models import stretched as module_of_stretched
-from paceline.models.resnet import BasicBlock
-from paceline.models.stretched import stretch
+from paceline.models import paced
+from paceline.models.networks import BasicBlock
+from paceline.models.paced import Stretched
 from paceline.record.recorder import Recorder
 from sleeping import Sleeping
 from ticking import Timed
@@ -44,7 +44,7 @@ class Checkpointed(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeping:
     sleeping = Sleeping()
-    monkeypatch.setattr(module_of_stretched, "time", sleeping)
+    monkeypatch.setattr(paced, "time", sleeping)
     return sleeping
 
 
@@ -72,7 +72,7 @@ def work(clock: Sleeping, seconds: float) -> None:
 
 def test_each_layer_takes_factor_times_as_long_both_ways(clock: Sleeping):
     model = nn.Sequential(Timed(clock, 2, 5), nn.ReLU(), Timed(clock, 3, 7), Timed(clock, 4, 11))
-    stretch(model, 3)
+    Stretched(model, 3)
     shares = spans(model, clock)
     assert shares[Kind.FORWARD] == [("0", 0, 6), ("2", 6, 15), ("3", 15, 27)]
     assert shares[Kind.BACKWARD] == [("3", 127, 160), ("2", 160, 181), ("0", 181, 196)]
@@ -80,7 +80,7 @@ def test_each_layer_takes_factor_times_as_long_both_ways(clock: Sleeping):
 
 def test_what_follows_a_gradient_that_is_ready_is_not_stretched(clock: Sleeping):
     model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
-    stretch(model, 3)
+    Stretched(model, 3)
     shares = spans(model, clock, exchange_s=50)
     assert shares[Kind.BACKWARD] == [("1", 115, 136), ("0", 136, 136 + 50 + 15)]
 
@@ -88,7 +88,7 @@ def test_what_follows_a_gradient_that_is_ready_is_not_stretched(clock: Sleeping)
 def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
     clock.late_s = 0.5
     model = nn.Sequential(*(Timed(clock, 1, 1) for _ in range(8)))
-    stretch(model, 2)
+    Stretched(model, 2)
     shares = spans(model, clock)
     assert shares[Kind.FORWARD][-1][2] == 16.5
     assert shares[Kind.BACKWARD][-1][2] == pytest.approx(132.5)
@@ -96,7 +96,7 @@ def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
 
 def test_a_shared_module_and_several_outputs(clock: Sleeping):
     model = Twice(Timed(clock, 2, 5), Timed(clock, 3, 7))
-    stretch(model, 2)
+    Stretched(model, 2)
     shares = spans(model, clock)
     assert shares[Kind.FORWARD] == [("module", 0, 8), ("last", 8, 14)]
     assert shares[Kind.BACKWARD] == [("last", 114, 128), ("module", 128, 148)]
@@ -114,7 +114,7 @@ def test_an_output_that_is_used_again(clock: Sleeping):
             return (one := self.module(x)), self.module(one)
 
     model = Both()
-    stretch(model, 2)
+    Stretched(model, 2)
     assert spans(model, clock)[Kind.BACKWARD] == [("module", 108, 128)]
 
 
@@ -123,21 +123,21 @@ def test_a_recorder_that_was_there_first_sees_the_same(clock: Sleeping):
     entered: list[float] = []
     for layer in model:
         layer.register_forward_pre_hook(lambda *_: entered.append(clock.now))
-    stretch(model, 3)
+    Stretched(model, 3)
     model(torch.ones(1))
     assert entered == [0, 6]
 
 
 def test_recomputation_is_stretched(clock: Sleeping):
     model = nn.Sequential(Checkpointed(Timed(clock, 2, 5)), Timed(clock, 3, 7))
-    stretch(model, 2)
+    Stretched(model, 2)
     shares = spans(model, clock)
     assert shares[Kind.BACKWARD] == [("1", 110, 124), ("0.module", 124, 138)]
 
 
 def test_every_backward_pass_is_stretched(clock: Sleeping):
     model = Timed(clock, 1, 5)
-    stretch(model, 2)
+    Stretched(model, 2)
     loss = model(torch.ones(1))
     for passes in (1, 2):
         clock.now += 100
@@ -147,7 +147,7 @@ def test_every_backward_pass_is_stretched(clock: Sleeping):
 
 def test_removed_it_is_as_fast_as_before(clock: Sleeping):
     model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
-    stretch(model, 3).remove()
+    Stretched(model, 3).remove()
     shares = spans(model, clock)
     assert shares[Kind.FORWARD] == [("0", 0, 2), ("1", 2, 5)]
     assert shares[Kind.BACKWARD] == [("1", 105, 112), ("0", 112, 117)]
@@ -167,7 +167,7 @@ def test_outputs_and_gradients_are_the_same_to_the_last_bit(build: Callable[[], 
         for name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
         if factor is not None:
-            stretch(model, factor)
+            Stretched(model, factor)
         inputs = torch.randn(2, 4, 5, 5, requires_grad=True)
         outputs = model(inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -199,7 +199,7 @@ def test_gradients_are_still_handed_over_without_a_copy():
             return Handed.apply(self.weight)
 
     buffer, model = torch.ones(3), Layer()
-    stretch(model, 1)
+    Stretched(model, 1)
     model().backward()
     assert model.weight.grad.data_ptr() == buffer.data_ptr()
 
@@ -207,9 +207,9 @@ def test_gradients_are_still_handed_over_without_a_copy():
 @pytest.mark.parametrize("factor", [0.5, 0, -1, nan, inf])
 def test_a_device_cannot_be_made_faster(factor: float):
     with pytest.raises(InvalidInput, match=r"factor"):
-        stretch(nn.Linear(1, 1), factor)
+        Stretched(nn.Linear(1, 1), factor)
 
 
 def test_only_the_host_can_wait():
     with pytest.raises(InvalidInput, match=r"'weight' lies on meta"):
-        stretch(nn.Linear(1, 1, device="meta"), 2)
+        Stretched(nn.Linear(1, 1, device="meta"), 2)

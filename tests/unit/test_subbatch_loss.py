@@ -6,20 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from paceline.strategies.subbatch.loss import Loss, partial
-from paceline.strategies.subbatch.split import Widths
+from paceline.strategies.subbatch.layers import CrossEntropy, Sharding, loss_terms
 
 SCALE = 0.125
 
 
-def parted(logits: torch.Tensor, targets: torch.Tensor, ranks: int) -> tuple[Loss, torch.Tensor]:
+def parted(
+    logits: torch.Tensor, targets: torch.Tensor, ranks: int
+) -> tuple[CrossEntropy, torch.Tensor]:
     """The loss, and all derivatives, as ranks of which each has some columns find them."""
-    widths = Widths.of(logits.shape[1], ranks)
-    columns = [widths.columns(rank) for rank in range(ranks)]
-    own = list(logits.split(widths.parts, 1))
-    told = [partial(one, targets, at) for one, at in zip(own, columns, strict=True)]
-    loss = Loss.of(torch.stack(told))
-    parts = [loss.gradients(one, targets, at, SCALE) for one, at in zip(own, columns, strict=True)]
+    sharding = Sharding.even(logits.shape[1], ranks)
+    shards = [sharding.shard(rank) for rank in range(ranks)]
+    own = list(logits.split(sharding.sizes, 1))
+    terms = [loss_terms(one, targets, shard) for one, shard in zip(own, shards, strict=True)]
+    loss = CrossEntropy.of(torch.stack(terms))
+    parts = [loss.gradients(one, targets, at, SCALE) for one, at in zip(own, shards, strict=True)]
     return loss, torch.cat(parts, 1)
 
 

@@ -7,16 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.commands.options import with_codecs
 from paceline.core.errors import InvalidInput
 from paceline.models import find
-from paceline.settings import validated_settings
-from paceline.strategies.subbatch import narrow
-from paceline.strategies.subbatch.chain import Elementwise, apart
-from paceline.strategies.subbatch.dropout import Masks, dropout_seed
-from paceline.strategies.subbatch.loss import Columns
-from paceline.strategies.subbatch.narrow import narrowed
-from paceline.strategies.subbatch.split import Rows, Stage, Widths
+from paceline.records.settings import validated_settings
+from paceline.strategies.subbatch import parameters
+from paceline.strategies.subbatch.layers import (
+    DropoutMasks,
+    HeadLayer,
+    Shard,
+    Sharding,
+    dropout_seed,
+)
+from paceline.strategies.subbatch.parameters import build_sharded
+from paceline.strategies.subbatch.partition import Elementwise, partition
 
 ROWS, RANKS = 7, 3
 
@@ -54,18 +57,18 @@ def chained(*between: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), *between, nn.Linear(6, 3))
 
 
-def test_body_and_links_are_the_model():
+def test_body_and_head_are_the_model():
     torch.manual_seed(0)
     model, images = Functional(), torch.randn(2, 1, 4, 4)
-    parts = apart(model, ["fc1", "fc2"], "net")
-    values = parts.body(images)
-    assert [name for name, _ in parts.body.named_parameters()] == ["conv.weight", "conv.bias"]
-    for link in parts.links:
-        values = link.module(values)
-        for _, module in link.after:
+    body, head = partition(model, ["fc1", "fc2"], "net")
+    values = body(images)
+    assert [name for name, _ in body.named_parameters()] == ["conv.weight", "conv.bias"]
+    for layer in head:
+        values = layer.module(values)
+        for _, module in layer.following:
             values = module(values)
     assert torch.equal(values, model(images))
-    [(_, between)] = parts.links[0].after
+    [(_, between)] = head[0].following
     assert isinstance(between, Elementwise)
 
 
@@ -83,29 +86,41 @@ def test_body_and_links_are_the_model():
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused_by_name(model, names, message):
     with pytest.raises(InvalidInput) as caught:
-        apart(model, names, "net")
+        partition(model, names, "net")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["labels=half", "activations", "errors=", "gradients=none,errors"])
-def test_a_codec_of_what_does_not_travel_is_refused(text: str):
-    with pytest.raises(InvalidInput, match="is not PURPOSE=CODEC with one of activations, errors"):
-        with_codecs({}, text)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("labels=half", "codec: 'labels' travels by none; choose from activations, activation_g"),
+        ("activations", "codec: 'activations' is not of the form gradients=dynamic8"),
+        ("activation_gradients=", "codec: 'activation_gradients=' is not of the form"),
+    ],
+)
+def test_a_codec_of_what_does_not_travel_is_refused(text: str, message: str):
+    with pytest.raises(InvalidInput, match=message):
+        validated_settings({"model": "lenet5", "strategy": "subbatch", "codec": text})
 
 
 def test_codecs_are_fields_of_the_configuration():
-    chosen = with_codecs({"head": "fc2"}, "activations=dynamic8,gradients=none")
-    assert chosen == {"head": "fc2", "activations": "dynamic8", "gradients": None}
-    with pytest.raises(InvalidInput, match="activations travels by 'half', but is named before"):
-        with_codecs(chosen, "activations=half")
+    given = {"model": "lenet5", "strategy": "subbatch", "options": {"activations": "dynamic8"}}
+    settings = validated_settings(given | {"codec": "activation_gradients=half,gradients=none"})
+    assert settings.options["activation_gradients"] == "half"
+    assert settings.options["gradients"] is None
+    with pytest.raises(InvalidInput, match="activations is 'half', but options say 'dynamic8'"):
+        validated_settings(given | {"codec": "activations=half"})
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"balance": "auto"}, "balance: goes not with strategy subbatch"),
-        ({"options": {"activations": "threshold:1"}}, "not one for activations and errors"),
+        (
+            {"options": {"activations": "threshold:1"}},
+            "not one for activations and activation gradients",
+        ),
         ({"options": {"chunk": 2}}, "strategy subbatch: chunk"),
     ],
 )
@@ -126,21 +141,22 @@ def test_a_layer_in_parts_has_the_outputs_errors_and_gradients_of_the_whole():
     expected = model[1:](inputs)
     expected.backward(of_outputs)
 
-    rows = Rows(list(range(ROWS)), Masks(seed, step, ROWS))
+    rows, masks = torch.arange(ROWS), DropoutMasks(seed, step, ROWS)
     outputs, errors, gradients = [], torch.zeros_like(inputs), []
-    widths = Widths.of(8, RANKS)
+    sharding = Sharding.even(8, RANKS)
     for rank in range(RANKS):
         torch.manual_seed(0)
-        own = narrowed(
-            lambda: _copied(model), {"1": widths.columns(rank), "4": widths.columns(rank)}, 0
+        shards = dict.fromkeys(("1", "4"), sharding.shard(rank))
+        own = build_sharded(lambda: _copied(model), shards, 0)
+        _, head = partition(own, ["1", "4"], "net")
+        linear, normal = (HeadLayer(traced, sharding, rank) for traced in head)
+        outputs.append(
+            normal.forward(0, linear.forward(0, inputs.detach(), rows, masks), rows, masks)
         )
-        links = apart(own, ["1", "4"], "net").links
-        linear, normal = (Stage(link, widths, rank) for link in links)
-        outputs.append(normal.forward(0, linear.forward(0, inputs.detach(), rows), rows))
-        by_own = of_outputs.split(widths.parts, 1)[rank]
-        errors += linear.errors(0, normal.errors(0, by_own, 1.0), 1.0)
-        linear.weights(0, 1.0)
-        gradients.append([one.grad for stage in (linear, normal) for one in stage.parameters])
+        by_own = of_outputs.split(sharding.sizes, 1)[rank]
+        errors += linear.backward_input(0, normal.backward_input(0, by_own, 1.0), 1.0)
+        linear.backward_weight(0, 1.0)
+        gradients.append([one.grad for part in (linear, normal) for one in part.parameters])
     torch.testing.assert_close(torch.cat(outputs, 1), expected.detach(), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(errors, inputs.grad, rtol=1e-13, atol=1e-13)
     for parts, parameter in zip(
@@ -161,11 +177,11 @@ def test_masks_are_those_of_plain_dropouts_on_the_whole_batch(p: float):
     values = torch.randn(ROWS, 9)
     torch.manual_seed(dropout_seed(1, 2, "drop"))
     expected = nn.Dropout(p)(values)
-    masks, found = Masks(1, 2, ROWS), torch.empty_like(values)
+    masks, found = DropoutMasks(1, 2, ROWS), torch.empty_like(values)
     for rows in ([4, 5, 6], [0, 1], [2, 3]):
         for first, width in ((0, 5), (5, 4)):
             part = values[rows, first : first + width]
-            noise = masks.noise("drop", p, 9, rows, first, part)
+            noise = masks.noise("drop", p, 9, torch.tensor(rows), Shard(first, width), part)
             found[rows, first : first + width] = part * noise
     assert torch.equal(found, expected)
 
@@ -186,31 +202,30 @@ def test_parts_are_rows_of_the_model_that_is_built_whole(name: str, layers: tupl
 
     torch.manual_seed(7)
     expected = build().state_dict()
-    columns = dict(zip(layers, (Columns(3, 5), Columns(8, 2)), strict=True))
-    found = narrowed(build, columns, 7).state_dict()
+    shards = dict(zip(layers, (Shard(3, 5), Shard(8, 2)), strict=True))
+    found = build_sharded(build, shards, 7).state_dict()
     assert found.keys() == expected.keys()
     for key, tensor in found.items():
-        own = columns.get(key.rpartition(".")[0])
-        rows = expected[key] if own is None else expected[key][own.first : own.first + own.width]
+        own = shards.get(key.rpartition(".")[0])
+        rows = expected[key] if own is None else own(expected[key])
         assert torch.equal(tensor, rows), key
 
 
 def test_no_more_than_one_tensor_of_a_head_is_ever_whole(monkeypatch):
     """While the head is filled, what there is of it are the parts, and the tensor at hand."""
     made: list[int] = []
-    fill = narrow._Kept._fill
+    dispatch = parameters._KeepRows.__torch_dispatch__
 
-    def counted(self, found, tensor, *rest) -> None:
-        fill(self, found, tensor, *rest)
+    def counted(self, *args):
+        result = dispatch(self, *args)
         made.append(
-            sum(one.values.numel() for one in self._rows.values() if one.values is not None)
+            sum(one.values.numel() for one in self._tensors.values() if one.values is not None)
         )
+        return result
 
-    monkeypatch.setattr(narrow._Kept, "_fill", counted)
-    columns = {name: Columns(0, 2) for name in ("2", "3")}
-    model = narrowed(chained, columns, 0)
+    monkeypatch.setattr(parameters._KeepRows, "__torch_dispatch__", counted)
+    shards = {name: Shard(0, 2) for name in ("2", "3")}
+    model = build_sharded(chained, shards, 0)
     assert max(made) == sum(
-        parameter.numel()
-        for name in columns
-        for parameter in model.get_submodule(name).parameters()
+        parameter.numel() for name in shards for parameter in model.get_submodule(name).parameters()
     )

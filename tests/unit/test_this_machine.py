@@ -15,8 +15,8 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.group import Group
+from paceline.measure.this_machine import Speed, facts, this_machine
 from paceline.strategies import EXCHANGES
-from paceline.training.this_machine import Speed, facts, this_machine
 
 
 def ranks(number: int, kind: str, boot_ids: str = "a") -> Group:

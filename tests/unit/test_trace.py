@@ -6,52 +6,55 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.plan import Kind, Resource
+from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import read_timeline, read_trace, write_trace
 
 NANOSECOND = 1.001e-9  # and the rounding of binary fractions
 
-LANES = [Resource(owner, lane) for owner in ("cpu0", "cpu1") for lane in ("compute", "exchange")]
+LANES = [lane(owner) for owner in ("cpu0", "cpu1") for lane in (compute_lane, exchange_lane)]
 spans = st.builds(
-    lambda kind, on, start, duration, part: (kind, tuple(on), start, start + duration, part),
+    lambda kind, on, start, duration, **fields: Span(
+        kind, on=tuple(on), start_s=start, end_s=start + duration, **fields
+    ),
     st.sampled_from(Kind),
     st.lists(st.sampled_from(LANES), min_size=1, max_size=4, unique=True),
     st.floats(0, 1e4),
     st.floats(0, 100),
-    st.text(max_size=5),
+    step=st.integers(0, 3),
+    part=st.text(max_size=5),
+    worker=st.none() | st.integers(0, 3),
+    sub_batch=st.none() | st.integers(0, 3),
+    num_samples=st.integers(0, 8),
 )
-rows = st.lists(spans, max_size=8)
-
-
-def timeline(row, origin) -> Timeline:
-    return Timeline((Span(f"s{i}/é[{i}]", *fields) for i, fields in enumerate(row)), origin)
+rows = st.lists(spans, max_size=8, unique_by=lambda span: span.id)
 
 
 @given(rows, rows)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_is_read_back_to_a_nanosecond(tmp_path: Path, left, right):
     path = tmp_path / "trace.json"
-    written = {"predicted": timeline(left, "predicted"), "measured": timeline(right, "measured")}
+    written = {"predicted": Timeline(left, "predicted"), "measured": Timeline(right, "measured")}
     write_trace(path, written.values())
     read = read_trace(path)
     assert {origin for origin, one in written.items() if one.spans} == set(read)
     for origin, again in read.items():
         assert again.origin == origin
-        by_name = {span.name: span for span in again.spans}
-        assert len(by_name) == len(again.spans) == len(written[origin].spans)
+        by_id = {span.id: span for span in again.spans}
+        assert len(by_id) == len(again.spans) == len(written[origin].spans)
         for span in written[origin].spans:
-            other = by_name[span.name]
-            assert (other.kind, set(other.on), other.part) == (span.kind, set(span.on), span.part)
+            other = by_id[span.id]
+            assert (other.num_samples, set(other.on)) == (span.num_samples, set(span.on))
             assert other.start_s == pytest.approx(span.start_s, abs=NANOSECOND, rel=0)
             assert other.end_s == pytest.approx(span.end_s, abs=NANOSECOND, rel=0)
 
 
-COMPUTE, ZERO, ONE = Resource("cpu0", "compute"), *(Resource(f"cpu{i}", "exchange") for i in (0, 1))
+COMPUTE, ZERO, ONE = compute_lane("cpu0"), exchange_lane("cpu0"), exchange_lane("cpu1")
 SMALL = [
-    Span("s0/forward[a]@worker0", Kind.FORWARD, (COMPUTE,), 0.0, 1.5e-3, "a"),
-    Span("s0/reduce[0]", Kind.REDUCE, (ZERO, ONE), 1.5e-3, 2e-3, "0"),
+    Span(Kind.FORWARD, 0, "a", 0, (COMPUTE,), 0.0, 1.5e-3),
+    Span(Kind.REDUCE, 0, "0", None, (ZERO, ONE), 1.5e-3, 2e-3),
 ]
 
 
@@ -104,7 +107,8 @@ def test_neighbours_do_not_overlap_by_a_rounding(tmp_path):
     path = tmp_path / "trace.json"
     cuts = [i / 3 + 1e-10 * i for i in range(200)]
     row = [
-        Span(f"{i}", Kind.FORWARD, (COMPUTE,), cuts[i], cuts[i + 1]) for i in range(len(cuts) - 1)
+        Span(Kind.FORWARD, i, "", None, (COMPUTE,), cuts[i], cuts[i + 1])
+        for i in range(len(cuts) - 1)
     ]
     write_trace(path, [Timeline(row, "measured")])
     slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.method import Method
+from paceline.exchange.replica import Method
 from paceline.exchange.trials import Trials
 from paceline.links.group import joined
 

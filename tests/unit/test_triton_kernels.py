@@ -11,5 +11,7 @@ PROGRAM = Path(__file__).parent / "programs" / "interpreted_kernels.py"
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_equal_the_specification_in_the_interpreter(start):
     """Every bit of codes, scales, values and sums; interpreted, a division is exact as well."""
-    done = start("-m", "pytest", "-p", "no:cacheprovider", "-q", str(PROGRAM)).finish()
+    # Afresh, since Triton reads once whether it is to interpret: when it is imported.
+    command = ("-m", "pytest", "-p", "no:cacheprovider", "-q", str(PROGRAM))
+    done = start(*command, afresh=True).finish()
     assert done.code == 0, done.out + done.err

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from halved import CASES, equal
 from paceline.core.errors import InvalidInput
-from paceline.strategies.wheel.flat import flatten, load, views
-from paceline.strategies.wheel.halves import cut
+from paceline.strategies.wheel.cut import cut
+from paceline.strategies.wheel.protocol import flatten, load_vector, views
 
 
 class Base(nn.Module):
@@ -34,7 +34,7 @@ class Input(Base):
         return self.last(self.first(samples)) + samples[:, :3]
 
 
-class Branch(Base):
+class ChildServer(Base):
     def forward(self, samples: Tensor) -> Tensor:
         hidden = self.first(samples)
         return self.last(hidden if hidden.sum() > 0 else -hidden)
@@ -93,7 +93,7 @@ class Frozen(Base):
     [
         (Skip, r"2 values .* results of relu\(\) of 'first', 'first', and one can cross"),
         (Input, "the model's input is used behind the cut, too"),
-        (Branch, "cannot be traced: TraceError"),
+        (ChildServer, "cannot be traced: TraceError"),
         (Uncalled, "never calls that layer"),
         (Detached, "does not depend on the body's parameters"),
         (Counting, "computes something else than in one piece"),
@@ -130,4 +130,4 @@ def test_vectors_that_do_not_fit_are_refused():
     assert equal(views(flat, parameters), parameters)
     for wrong in (flat[:-1], flat.float(), flat.view(1, -1)):
         with pytest.raises(InvalidInput, match="117 values of float64 belong"):
-            load(parameters, wrong)
+            load_vector(parameters, wrong)

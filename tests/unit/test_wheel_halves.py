@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from halved import CASES, equal
-from paceline.models import AlexNet, describe, layers_of
-from paceline.strategies.wheel.flat import flatten, load
-from paceline.strategies.wheel.halves import Halves, cut
+from paceline.models import describe, layers_of
+from paceline.models.networks import AlexNet
+from paceline.strategies.wheel.cut import Halves, cut
+from paceline.strategies.wheel.protocol import flatten, load_vector
 from paceline.strategies.wheel.split import Split
 
 CUTS = [(name, first) for name, case in CASES.items() for first in case.cuts]
@@ -73,7 +74,6 @@ def test_halves_share_out_the_models_parameters(name: str, first: str):
     own = (*halves.body_parameters, *halves.head_parameters)
     assert sorted(names) == sorted(named)
     assert all(named[key] is parameter for key, parameter in zip(names, own, strict=True))
-    assert halves.first == first
     assert any(key.rpartition(".")[0] == first for key in halves.head_names)
 
 
@@ -89,7 +89,7 @@ def test_the_plan_and_the_run_cut_alike(name: str):
         halves, parts = cut(model, example, first), Split.before(workload, numbers[first])
         planned = {p.name for layer in parts.body.layers for p in layer.parameters}
         assert set(halves.body_names) == planned
-        assert parts.crossing_nbytes == 4 * len(example) * prod(halves.crossing)
+        assert parts.head.input_nbytes == 4 * len(example) * prod(halves.crossing)
 
 
 def test_alexnet_is_cut_before_its_fully_connected_layers():
@@ -150,7 +150,7 @@ def test_copies_of_halves_are_apart():
     case = CASES["lenet5"]
     halves = cut(case.model(), case.inputs(), "fc3")
     other = copy.deepcopy(halves)
-    load(other.body_parameters, torch.zeros_like(flatten(other.body_parameters)))
+    load_vector(other.body_parameters, torch.zeros_like(flatten(other.body_parameters)))
     assert not flatten(other.body_parameters).any()
     assert flatten(halves.body_parameters).any()
 

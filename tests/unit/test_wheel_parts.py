@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -10,16 +11,15 @@ from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
-from paceline.core.wire_format import wire_format
+from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.dataset import Dataset, TensorSamples
-from paceline.strategies.wheel.coding import Coder, check_codecs
+from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.half import difference
-from paceline.strategies.wheel.share import SampleShare
-from paceline.strategies.wheel.split import Message, Purpose
-from paceline.strategies.wheel.timeline import idle_shares, timeline_of
-from paceline.strategies.wheel.trace import Leaf, Record, packed, record_of
-from paceline.strategies.wheel.turns import Stopped, Turns
+from paceline.strategies.wheel.job import SampleShare, difference
+from paceline.strategies.wheel.protocol import Endpoint, check_codecs
+from paceline.strategies.wheel.split import MessageSize
+from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
+from paceline.strategies.wheel.worker import Stopped, Turns
 
 DEADLINE_S = 20.0
 
@@ -157,44 +157,50 @@ def test_several_labels_a_sample_are_refused():
         share.batch(0)
 
 
+def endpoint(dtype: torch.dtype = torch.float32, **codecs: str) -> Endpoint:
+    return Endpoint(Wheel(**codecs), dtype, MagicMock(), torch.device("cpu"))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_without_a_codec_come_as_they_were(dtype: torch.dtype):
-    values = torch.randn(5, 7, dtype=dtype).t()
-    coder = Coder(Purpose.ACTIVATIONS, None, dtype)
-    parts = coder.encode(values)
-    assert sum(part.numel() for part in parts) == values.numel() * dtype.itemsize
-    came = coder.decode(coder.name, parts, 35)
+    values, end = torch.randn(5, 7, dtype=dtype).t(), endpoint(dtype)
+    message = end.message(Purpose.ACTIVATIONS, 0, 0, values)
+    assert message.nbytes == values.numel() * dtype.itemsize
+    came = end.values(Purpose.ACTIVATIONS, message, 0.0, 35)
     assert torch.equal(came.view(7, 5), values)
 
 
 @pytest.mark.parametrize("codec", ["dynamic8", "half", "bfloat16", "onebit"])
 def test_encoded_values_take_the_bytes_of_the_plan(codec: str):
-    values = torch.randn(3000)
-    coder = Coder(Purpose.BODY_GRADIENTS, codec, torch.float32)
-    parts = coder.encode(values)
-    assert sum(part.numel() for part in parts) == wire_format(codec).nbytes(3000)
-    came = coder.decode(coder.name, parts, 3000)
+    values, end = torch.randn(3000), endpoint(gradients=codec)
+    message = end.message(Purpose.GRADIENTS, 0, 0, values)
+    assert message.nbytes == wire_format(codec).nbytes(3000)
+    came = end.values(Purpose.GRADIENTS, message, 0.0, 3000)
     assert (came - values).abs().mean() < values.abs().mean()
 
 
 @pytest.mark.parametrize(
     ("codec", "nbytes", "count", "message"),
     [
-        ("", 12, 4, "residuals: 12 bytes in 1 parts; 4 values of torch.float32 are 16 in one"),
+        (
+            "",
+            12,
+            4,
+            "activation_gradients: 12 bytes in 1 parts; 4 values of torch.float32 are 16 in one",
+        ),
         ("half", 16, 4, "came by codec 'half', and not by 'none'"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(codec, nbytes, count, message: str):
-    coder = Coder(Purpose.RESIDUALS, None, torch.float32)
+    sent = Message("activation_gradients", codec=codec, parts=(bytearray(nbytes),))
     with pytest.raises(InvalidInput, match=message):
-        coder.decode(codec, (torch.zeros(nbytes, dtype=torch.uint8),), count)
+        endpoint().values(Purpose.ACTIVATION_GRADIENTS, sent, 0.0, count)
 
 
 def test_no_codec_carries_what_is_not_finite():
-    with pytest.raises(NonFinite, match="residuals: 1 of 4 values are NaN"):
-        Coder(Purpose.RESIDUALS, "half", torch.float32).encode(
-            torch.tensor([1.0, 2.0, float("nan"), 3.0])
-        )
+    values = torch.tensor([1.0, 2.0, float("nan"), 3.0])
+    with pytest.raises(NonFinite, match="activation_gradients: 1 of 4 values are NaN"):
+        endpoint(activation_gradients="half").message(Purpose.ACTIVATION_GRADIENTS, 0, 0, values)
 
 
 def test_float64_travels_by_no_codec():
@@ -212,32 +218,32 @@ def test_the_first_difference_of_two_layouts_is_named():
 
 
 def test_a_record_travels_and_its_clock_is_set_right():
-    span = Span("s0/load@worker0", Kind.LOAD, (compute_lane("cpu1"),), 10.0, 11.0)
-    record = Record([span], [Leaf("labels", 0, 0, 11.0)], [])
-    found = Record()
-    found.add(record_of(packed(record)), ahead_s=4.0)
+    span = Span(Kind.LOAD, 0, "", 0, (compute_lane("cpu1"),), 10.0, 11.0)
+    record = Trace([span], [MessageTime("labels", 0, 0, 11.0)], [])
+    found = Trace()
+    found.add(Trace.from_json(record.as_json()), ahead_s=4.0)
     assert found.spans == [span._replace(start_s=6.0, end_s=7.0)]
-    assert found.left == [Leaf("labels", 0, 0, 7.0)]
+    assert found.sent == [MessageTime("labels", 0, 0, 7.0)]
     with pytest.raises(InvalidInput, match="a trace that cannot be read"):
-        record_of(b'{"spans": 3}')
+        Trace.from_json(b'{"spans": 3}')
 
 
-SENT = {purpose: Message(1, 100, None) for purpose in Purpose}
+SENT = {purpose: MessageSize(1, 100, None) for purpose in Purpose}
 
 
 def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they_came():
-    record = Record(
-        left=[
-            Leaf("body-gradients", 0, 0, 0.0),
-            Leaf("labels", 1, 0, 1.0),
-            Leaf("activations", 1, 0, 1.0),
-            Leaf("residuals", 1, 0, 4.0),
+    record = Trace(
+        sent=[
+            MessageTime("gradients", 0, 0, 0.0),
+            MessageTime("labels", 1, 0, 1.0),
+            MessageTime("activations", 1, 0, 1.0),
+            MessageTime("activation_gradients", 1, 0, 4.0),
         ],
-        came=[
-            Leaf("body-gradients", 0, 0, 5.0),
-            Leaf("labels", 1, 0, 3.0),
-            Leaf("activations", 1, 0, 3.0),
-            Leaf("residuals", 1, 0, 6.0),
+        received=[
+            MessageTime("gradients", 0, 0, 5.0),
+            MessageTime("labels", 1, 0, 3.0),
+            MessageTime("activations", 1, 0, 3.0),
+            MessageTime("activation_gradients", 1, 0, 6.0),
         ],
     )
     timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, SENT)
@@ -246,27 +252,27 @@ def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they
     assert spans == {
         "s0/send[labels]@worker1": (1.0 - first, 2.0 - first),
         "s0/send[activations]@worker1": (2.0 - first, 3.0 - first),
-        "s0/send[body-gradients]@worker0": (3.0 - first, 5.0 - first),
-        "s0/send[residuals]@worker1": (4.0 - first, 6.0 - first),
+        "s0/send[gradients]@worker0": (3.0 - first, 5.0 - first),
+        "s0/send[activation_gradients]@worker1": (4.0 - first, 6.0 - first),
     }
 
 
 def test_idle_is_what_lies_between_the_layers_of_a_device():
     lane = (compute_lane("cpu1"),)
     spans = [
-        Span("s0/forward[a]@worker0", Kind.FORWARD, lane, 2.0, 4.0, "a"),
-        Span("s0/encode[activations]@worker0", Kind.ENCODE, lane, 4.0, 5.0, "activations"),
-        Span("s0/backward[a]@worker0", Kind.BACKWARD, lane, 7.0, 10.0, "a"),
+        Span(Kind.FORWARD, 0, "a", 0, lane, 2.0, 4.0),
+        Span(Kind.ENCODE, 0, "activations", 0, lane, 4.0, 5.0),
+        Span(Kind.BACKWARD, 0, "a", 0, lane, 7.0, 10.0),
     ]
-    assert idle_shares(Timeline(spans, "measured"), ["cpu1", "cpu2"]) == {"cpu1": 3 / 8}
+    assert utilisation(Timeline(spans, "measured"), ["cpu1", "cpu2"]) == {"cpu1": 5 / 8}
 
 
 def test_idle_is_counted_while_all_lanes_of_a_device_are_traced():
     lane = (compute_lane("cpu1"),)
     times = [(0, 0.0, 2.0), (1, 4.0, 6.0), (0, 7.0, 9.0), (1, 13.0, 14.0)]
     spans = [
-        Span(f"s{i}/forward[a]@worker{worker}", Kind.FORWARD, lane, start, end, "a")
+        Span(Kind.FORWARD, i, "a", worker, lane, start, end)
         for i, (worker, start, end) in enumerate(times)
     ]
     # Before 4 and after 9 the other lane has steps that are not among these.
-    assert idle_shares(Timeline(spans, "measured"), ["cpu1"]) == {"cpu1": pytest.approx(1 / 5)}
+    assert utilisation(Timeline(spans, "measured"), ["cpu1"]) == {"cpu1": pytest.approx(4 / 5)}

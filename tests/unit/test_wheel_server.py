@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from halved import CASES, Case, Hand, Make, batches, equal, plain, sequential, serve, values
+from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, sequential, serve, values
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
+from paceline.models.objective import SEVERAL_LABELS
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.training.objective import SEVERAL_LABELS
 
 OPTIMIZERS: dict[str, Make] = {
     "momentum": lambda model: torch.optim.SGD(
@@ -19,7 +19,7 @@ CUTS = {"lenet5": "fc3", "mlp": "layers.3", "dropping": "fc1", "resnet": "classi
 
 
 @pytest.fixture
-def mlp() -> tuple[Case, ParameterServer, list[Hand]]:
+def mlp() -> tuple[Case, ParameterServer, list[ManualWorker]]:
     case = CASES["mlp"]
     return case, *serve(case, CUTS["mlp"], num_workers=3, staleness=None)
 
@@ -45,8 +45,8 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: 
     assert equal(values(server.model), values(whole))
     own = [*hand.halves.body.buffers(), *server.halves.head.buffers()]
     assert equal(own, whole.buffers())
-    assert server.statistics.steps == (30,)
-    assert dict(server.statistics.staleness) == {0: 30}
+    assert server.updates.by_worker == {"worker0": 30}
+    assert server.updates.staleness["all workers"] == {0: 30}
 
 
 def test_a_part_of_an_uneven_batch_counts_by_its_weight(mlp):
@@ -109,8 +109,8 @@ def test_staleness_is_counted_and_slows_an_update_down():
     for name, gradient in zip(server.halves.head_names, stale_head, strict=True):
         moved = before[name] - dict(server.model.named_parameters())[name].detach()
         torch.testing.assert_close(moved, 0.25 * gradient / 4)
-    assert dict(server.statistics.staleness) == {0: 1, 1: 1}
-    assert server.statistics.mean_staleness == 0.5
+    assert server.updates.staleness["all workers"] == {0: 1, 1: 1}
+    assert server.updates.mean_staleness == 0.5
     assert [group["lr"] for group in server.optimizer.param_groups] == [0.25]
 
 
@@ -146,8 +146,8 @@ def test_a_step_is_applied_once(mlp):
     assert hand.step(0, *source[0])[0] == 1
     assert server.workers.of(0).half is None
     assert equal(values(server.model), before)
-    assert server.statistics.steps == (1, 1, 0)
-    assert server.next_step(0) == 1
+    assert server.updates.by_worker == {"worker0": 1, "worker1": 1, "worker2": 0}
+    assert server.workers.of(0).next_step == 1
     hand.step(1, *source[2])
     with pytest.raises(InvalidInput, match="worker 0: step 0 comes after step 1"):
         server.update(0, 0, version, gradients)
@@ -186,10 +186,10 @@ def test_a_lost_workers_half_is_dropped_and_begun_again(mlp):
     (batch,) = batches(case, 1)
     version = hand.fetch()
     gradients, _ = hand.forward(0, version, *batch)
-    server.lost(0)
+    server.workers.drop(0)
     assert server.workers.of(0).half is None
     before = values(server.model)
-    server.joined(0)
+    server.workers.add(0)
     with pytest.raises(StepDiscarded, match=r"worker 0, step 0: .* begin the step again"):
         server.update(0, 0, version, gradients)
     assert equal(values(server.model), before)

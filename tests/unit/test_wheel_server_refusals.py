@@ -8,16 +8,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from halved import CASES, Case, Hand, Make, batches, equal, plain, serve, values
+from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite
-from paceline.strategies.wheel.flat import all_finite, take_gradients
+from paceline.strategies.wheel.protocol import all_finite, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 
 CUT = "layers.3"
 
 
 @pytest.fixture
-def mlp() -> tuple[Case, ParameterServer, list[Hand]]:
+def mlp() -> tuple[Case, ParameterServer, list[ManualWorker]]:
     case = CASES["mlp"]
     return case, *serve(case, CUT, num_workers=3, staleness=None)
 

@@ -10,14 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from halved import CASES, Case, Hand, Make, batches, equal
+from halved import CASES, Case, Make, ManualWorker, batches, equal
 from paceline.core.errors import InvalidInput
-from paceline.models import MLP
-from paceline.strategies.wheel import snapshot
-from paceline.strategies.wheel.halves import cut
-from paceline.strategies.wheel.manifest import read
+from paceline.models.networks import MLP
+from paceline.strategies.wheel import checkpoint
+from paceline.strategies.wheel.checkpoint import load, read_manifest, save
+from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.snapshot import load, save
 
 PROGRAM = Path(__file__).parent / "programs" / "snapshots.py"
 OPTIMIZERS: dict[str, Make] = {
@@ -44,7 +43,7 @@ def mlp(make: Make = OPTIMIZERS["momentum"], **options) -> ParameterServer:
     return serve(CASES["mlp"], "layers.3", make, **options)
 
 
-def train(server: ParameterServer, hands: list[Hand], case: Case, steps: range) -> None:
+def train(server: ParameterServer, hands: list[ManualWorker], case: Case, steps: range) -> None:
     """Take steps of two workers in turn, of which the second's gradients are one update old."""
     source = list(batches(case, 2 * steps.stop))
     for step in steps:
@@ -54,8 +53,10 @@ def train(server: ParameterServer, hands: list[Hand], case: Case, steps: range) 
             server.update(hand.worker, step, version, gradients)
 
 
-def hands_of(server: ParameterServer, case: Case, first: str) -> list[Hand]:
-    return [Hand(server, cut(case.model(), case.inputs(), first), worker) for worker in range(2)]
+def hands_of(server: ParameterServer, case: Case, first: str) -> list[ManualWorker]:
+    return [
+        ManualWorker(server, cut(case.model(), case.inputs(), first), worker) for worker in range(2)
+    ]
 
 
 def state(server: ParameterServer) -> list[Tensor]:
@@ -88,9 +89,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
         assert {**one, "params": None} == {**other, "params": None}
     train(after, hands[2], case, range(5, 10))
     assert equal(state(after), state(whole))
-    assert after.statistics == whole.statistics
-    assert dict(after.statistics.staleness) == {0: 10, 1: 10}
-    assert after.statistics.steps == (10, 10)
+    assert after.updates == whole.updates
+    assert after.updates.staleness["all workers"] == {0: 10, 1: 10}
+    assert after.updates.by_worker == {"worker0": 10, "worker1": 10}
 
 
 def test_a_step_that_the_snapshot_has_is_not_applied_again(tmp_path: Path):
@@ -101,8 +102,8 @@ def test_a_step_that_the_snapshot_has_is_not_applied_again(tmp_path: Path):
     after = mlp()
     load(tmp_path, after, layout=LAYOUT)
     before = state(after)
-    hand = Hand(after, hands[0].halves)
-    assert after.next_step(0) == 3
+    hand = ManualWorker(after, hands[0].halves)
+    assert after.workers.of(0).next_step == 3
     assert hand.step(2, case.inputs(), case.labels())[0] == 5
     assert equal(state(after), before)
 
@@ -129,12 +130,12 @@ def test_a_snapshot_is_two_files_and_replaces_the_one_before(tmp_path: Path):
     save_here(tmp_path, server)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.partition("-")[0] for name in names] == ["manifest.json", "snapshot"]
-    assert read(tmp_path).tensors == names[1]
-    assert read(tmp_path).version == 4
+    assert read_manifest(tmp_path).tensors == names[1]
+    assert read_manifest(tmp_path).version == 4
 
 
 def test_there_is_none_in_an_empty_folder(tmp_path: Path):
-    assert read(tmp_path) is None
+    assert read_manifest(tmp_path) is None
     with pytest.raises(InvalidInput, match="there is no snapshot"):
         load(tmp_path, mlp(), layout=LAYOUT)
 
@@ -155,7 +156,7 @@ def test_a_save_that_fails_leaves_the_one_before(
         if len(calls) == 2 * failing - 1:  # after each file its folder
             raise OSError(ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(snapshot, "_to_disk", to_disk)
+    monkeypatch.setattr(checkpoint, "_flush", to_disk)
     server.version = 2
     with pytest.raises(InvalidInput, match=r"one before is kept: .* No space left"):
         save_here(tmp_path, server)
@@ -263,7 +264,7 @@ def test_shared_parameters_are_kept_once_and_stay_shared(tmp_path: Path):
     load(tmp_path, after, layout=LAYOUT)
     assert equal(state(after), state(server))
     assert after.model.b.weight is after.model.a.weight
-    assert "model/b.weight" not in load_file(tmp_path / read(tmp_path).tensors)
+    assert "model/b.weight" not in load_file(tmp_path / read_manifest(tmp_path).tensors)
 
 
 def test_an_optimizer_that_keeps_something_else_is_refused(tmp_path: Path):

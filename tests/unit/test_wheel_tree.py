@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+import struct
 import threading
 from concurrent.futures import wait
 
@@ -9,57 +11,61 @@ import pytest
 import torch
 from torch import nn
 
-from halved import CASES, Hand, batches, equal, plain, serve, values
+from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
-from paceline.strategies.wheel.branch import Branch, Place, Renewal
-from paceline.strategies.wheel.coding import parts_of
-from paceline.strategies.wheel.gathered import Arrived, Crossed
-from paceline.strategies.wheel.half import difference
-from paceline.strategies.wheel.halves import cut
+from paceline.rpc.frames import Message
+from paceline.strategies.wheel.cut import cut
+from paceline.strategies.wheel.job import difference
+from paceline.strategies.wheel.protocol import parts_of
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.trunk import Trunk
-from paceline.wire.messages import Message
+from paceline.strategies.wheel.tree import (
+    ChildHubs,
+    ChildServer,
+    HubTraffic,
+    ParentReply,
+    ResumePoint,
+)
 
 CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0
 EPOCH, STEPS = 4, 40
-START = Place(0, ())
+START = ResumePoint(0, ())
 
 
 class Direct:
-    """A parent without a wire in between; `gate` holds back what it answers."""
+    """A parent without a connection in between; `gate` holds back its replies."""
 
-    def __init__(self, server: ParameterServer, place: Place) -> None:
+    def __init__(self, server: ParameterServer, place: ResumePoint) -> None:
         self.server, self.place = server, place
-        self.trunk, self.crossed = Trunk(server, STEPS), Crossed()
+        self.children, self.traffic = ChildHubs(server, STEPS), HubTraffic()
         self.gate = threading.Event()
         self.gate.set()
-        self.learnt: list[dict] = []
+        self.losses: list[dict] = []
         self.restarts = False
 
-    def _whole(self, place: Place | None = None) -> Renewal:
-        whole = self.trunk.fetch(0, Message(""))
-        return Renewal(whole.version, parts_of(whole), place)
+    def _whole(self, place: ResumePoint | None = None) -> ParentReply:
+        whole = self.children.fetch(0, Message(""))
+        return ParentReply(whole.version, parts_of(whole), place)
 
-    def begin(self, step: int) -> Renewal:
-        self.server.joined(0)
+    def begin(self, step: int) -> ParentReply:
+        self.server.workers.add(0)
         return self._whole(self.place)
 
-    def exchange(self, message: Message) -> Renewal:
+    def exchange(self, message: Message) -> ParentReply:
         assert self.gate.wait(DEADLINE_S)
         if self.restarts:
             return self._whole(self.place)
-        self.learnt.append(self.trunk.update(0, message, is_first=True))
+        self.losses.append(self.children.update(0, message, is_first=True))
         return self._whole()
 
 
-def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: Place = START):
+def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: ResumePoint = START):
     """Return a root, its child, the way between them, and the child's workers."""
     root, _ = serve(CASE, CUT)
     model = CASE.model()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)  # what a child begins with does not count
     halves, uplink = cut(model, CASE.inputs(), CUT), Direct(root, place)
-    child = Branch(
+    child = ChildServer(
         model,
         halves,
         uplink,
@@ -71,15 +77,15 @@ def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: Pl
     )
     child.begin()
     for worker in range(num_workers):
-        child.joined(worker)
-    hands = [Hand(child, copy.deepcopy(halves), worker) for worker in range(num_workers)]
+        child.workers.add(worker)
+    hands = [ManualWorker(child, copy.deepcopy(halves), worker) for worker in range(num_workers)]
     return root, child, uplink, hands
 
 
-def land(child: Branch) -> bool:
+def land(child: ChildServer) -> bool:
     """Wait for what is on its way, and take it."""
-    assert not wait([child._flight], DEADLINE_S).not_done
-    return child.renew()
+    assert not wait([child._exchange], DEADLINE_S).not_done
+    return child.poll_parent()
 
 
 def test_a_child_begins_with_its_parents_parameters():
@@ -88,7 +94,7 @@ def test_a_child_begins_with_its_parents_parameters():
     assert child.version == root.version == 0
 
 
-def test_one_update_of_the_parent_has_the_mean_gradient_of_all_gathered_samples():
+def test_one_update_of_the_parent_has_the_mean_gradient_of_all_its_samples():
     """Three workers with 3, 1 and 2 samples: as a batch of the six, by torch itself."""
     root, child, uplink, hands = tree(3, num_workers=3)
     inputs, labels = CASE.inputs(6), CASE.labels(6)
@@ -98,7 +104,7 @@ def test_one_update_of_the_parent_has_the_mean_gradient_of_all_gathered_samples(
     plain(whole).step()
     before = values(child.model)
     for hand, part in zip(hands, (slice(3), slice(3, 4), slice(4, 6)), strict=True):
-        assert equal(values(child.model), before)  # nothing changes here while it is gathered
+        assert equal(values(child.model), before)  # nothing changes here while gradients are summed
         weight = (part.stop - (part.start or 0)) * 3 / 6
         version = hand.fetch()
         gradients, _ = hand.forward(0, version, inputs[part], labels[part], weight)
@@ -108,10 +114,10 @@ def test_one_update_of_the_parent_has_the_mean_gradient_of_all_gathered_samples(
     assert equal(values(child.model), values(root.model))
     for own, other in zip(values(root.model), whole.parameters(), strict=True):
         torch.testing.assert_close(own, other.detach())
-    ((epoch, learnt),) = uplink.learnt[0].items()
-    assert (epoch, learnt.num_samples) == (0, 6)
-    assert learnt.loss / 6 == pytest.approx(float(loss.detach()))
-    assert root.next_step(0) == 1
+    ((epoch, loss_sum),) = uplink.losses[0].items()
+    assert (epoch, loss_sum.num_samples) == (0, 6)
+    assert loss_sum.total / 6 == pytest.approx(float(loss.detach()))
+    assert root.workers.of(0).next_step == 1
     assert root.workers.of(0).below == (1, 1, 1)
 
 
@@ -125,8 +131,10 @@ def test_with_one_worker_every_step_is_the_sequential_one_to_the_last_bit():
         land(child)
         other.step(step, *batch)
         assert equal(values(root.model), values(alone.model))
-    assert dict(root.statistics.staleness) == dict(child.statistics.staleness) == {0: 10}
-    assert child.statistics.steps == (10,)
+    assert (
+        root.updates.staleness["all workers"] == child.updates.staleness["all workers"] == {0: 10}
+    )
+    assert child.updates.by_worker == {"worker0": 10}
 
 
 def test_workers_go_on_while_an_update_is_on_its_way_until_the_next_is_full():
@@ -140,62 +148,66 @@ def test_workers_go_on_while_an_update_is_on_its_way_until_the_next_is_full():
     assert child.may_begin(1, 1)
     other.step(1, *next(source))
     assert not child.may_begin(0, 2)
-    assert not child.renew()  # nothing has come
+    assert not child.poll_parent()  # nothing has come
     uplink.gate.set()
     assert not land(child)  # and the second is sent
     assert child.may_begin(0, 2)
     assert not land(child)
     assert root.version == child.version == 2
     # The second was computed with what the first had not changed yet, of one update before.
-    assert dict(root.statistics.staleness) == {0: 1, 1: 1}
-    assert dict(child.statistics.staleness) == {0: 4}
+    assert root.updates.staleness["all workers"] == {0: 1, 1: 1}
+    assert child.updates.staleness["all workers"] == {0: 4}
 
 
 def test_what_is_left_goes_to_the_parent_at_the_end():
     root, child, uplink, (one, _) = tree(5)
-    uplink.finish = lambda step: root.passed(0, step)
+    uplink.finish = lambda step: setattr(root.workers.of(0), "next_step", step)
     for step, batch in enumerate(batches(CASE, 7)):
         one.step(step, *batch)
     assert root.version <= 1
     child.finish()
     assert root.version == 2
-    assert [len(learnt) for learnt in uplink.learnt] == [2, 1]  # epochs of four steps
-    assert sum(one.num_samples for learnt in uplink.learnt for one in learnt.values()) == 7 * 4
-    assert root.next_step(0) == STEPS
+    assert [len(losses) for losses in uplink.losses] == [2, 1]  # epochs of four steps
+    assert sum(one.num_samples for losses in uplink.losses for one in losses.values()) == 7 * 4
+    assert root.workers.of(0).next_step == STEPS
 
 
 @pytest.mark.parametrize(
     ("place", "steps"),
-    [(Place(3, (5, 3)), [5, 3]), (Place(4, (5, 3)), [5, 4]), (Place(2, ()), [2, 2])],
+    [
+        (ResumePoint(3, (5, 3)), [5, 3]),
+        (ResumePoint(4, (5, 3)), [5, 4]),
+        (ResumePoint(2, ()), [2, 2]),
+    ],
 )
-def test_a_child_goes_on_where_its_parent_says(place: Place, steps: list[int]):
+def test_a_child_goes_on_where_its_parent_says(place: ResumePoint, steps: list[int]):
     _, child, *_ = tree(2, place=place)
-    assert [child.next_step(worker) for worker in range(2)] == steps
+    assert [child.workers.of(worker).next_step for worker in range(2)] == steps
 
 
-def test_a_parent_that_has_begun_anew_makes_void_what_was_gathered():
+def test_a_parent_that_has_begun_anew_makes_the_summed_gradients_void():
     root, child, uplink, (one, other) = tree(2)
     (batch,) = batches(CASE, 1)
     for step in range(2):
         for hand in (one, other):
             hand.step(step, *batch)
         land(child)
-    assert child.next_step(0) == 2
+    assert child.workers.of(0).next_step == 2
     version, (restarted, _) = one.fetch(), serve(CASE, CUT)
     gradients, _ = one.forward(2, version, *batch)
     other.step(2, *batch)
     uplink.gate.clear()
     child.update(0, 2, version, gradients)
-    uplink.server, uplink.trunk, uplink.restarts = restarted, Trunk(restarted, STEPS), True
+    uplink.server, uplink.children, uplink.restarts = restarted, ChildHubs(restarted, STEPS), True
     uplink.gate.set()
     one.step(3, *batch)
     assert land(child)
     assert child._sum is None
-    assert [child.next_step(worker) for worker in range(2)] == [0, 0]
+    assert [child.workers.of(worker).next_step for worker in range(2)] == [0, 0]
     assert equal(values(child.model), values(restarted.model))
     assert not equal(values(child.model), values(root.model))
-    child.lost(0)
-    child.joined(0)
+    child.workers.drop(0)
+    child.workers.add(0)
     with pytest.raises(StepDiscarded):
         child.update(0, 0, 0, gradients)
 
@@ -215,20 +227,21 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(spoil, message: str):
     caught: list[Message] = []
     uplink.exchange = caught.append
     hand.step(0, *batch)
-    assert not wait([child._flight], DEADLINE_S).not_done
+    assert not wait([child._exchange], DEADLINE_S).not_done
     (sent,) = caught
     before = values(root.model)
     spoilt = Message(sent.topic, sent.step, sent.version, parts=spoil(sent.parts))
     with pytest.raises(InvalidInput, match=message):
-        uplink.trunk.update(0, spoilt, is_first=True)
+        uplink.children.update(0, spoilt, is_first=True)
     for step, version in ((STEPS + 1, 0), (1, 1)):  # no such step, and a version of the future
         with pytest.raises(InvalidInput):
-            uplink.trunk.update(0, Message("", step, version, parts=sent.parts), is_first=True)
-    _, body, head = root.whole()
-    arrived = Arrived.of(sent, body, head).gathered
-    arrived.head[0] = torch.nan
+            uplink.children.update(0, Message("", step, version, parts=sent.parts), is_first=True)
+    body, head, *others = sent.parts
+    nans = bytearray(head)
+    nans[:8] = struct.pack("d", math.nan)
+    spoilt = Message(sent.topic, 1, sent.version, parts=(body, bytes(nans), *others))
     with pytest.raises(NonFinite, match="worker 0, step 1: the child hub's gradients"):
-        root.merge(0, 1, arrived, ())
+        uplink.children.update(0, spoilt, is_first=True)
     assert equal(values(root.model), before)
     assert root.version == 0
 

@@ -1,12 +1,14 @@
 """Who has to wait for whom: the bound on how far one worker may be ahead of another."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halved import CASES, batches, serve
 from paceline.core.errors import InvalidInput
-from paceline.strategies.wheel.workers import Half, Workers
+from paceline.strategies.wheel.membership import HeadGradients, Workers
 
 CUT = "layers.3"
 
@@ -30,16 +32,16 @@ def test_nobody_is_further_ahead_than_the_bound(num_workers: int, bound: int, ev
     for worker, event in events:
         worker %= num_workers
         if event == "lose":
-            workers.lost(worker)
+            workers.drop(worker)
             live.discard(worker)
         elif event == "join" or worker not in live:
-            workers.joined(worker)
+            workers.add(worker)
             live.add(worker)
         else:
             may = workers.may_begin(worker, done[worker])
             assert may == (done[worker] - min(done[one] for one in live) <= bound)
             if may:
-                workers.of(worker).completed(done[worker], sum(done) + 1)
+                workers.of(worker).complete(done[worker] + 1, sum(done) + 1)
                 done[worker] += 1
         assert not live or any(workers.may_begin(one, done[one]) for one in live)
 
@@ -58,7 +60,7 @@ def test_a_step_asked_for_beforehand_counts_the_one_that_is_half_done():
     assert server.may_begin(1, 0)
     other.step(0, *batch)
     assert not server.may_begin(0, 3)
-    server.lost(1)
+    server.workers.drop(1)
     assert server.may_begin(0, 2)
 
 
@@ -66,26 +68,26 @@ def test_a_step_that_is_half_done_is_not_behind_a_worker():
     """Not even if it has asked for the next one already."""
     workers = Workers(2, 1)
     for worker in (0, 1):
-        workers.joined(worker)
+        workers.add(worker)
     for step in (0, 1):
-        workers.of(1).completed(step, step + 1)
-    workers.of(0).half = Half(0, 0, [])
+        workers.of(1).complete(step + 1, step + 1)
+    workers.of(0).half = HeadGradients(0, 0, [])
     assert workers.may_begin(0, 1)
     assert not workers.may_begin(1, 2)
 
 
 def test_free_workers_wait_for_nobody():
     workers = Workers(2, None)
-    workers.joined(1)
+    workers.add(1)
     assert workers.may_begin(0, 1000)
 
 
 def test_after_a_restart_workers_that_are_ahead_of_the_server_go_on():
     """Workers whose last steps a restarted hub does not know must not wait for each other."""
     workers = Workers(2, 0)
-    workers.restore([one._replace(next_step=100) for one in workers.progress()])
+    workers.restore([replace(one, next_step=100) for one in workers.progress()])
     for worker in (0, 1):
-        workers.joined(worker)
+        workers.add(worker)
     assert not workers.may_begin(0, 120)
     assert workers.may_begin(1, 120)
     assert workers.may_begin(0, 120)

@@ -1,17 +1,24 @@
-"""Error feedback: what a codec loses is added to what it encodes next (Seide et al. 2014)."""
+"""Error feedback, and the two codecs that lose too much without it."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.codecs.codec import Codec, flat
-from paceline.codecs.payload import Payload
+from paceline.codecs.blockwise import in_blocks
+from paceline.codecs.codec import Codec, Payload, as_type, finite, flat, num_nonfinite
 from paceline.core.errors import InvalidInput
 
+_BITS = 8
+_WORD_NBYTES = 4
+_SIGN = 1 << 31  # of a word; the rest is the place of a value
 
-class ErrorFeedback:
-    """A codec that remembers what the codec within it has lost, for one tensor of a fixed size.
 
-    Values that are not finite leave no error behind: they are counted by the codec within.
+class ErrorFeedback(Codec):
+    """A codec that adds the last error of its inner codec to the next values of the same tensor.
+
+    Seide et al. 2014. The tensor's size is fixed. Values that are not finite leave no error: the
+    inner codec counts them.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -20,12 +27,12 @@ class ErrorFeedback:
 
     @property
     def name(self) -> str:
-        """That of the codec within, which reads the payloads as well."""
+        """The inner codec's name: it decodes the payloads as well."""
         return self.codec.name
 
     @property
     def fixed_size(self) -> bool:
-        """Whether that of the codec within is fixed."""
+        """True if the inner codec's payloads have a fixed size."""
         return self.codec.fixed_size
 
     def encode(self, values: Tensor) -> Payload:
@@ -37,8 +44,10 @@ class ErrorFeedback:
                     f"values: {len(values)} of them, but the error is that of {len(self._error)}; "
                     "give each tensor an ErrorFeedback of its own"
                 )
+            # A new tensor: the caller's gradients stay as they are.
             values = values + self._error
         payload = self.codec.encode(values)
+        # A NaN in the error would stay there for ever.
         self._error = torch.nan_to_num(values - self.codec.decode(payload), 0.0, 0.0, 0.0)
         return payload
 
@@ -55,10 +64,132 @@ class ErrorFeedback:
         return self.codec.nbytes(count)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the error, for a checkpoint."""
+        """Return a copy of the error, for a checkpoint."""
         return {} if self._error is None else {"error": self._error.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take the error of a checkpoint over."""
+        """Load the error of a checkpoint."""
         error = state.get("error")
         self._error = None if error is None else error.clone()
+
+
+@dataclass(frozen=True)
+class OneBit(Codec):
+    """One bit a value (Seide et al. 2014): its sign, and a mean for each sign of a block.
+
+    These two means have the least squared error. Use it in `ErrorFeedback`: much is lost.
+    """
+
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise InvalidInput(f"block_size: a block has at least one value, not {self.block_size}")
+
+    @property
+    def name(self) -> str:
+        """The name with the block size, which sender and receiver must have in common."""
+        return f"onebit/{self.block_size}"
+
+    def encode(self, values: Tensor) -> Payload:
+        """Return the values, float32, encoded; what is not finite is zero, and counted."""
+        values = flat(values)
+        num_lost, values = num_nonfinite(values), finite(values)
+        is_negative = values < 0
+        means = []
+        for chosen in (~is_negative, is_negative):
+            sums = in_blocks(torch.where(chosen, values, 0.0), self.block_size).sum(1)
+            counts = in_blocks(chosen.float(), self.block_size).sum(1)
+            means.append(sums / counts.clamp_min(1))
+        # Eight signs a byte, the first in the lowest bit.
+        weights = torch.tensor([1 << bit for bit in range(_BITS)], device=values.device)
+        packed = (in_blocks(is_negative.long(), _BITS) * weights).sum(1).to(torch.uint8)
+        buffers = torch.stack(means, 1).flatten().view(torch.uint8), packed
+        return Payload(self.name, len(values), buffers, num_lost)
+
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given."""
+        count = payload.count
+        payload.check(self.name, self._sizes(count))
+        means = as_type(payload.buffers[0], torch.float32).view(-1, 2)
+        bits = torch.arange(_BITS, device=means.device, dtype=torch.uint8)
+        is_bit_set = payload.buffers[1].unsqueeze(1).bitwise_right_shift(bits) & 1
+        # One mean a value: the last block may be shorter.
+        of_block = means.repeat_interleave(self.block_size, 0)[:count]
+        is_negative = is_bit_set.flatten()[:count].bool()
+        values = torch.where(is_negative, of_block[:, 1], of_block[:, 0])
+        return payload.target(out).copy_(values)
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` values."""
+        return sum(self._sizes(count))
+
+    def _sizes(self, count: int) -> tuple[int, int]:
+        """Return the bytes of both buffers: two means a block, and the signs."""
+        return 8 * -(-count // self.block_size), -(-count // _BITS)
+
+
+@dataclass(frozen=True)
+class Threshold(Codec):
+    """Sends plus or minus `tau` for values above it in magnitude, nothing for others.
+
+    Strom 2015. Each value that is sent takes four bytes. Use it in `ErrorFeedback`, which keeps the
+    residual.
+    """
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tau < float("inf"):
+            raise InvalidInput(f"tau: must be a positive number, not {self.tau}")
+
+    @property
+    def name(self) -> str:
+        """The name that payloads carry; tau travels in them."""
+        return "threshold"
+
+    @property
+    def fixed_size(self) -> bool:
+        """False: the bytes depend on how many values are sent."""
+        return False
+
+    def encode(self, values: Tensor) -> Payload:
+        """Return the values, float32, encoded; what is not finite is zero, and counted."""
+        values = flat(values)
+        if len(values) > _SIGN:
+            raise InvalidInput(f"values: {len(values):,} at once; at most {_SIGN:,}")
+        places = ((values.abs() > self.tau) & values.isfinite()).nonzero().flatten()
+        # In two's complement, subtracting 2^31 sets the top bit.
+        words = places - _SIGN * (values[places] < 0)
+        tau = torch.tensor([self.tau], device=values.device)
+        buffers = tau.view(torch.uint8), words.to(torch.int32).view(torch.uint8)
+        return Payload(self.name, len(values), buffers, num_nonfinite(values))
+
+    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
+        """Return the values, float32 [count], in `out` if it is given."""
+        self._check(payload)
+        values = payload.target(out).zero_()
+        self.add_to(values, payload)
+        return values
+
+    def add_to(self, total: Tensor, payload: Payload) -> None:
+        """Add the values to `total`, float32 [count]."""
+        self._check(payload)
+        payload.check_target(total)
+        tau = as_type(payload.buffers[0], torch.float32)
+        words = as_type(payload.buffers[1], torch.int32)
+        places = words.long() & (_SIGN - 1)
+        if len(places) and int(places.max()) >= payload.count:
+            raise InvalidInput(f"payload: speaks of more than its {payload.count} values")
+        # Places are unique, so the order of these additions does not matter.
+        total.index_add_(0, places, torch.where(words < 0, -tau, tau))
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` values if all were sent."""
+        return _WORD_NBYTES * (1 + count)
+
+    def _check(self, payload: Payload) -> None:
+        num_words = sum(buffer.numel() for buffer in payload.buffers[1:]) // _WORD_NBYTES
+        payload.check(self.name, (_WORD_NBYTES, _WORD_NBYTES * num_words))
+        if payload.count > _SIGN:
+            raise InvalidInput(f"payload: {payload.count:,} values; at most {_SIGN:,}")

@@ -3,13 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from paceline.codecs.cast import Cast
-from paceline.codecs.codec import Codec
-from paceline.codecs.eightbit import EightBit
-from paceline.codecs.feedback import ErrorFeedback
-from paceline.codecs.onebit import OneBit
-from paceline.codecs.table import TABLES
-from paceline.codecs.threshold import Threshold
+from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.codec import Cast, Codec
+from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import check_codec, threshold_of
 
@@ -35,7 +31,7 @@ def find_codec(name: str) -> Codec:
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return what makes a codec for each tensor: one that remembers errors is for one tensor."""
+    """Return a factory of codecs: each tensor needs its own, where errors are fed back."""
     if isinstance(codec, ErrorFeedback):
         return partial(ErrorFeedback, codec.codec)
     if isinstance(codec, str):

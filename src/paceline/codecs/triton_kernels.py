@@ -1,14 +1,25 @@
-"""The kernels for CUDA, in Triton's language; blockwise.py specifies every bit of what they do.
+"""The 8-bit kernels for CUDA, in Triton's language, and the functions that launch them.
 
-A program works on a tile: `num_rows` blocks of at most `num_columns` values each or, of blocks that
-are longer than that, one of `num_parts` parts.
+`blockwise.py` specifies every bit of their results. A program works on a tile: `num_rows` blocks of
+at most `num_columns` values each or, of longer blocks, one of `num_parts` parts.
 """
 
+from functools import cache
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from paceline.codecs.blockwise import QuantizationTable, scales_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller
 _NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
+_COLUMNS = 1024  # of a tile, and its values
+_MOST_COLUMNS = 8192  # where a program sees the whole of a block, to find its scale
+# Four to a thread are one access of 16 bytes; encoding shares its set-up among eight.
+_VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 
 @triton.jit(do_not_specialize=["count", "num_blocks", "first_cell", "last_cell"])
@@ -136,3 +147,101 @@ def _store(pointer, places, found, inside, left, is_whole):
         tl.store(pointer + places, found, mask=inside)
     else:
         tl.store(pointer + places, found, mask=inside & (places < left))
+
+
+def encode(
+    values: Tensor, scales: Tensor | None, block_size: int, table: QuantizationTable
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the encoding of values; return codes, scales and the non-finite count, int64 [1].
+
+    Without `scales` each block's is its largest finite magnitude.
+    """
+    finds_scales = scales is None and block_size <= _MOST_COLUMNS
+    tiles = _Tiles.of(len(values), block_size, _MOST_COLUMNS if finds_scales else _COLUMNS)
+    if finds_scales:
+        scales = torch.empty(tiles.num_blocks, device=values.device)
+    elif scales is None:
+        scales = scales_of(values, block_size)
+    codes = torch.empty(len(values), dtype=torch.uint8, device=values.device)
+    num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
+    first_cell, cells, _ = _lookups(table, values.device)
+    # Triton launches on the current device, which need not be the tensor's.
+    with torch.cuda.device_of(values):
+        encode_tile[(tiles.num_programs,)](
+            *(values, codes, scales, num_nonfinite, cells),
+            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
+            *(first_cell, first_cell + len(cells) - 1),
+            *(tiles.num_rows, tiles.num_columns, finds_scales),
+            num_warps=tiles.num_warps("encode"),
+            # A fused multiply-add rounds once: other bits than the specification's.
+            enable_fp_fusion=False,
+        )
+    return codes, scales, num_nonfinite
+
+
+def decode(
+    values: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block_size: int,
+    table: QuantizationTable,
+    adds: bool,
+) -> None:
+    """Launch the decoding of codes into `values`, or the addition to them."""
+    tiles = _Tiles.of(len(values), block_size, _COLUMNS)
+    _, _, meanings = _lookups(table, values.device)
+    with torch.cuda.device_of(values):
+        decode_tile[(tiles.num_programs,)](
+            *(values, codes, scales, meanings),
+            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
+            *(tiles.num_rows, tiles.num_columns, adds),
+            num_warps=tiles.num_warps("decode"),
+            enable_fp_fusion=False,
+        )
+
+
+class _Tiles(NamedTuple):
+    """The tiles of all blocks: rows and columns of a tile are powers of 2."""
+
+    num_blocks: int
+    num_parts: int
+    num_rows: int
+    num_columns: int
+
+    @classmethod
+    def of(cls, count: int, block_size: int, most_columns: int) -> "_Tiles":
+        num_columns = min(1 << (block_size - 1).bit_length(), most_columns)
+        num_rows = max(1, _COLUMNS // num_columns)
+        return cls(-(-count // block_size), -(-block_size // num_columns), num_rows, num_columns)
+
+    @property
+    def num_programs(self) -> int:
+        return -(-self.num_blocks // self.num_rows) * self.num_parts
+
+    def num_warps(self, of: str) -> int:
+        return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
+
+
+@cache
+def _lookups(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor, Tensor]:
+    """Return on a device what `cells_of` returns, and float32 [256] of the codes' values."""
+    first_cell, cells = cells_of(table)
+    return first_cell, cells.to(device), table.values.to(device)
+
+
+def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
+    """Return the upper half of the first cell's float32 bits, and the cells, int32.
+
+    A cell has, in its upper half, how many thresholds are in cells before it, and in the lower one
+    0xffff less the lower half of the threshold within, or zero: to this a quotient's lower half is
+    added, and carries over where it is greater than the threshold's. The first and the last cell
+    have no threshold, and stand for all quotients that are smaller and larger.
+    """
+    bits = table.thresholds.view(torch.int32)
+    upper = bits >> 16
+    assert bool((upper.diff() > 0).all()), f"{table.name}: two thresholds are in one cell"
+    first_cell, last_cell = int(upper[0]) - 1, int(upper[-1]) + 1
+    num_before = torch.searchsorted(upper, torch.arange(first_cell, last_cell + 1).int())
+    cells = (num_before << 16).int()
+    cells[upper - first_cell] |= 0xFFFF - (bits & 0xFFFF)
+    return first_cell, cells

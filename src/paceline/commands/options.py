@@ -1,144 +1,134 @@
-"""Options that commands have in common, and what their texts mean."""
+"""Options of commands, made from the fields of settings, whose descriptions are the help texts."""
 
+import inspect
 import json
-import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
 
 from paceline.core.errors import InvalidInput
+from paceline.core.settings import RunSettings
+from paceline.core.strategy import Strategy
+from paceline.strategies import STRATEGIES
 
-Model = Annotated[str, typer.Argument(help="A built-in name, or package.module:factory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        metavar="SPEC",
-        help="digits; synthetic:3x224x224,classes=10,samples=512, each part optional; "
-        "images:FOLDER, with a folder for each class; libsvm:PATH; covtype:FOLDER, w8a:FOLDER, "
-        "delicious:FOLDER or real-sim:FOLDER, with the files as they are published; or sets that "
-        "are like those: covtype-like, w8a-like, delicious-like or real-sim-like, of fewer samples "
-        "as in covtype-like:samples=5000.",
-    ),
-]
-Workers = Annotated[
-    int | None, typer.Option(help="Worker processes; 2, or as many as torchrun started.")
-]
-WorkersOrList = Annotated[
-    str | None,
-    typer.Option(
-        "--workers",
-        metavar="NUMBER|LIST",
-        help="Worker processes; for hogbatch also a list: cpu:1,cpu:2@slow=16,gpu:0.",
-    ),
-]
-BatchSize = Annotated[int, typer.Option(help="Samples of a step, over all workers.")]
-LearningRate = Annotated[
-    float | None,
-    typer.Option(
-        help="For batches of the batch size, with wheel for those of a worker; 0.05, and 0.001 "
-        "for alexnet."
-    ),
-]
-StrategyName = Annotated[
-    str, typer.Option("--strategy", help="How the workers share the work; train knows auto, too.")
-]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the strategy's configuration."),
 ]
-Codec = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PURPOSE=CODEC,...",
-        help="Of wheel and subbatch: what travels encoded, as activations=dynamic8,errors=half; "
-        "body-gradients of wheel are gradients of subbatch.",
-    ),
-]
-Snapshots = Annotated[
-    Path | None, typer.Option(help="Of wheel: the folder where its server is kept.")
-]
-SnapshotSeconds = Annotated[float, typer.Option(help="Of wheel: how often the server is kept.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Of wheel: go on from the snapshot.")]
-Port = Annotated[
-    int, typer.Option(help="The loopback port where workers meet; 0 takes a free one.")
-]
-ProfileSeconds = Annotated[float, typer.Option(help="How long to profile before planning.")]
-Output = Annotated[Path, typer.Option(help="Where the folder of the run is made.")]
-Deadline = Annotated[float, typer.Option(help="How long a worker may not answer.")]
-InputShape = Annotated[
-    str | None, typer.Option(help="Of one sample, such as 3x224x224; for a model of your own.")
-]
+_SIMPLE = (bool, int, float, Path)
 
 
-def common(options: list[str] | None, workers: int | None) -> dict[str, Any]:
-    """Return the settings that the command line writes in another form."""
-    started = int(os.environ.get("WORLD_SIZE", "2")) if workers is None else workers
-    return {"options": fields(options), "workers": started}
+def with_options(
+    settings: type[BaseModel],
+    *,
+    leave_out: Iterable[str] = (),
+    required: bool = True,
+    strategy: Strategy | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every field of its settings, in their order.
+
+    The command is called with `values`, the fields that were given, and with its own keyword-only
+    parameters. The field `model` becomes the argument; `options` becomes --set. Fields to
+    `leave_out` get no option. The defaults in the help are those of the `strategy`, if the command
+    knows only one.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        skipped = {"kind", *leave_out, *(parameter.name for parameter in own)}
+        known = [strategy] if strategy else list(STRATEGIES.values())
+        strategies = known if issubclass(settings, RunSettings) else []
+        parameters = [
+            _parameter(name, field, strategies, required)
+            for name, field in settings.model_fields.items()
+            if name not in skipped
+        ]
+        parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        names = {parameter.name for parameter in parameters} - {one.name for one in own}
+
+        def called(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for name in names}
+            if "options" in values:
+                values["options"] = _fields_of(values["options"]) or None
+            command({k: v for k, v in values.items() if v is not None}, **arguments)
+
+        ordered = sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
+        called.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in ordered}
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        return called
+
+    return decorate
 
 
-def fields(options: list[str] | None) -> dict[str, Any]:
-    """Return the fields of a strategy's configuration that --set names."""
+def _parameter(
+    name: str, field: FieldInfo, strategies: list[Strategy], required: bool
+) -> inspect.Parameter:
+    """Return the parameter of a field; typer reads its annotation and its default."""
+    default: Any = None
+    annotation: Any
+    if name == "options":
+        annotation = Options
+    elif name == "model":
+        argument = typer.Argument(help=field.description)
+        annotation = Annotated[str, argument] if required else Annotated[str | None, argument]
+        default = inspect.Parameter.empty if required else None
+    else:
+        # The default stands in the text. For typer it is None, so that only what is given is
+        # passed on: strategies have defaults of their own.
+        text = f"{field.description}{_shown_default(name, field, strategies)}"
+        option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)
+        annotation = Annotated[_option_type(field.annotation) | None, option]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
+def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
+    """Return the default of a field as help shows it, and those of strategies that differ."""
+    own = {one.name: one.defaults[name] for one in strategies if name in one.defaults}
+    usual = field.default
+    if len(strategies) == 1:  # no other can be meant
+        usual, own = next(iter(own.values()), usual), {}
+    if field.is_required() or usual is None or usual is False or usual in ((), {}):
+        return ""
+    shown = ",".join(map(str, usual)) if isinstance(usual, tuple) else str(usual)
+    more = "".join(f"; {value} with {strategy}" for strategy, value in own.items())
+    return f"  [default: {shown}{more}]"
+
+
+def _option_type(annotation: Any) -> Any:
+    """Return the type by which typer reads a field: text, where pydantic reads it itself."""
+    if get_origin(annotation) is Annotated:
+        if any(isinstance(one, BeforeValidator) for one in annotation.__metadata__):
+            return str
+        return _option_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = {_option_type(one) for one in get_args(annotation) if one is not type(None)}
+        return kinds.pop() if len(kinds) == 1 else str
+    if get_origin(annotation) is Literal:
+        return str
+    return annotation if annotation in _SIMPLE else str
+
+
+def _fields_of(options: list[str] | None) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
         if not equals:
             raise InvalidInput(f"--set: {option!r} is not FIELD=VALUE")
-        values[field] = _value(value)
+        try:
+            values[field] = json.loads(value)
+        except ValueError:
+            values[field] = value
     return values
-
-
-def with_codecs(chosen: dict[str, Any], text: str | None) -> dict[str, Any]:
-    """Return the fields of --set and those that --codec names of strategy subbatch.
-
-    `text` is such as activations=dynamic8,gradients=none. InvalidInput if the two differ.
-    """
-    for part in text.split(",") if text else ():
-        field, equals, name = (word.strip() for word in part.partition("="))
-        if field not in _SUBBATCH_CODECS or not equals or not name:
-            raise InvalidInput(
-                f"codec: {part!r} is not PURPOSE=CODEC with one of {', '.join(_SUBBATCH_CODECS)}, "
-                "as activations=dynamic8"
-            )
-        codec = None if name == "none" else name
-        if chosen.setdefault(field, codec) != codec:
-            raise InvalidInput(f"codec: {field} travels by {name!r}, but is named before otherwise")
-    return chosen
-
-
-_SUBBATCH_CODECS = ("activations", "errors", "gradients")
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def number_of(workers: str | None) -> int | None:
-    """Return how many workers the text asks for; InvalidInput if it is no number."""
-    if workers is None:
-        return None
-    try:
-        return int(workers)
-    except ValueError:
-        raise InvalidInput(
-            f"workers: {workers!r} is not a number; only strategy hogbatch takes a list"
-        ) from None
-
-
-def shape(text: str | None) -> tuple[int, ...] | None:
-    """Return the sizes of a shape such as 3x224x224."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(size) for size in text.split("x"))
-    except ValueError:
-        raise InvalidInput(f"input_shape: {text!r} is not a shape such as 3x224x224") from None
 
 
 def print_json(value: Any) -> None:

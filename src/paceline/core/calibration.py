@@ -1,4 +1,4 @@
-"""From measured exchanges to the machine on which a plan's exchanges take as long."""
+"""Calibration: the machine on which a plan's exchanges take as long as those measured."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -26,14 +26,14 @@ class Measurement(NamedTuple):
 Measurements = tuple[Measurement, Measurement]  # a small exchange and a large one
 
 
-class Line(NamedTuple):
-    """Seconds of an exchange: a latency, and so much for each byte of gradients."""
+class LinearTime(NamedTuple):
+    """Seconds of an exchange by its bytes: a latency, and a pace (alpha and beta)."""
 
     latency_s: float
     seconds_per_byte: float
 
 
-def line_through(measured: Measurements) -> Line:
+def line_through(measured: Measurements) -> LinearTime:
     """Return the line on which a small and a large exchange lie.
 
     The latency is what remains of the small one when its bytes are paid. Noise can make the large
@@ -42,10 +42,10 @@ def line_through(measured: Measurements) -> Line:
     small, large = measured
     difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
     seconds_per_byte = difference_s / (large.nbytes - small.nbytes)
-    return Line(max(0.0, small.seconds - seconds_per_byte * small.nbytes), seconds_per_byte)
+    return LinearTime(max(0.0, small.seconds - seconds_per_byte * small.nbytes), seconds_per_byte)
 
 
-def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: Line) -> Machine:
+def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
     """Return the machine with equal links, one between the places of each pair of stations.
 
     A message of n bytes over any of them takes `each.latency_s + n * each.seconds_per_byte`. Where
@@ -67,8 +67,14 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: Line) -> 
     return machine.model_copy(update={"links": tuple(links)})
 
 
+def with_hosts(machine: Machine, **facts: object) -> Machine:
+    """Return the machine with these facts of each of its hosts replaced."""
+    hosts = tuple(host.model_copy(update=facts) for host in machine.hosts)
+    return machine.model_copy(update={"hosts": hosts})
+
+
 def linked_in_ring(
-    machine: Machine, stations: Sequence[Station], whole: Line, codec: str | None = None
+    machine: Machine, stations: Sequence[Station], whole: LinearTime, codec: str | None = None
 ) -> Machine:
     """Return the machine with equal links on which a ring all-reduce of all stations takes `whole`.
 
@@ -77,17 +83,13 @@ def linked_in_ring(
     """
     pairs = neighbours(stations)
     # On links of one byte a second, the bytes of the busiest are seconds.
-    unit = Ring.over(linked(machine, pairs, Line(0.0, 1.0)), stations, ()).reduction(1.0).cost
-    each = Line(whole.latency_s / unit.num_calls, whole.seconds_per_byte / unit.nbytes)
+    unit = Ring.over(linked(machine, pairs, LinearTime(0.0, 1.0)), stations, ()).reduction(1.0).cost
+    each = LinearTime(whole.latency_s / unit.num_calls, whole.seconds_per_byte / unit.nbytes)
     if codec is None:
         return linked(machine, pairs, each)
     known = wire_format(codec)
     longer = _FLOAT32_NBYTES / known.nbytes_per_value
-    encoded = linked(machine, pairs, Line(each.latency_s, longer * each.seconds_per_byte))
-    facts = {"codecs": {known.kernel: _WITHIN_LINKS}}
-    return encoded.model_copy(
-        update={
-            "hosts": tuple(host.model_copy(update=facts) for host in encoded.hosts),
-            "devices": tuple(device.model_copy(update=facts) for device in encoded.devices),
-        }
-    )
+    encoded = linked(machine, pairs, LinearTime(each.latency_s, longer * each.seconds_per_byte))
+    codecs = {known.kernel: _WITHIN_LINKS}
+    devices = tuple(device.model_copy(update={"codecs": codecs}) for device in encoded.devices)
+    return with_hosts(encoded, codecs=codecs).model_copy(update={"devices": devices})

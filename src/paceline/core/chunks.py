@@ -1,4 +1,15 @@
-"""Chunks: layers whose gradients are exchanged together (Le et al. 2018, section 4.1)."""
+"""Chunks: layers whose gradients are exchanged together, and searches for their best size.
+
+Searches run while training goes on, from the steps' times (Le et al. 2018, sections 4.1 and 4.2). A
+chunk of as many layers as there are, or more, is the same as chunks of one: a search tries sizes
+below the number of layers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import fsum, inf
+from statistics import fmean, linear_regression, median
+from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
@@ -13,3 +24,235 @@ def chunks(num_layers: int, size: int) -> list[range]:
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
     return together + [range(i, i + 1) for i in range(whole * size, num_layers)]
+
+
+_STRIDE = 3  # from one far candidate to the next
+
+
+class Trial(NamedTuple):
+    """A chunk size that was in use for an interval: seconds per step, predicted and measured.
+
+    `predicted_s` is None where nothing was predicted.
+    """
+
+    chunk: int
+    predicted_s: float | None
+    measured_s: float
+
+
+class ChunkTimes(NamedTuple):
+    """When all ranks had delivered a chunk of `nbytes` of gradients, and when its sum was there.
+
+    Both in seconds of one clock, the chunks in the order of backward.
+    """
+
+    nbytes: int
+    ready_s: float
+    summed_s: float
+
+
+class ChunkTuner(ABC):
+    """A search for the chunk size; after each `interval` steps it may choose another one.
+
+    `chunk` is the size to use now, and the result if `done`. `trials` are the sizes measured so
+    far, in that order.
+    """
+
+    def __init__(self, interval: int, chunk: int = 1) -> None:
+        if interval < 1:
+            raise ValueError(f"interval: a search looks at 1 step or more at once, not {interval}")
+        self.interval, self.chunk, self.done = interval, chunk, False
+        self._trials: list[Trial] = []
+        self._seconds: list[float] = []
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The sizes measured so far, in that order."""
+        return tuple(self._trials)
+
+    def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
+        """Record the seconds of a step with `chunk`, and the times of its chunks if known.
+
+        Once done, nothing changes any more.
+        """
+        if self.done:
+            return
+        self._seconds.append(seconds)
+        if len(self._seconds) == self.interval:
+            interval, self._seconds = self._seconds, []
+            self._judge(interval)
+
+    def _stop(self, chunk: int) -> None:
+        self.chunk, self.done = chunk, True
+
+    @abstractmethod
+    def _judge(self, seconds: Sequence[float]) -> None:
+        """Judge the interval that was recorded with `chunk`, and choose the next size."""
+
+
+class RuntimeSearch(ChunkTuner):
+    """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
+
+    It tries 1, 2, ... `step`, then on in steps of `step`, and ends when the chunk size exceeds the
+    best by `step` times `range`. Trials are mean seconds. `num_layers` are those of the model.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        step: int = 5,
+        range: int = 5,  # noqa: A002 - the paper's name
+        interval: int = 10,
+    ) -> None:
+        if num_layers < 1 or step < 1 or range < 1:
+            raise ValueError(
+                f"num_layers, step and range must be positive: {num_layers}, {step}, {range}"
+            )
+        super().__init__(interval)
+        self._num_layers, self._step, self._range = num_layers, step, range
+        self._best_chunk, self._lapse_min = 1, inf
+
+    def _judge(self, seconds: Sequence[float]) -> None:
+        """Lines 8 to 24. The last interval is run, but not looked at: line 8 comes before 13."""
+        if self.chunk >= self._best_chunk + self._step * self._range:
+            self._stop(self._best_chunk)
+            return
+        lapse = fsum(seconds)
+        self._trials.append(Trial(self.chunk, None, lapse / self.interval))
+        if lapse < self._lapse_min:
+            self._lapse_min = lapse
+            self._best_chunk = self.chunk
+        self.chunk += 1 if self.chunk < self._step else self._step
+        # The paper sets no bound, and would go on measuring what is the same as chunks of one.
+        if self.chunk >= self._num_layers:
+            self._stop(self._best_chunk)
+
+
+class PredictedSearch(ChunkTuner):
+    """Measures the size that is predicted to be best, some far from it, and the best's neighbours.
+
+    `predicted` gives seconds per step for each candidate size. The first to be measured are the
+    best of them and every third above and below it, in the order of their predictions: a
+    prediction that is wrong in its whole shape must not hide what is fast. From the fastest, by the
+    median of its interval, the search climbs: a neighbour is the next smaller or larger candidate,
+    and it ends when neither is faster. What it returns was the fastest of all its trials.
+    """
+
+    def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
+        if not predicted:
+            raise ValueError("predicted: there must be a chunk size to try")
+        self._predicted = dict(sorted(predicted.items()))
+        self._sizes = list(self._predicted)
+        if self._sizes[0] < 1:
+            raise ValueError(f"predicted: a chunk has 1 layer or more, not {self._sizes[0]}")
+        self._best = min(self._sizes, key=self._predicted.__getitem__)
+        self._far = self._sizes[self._sizes.index(self._best) % _STRIDE :: _STRIDE]
+        self._measured: dict[int, float] = {}
+        super().__init__(interval, self._best)
+
+    def _judge(self, seconds: Sequence[float]) -> None:
+        # The median, because a step that the machine held up says nothing about the size.
+        measured_s = self._measured[self.chunk] = median(seconds)
+        self._trials.append(Trial(self.chunk, self._predicted[self.chunk], measured_s))
+        if measured_s < self._measured[self._best]:
+            self._best = self.chunk
+        place = self._sizes.index(self._best)
+        neighbours = self._sizes[max(0, place - 1) : place] + self._sizes[place + 1 : place + 2]
+        for sizes in (self._far, neighbours):
+            untried = [size for size in sizes if size not in self._measured]
+            if untried:
+                self.chunk = min(untried, key=self._predicted.__getitem__)
+                return
+        self._stop(self._best)
+
+
+class LearnedSearch(PredictedSearch):
+    """Predicts from real steps, and then measures as `PredictedSearch` does.
+
+    For the first intervals every layer is a chunk of its own. When they are ready, and what
+    exchanging takes for the bytes of each, then predict a step of any other size: chunks follow one
+    another, and a step takes longer by as much as the last sum comes later. Until that is known
+    `trials` are empty.
+    """
+
+    def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
+        if min(num_layers, interval, learning) < 1:
+            raise ValueError(
+                "num_layers, interval and learning must be positive: "
+                f"{num_layers}, {interval}, {learning}"
+            )
+        super().__init__({1: 0.0}, learning)
+        self._sizes_to_predict, self._after = candidates(num_layers), interval
+        self._times: list[Sequence[ChunkTimes]] = []
+        self._is_learning = True
+        self.done = num_layers == 1
+
+    def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
+        """Record the seconds of a step with `chunk`, and the times of its chunks."""
+        if self._is_learning and times:
+            self._times.append(times)
+        super().record(seconds)
+
+    def _judge(self, seconds: Sequence[float]) -> None:
+        if not self._is_learning:
+            super()._judge(seconds)
+            return
+        self._is_learning = False
+        predicted = predict(median(seconds), self._times, self._sizes_to_predict)
+        # From here on it is the search of these predictions, and has tried nothing yet.
+        super().__init__(predicted, self._after)
+
+
+def predict(
+    step_s: float, steps: Sequence[Sequence[ChunkTimes]], sizes: Sequence[int]
+) -> dict[int, float]:
+    """Return the seconds of a step for each chunk size.
+
+    That is predicted from steps in which layers were exchanged one by one, and which took `step_s`;
+    without any all sizes are alike.
+    """
+    if not steps:
+        return dict.fromkeys(sizes, step_s)
+    layers = [
+        (
+            column[0].nbytes,
+            median(one.ready_s - step[0].ready_s for one, step in zip(column, steps, strict=True)),
+        )
+        for column in zip(*steps, strict=True)
+    ]
+    exchanges: list[tuple[float, float]] = []  # the bytes of a chunk, and seconds of its exchange
+    for step in steps:
+        before = 0.0
+        for one in step:
+            # A chunk that was ready while the one before was being summed began when that was done.
+            exchanges.append((one.nbytes, one.summed_s - max(one.ready_s, before)))
+            before = one.summed_s
+    all_nbytes, all_s = zip(*exchanges, strict=True)
+    differ = len(set(all_nbytes)) > 1
+    seconds_per_byte = max(0.0, linear_regression(all_nbytes, all_s).slope) if differ else 0.0
+    latency_s = max(0.0, fmean(all_s) - seconds_per_byte * fmean(all_nbytes))
+
+    def last_sum_s(size: int) -> float:
+        end = 0.0
+        for members in chunks(len(layers), size):
+            nbytes = sum(layers[i][0] for i in members)
+            ready_s = max(layers[i][1] for i in members)
+            end = max(end, ready_s) + latency_s + nbytes * seconds_per_byte
+        return end
+
+    alone = last_sum_s(1)
+    return {size: step_s + last_sum_s(size) - alone for size in sizes}
+
+
+def candidates(num_layers: int) -> tuple[int, ...]:
+    """Return the chunk sizes worth predicting: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that differ.
+
+    Each is at most twice the one before: the time of a step changes little between two of them.
+    """
+    if num_layers < 1:
+        raise ValueError(f"candidates: a model has 1 layer or more, not {num_layers}")
+    sizes, power = {1}, 2
+    while power < num_layers:
+        sizes |= {power, power // 2 * 3}
+        power *= 2
+    return tuple(sorted(size for size in sizes if size == 1 or size < num_layers))

@@ -11,7 +11,7 @@ one stand for those of all, and what is exchanged between them is priced on a sm
 every kind of way that the cluster has, and the cluster's number of ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from typing import Annotated, Any, Self
@@ -19,9 +19,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from paceline.core.errors import InvalidInput
-from paceline.core.facts import Fact, Name, Source
-from paceline.core.machine import Device, Flow, Hop, Host, Link, Machine, Peers, Station, Switch
-from paceline.core.units import BytesPerSecond, Seconds
+from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
+from paceline.core.machine import Device, Flow, Hop, Host, Link, Machine, RingPeers, Station, Switch
 
 _MOST_EXPANDED = 128  # workers whose every task is planned: beyond it, plans take minutes
 _KINDS = 2  # members below a switch that have the ways to each other that all members have
@@ -43,15 +42,6 @@ class Level(Fact):
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     source: Source
 
-    def link(self, member: str, switch: str) -> Link:
-        """Return the link of a member to its switch."""
-        return Link(
-            between=(member, switch),
-            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / self.oversubscription,
-            latency_s=self.latency_s,
-            source=self.source,
-        )
-
 
 class Symmetric(Machine):
     """Some nodes of a cluster that stand for `num_nodes`, all full: see above.
@@ -63,12 +53,12 @@ class Symmetric(Machine):
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the first one stands for, itself among them."""
+        """The number of hosts that the first one stands for, itself among them."""
         return self.num_nodes
 
     @property
     def num_devices(self) -> int:
-        """How many devices those of the first host stand for."""
+        """The number of devices that those of the first host stand for."""
         return self.num_nodes * len(self._representatives)
 
     @cached_property
@@ -85,13 +75,13 @@ class Symmetric(Machine):
             )
         return self._representatives
 
-    def peers(self, stations: Sequence[Station]) -> Peers:
+    def peers(self, stations: Sequence[Station]) -> RingPeers:
         """Return the devices, or the hosts, of the model, and how many there are in all.
 
         `stations` are all devices of the first host, or that host.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
-        return Peers(tuple(alike), self.num_nodes * len(stations))
+        return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> Flow:
         """Return the way to the next host of the level's ring; all below a switch share its link.
@@ -130,12 +120,12 @@ class Cluster(Machine):
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes the cluster has."""
+        """The number of nodes of the cluster."""
         return prod(level.count for level in self.levels)
 
     @property
     def num_devices(self) -> int:
-        """How many devices all nodes have."""
+        """The number of devices of all nodes."""
         return self.num_nodes * len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> Machine:
@@ -149,86 +139,69 @@ class Cluster(Machine):
                 f"workers: {workers} do not fit on cluster {self.name!r}, which has "
                 f"{self.num_nodes} nodes of {len(self.devices)} devices: 1 to {self.num_devices}"
             )
-        num_nodes = -(-workers // len(self.devices))
-        fills = num_nodes * len(self.devices) == workers
-        if symmetric and fills and num_nodes > 1:
-            return self._model(num_nodes)
-        if workers > _MOST_EXPANDED:
-            raise InvalidInput(f"workers: {self._too_many(workers, symmetric)}")
-        return self._expanded(num_nodes)
-
-    def _too_many(self, workers: int, symmetric: bool) -> str:
-        if not symmetric:
-            return (
-                f"{workers} are too many for a strategy without symmetry, each of whose tasks is "
-                f"planned; at most {_MOST_EXPANDED}"
-            )
-        fewer = workers - workers % len(self.devices)
-        return (
-            f"{workers} do not fill nodes of {len(self.devices)} devices; more than "
-            f"{_MOST_EXPANDED} have to, as {fewer} or {fewer + len(self.devices)} do"
-        )
-
-    def _expanded(self, num_nodes: int) -> Machine:
-        parts = _Parts(self, num_nodes, [level.count for level in self.levels])
-        return Machine(**self._facts(parts, num_nodes))
-
-    def _model(self, num_nodes: int) -> Machine:
-        sizes = [min(size, _KINDS) for size in self._groups(num_nodes)]
-        parts = _Parts(self, prod(sizes), sizes)
-        return Symmetric(**self._facts(parts, num_nodes), num_nodes=num_nodes)
-
-    def _facts(self, parts: "_Parts", num_nodes: int) -> dict[str, Any]:
-        """Return the fields of a machine of these parts, which stand for so many nodes."""
-        groups = self._groups(num_nodes)
-        return {
-            "name": self.name,
-            "hosts": parts.hosts,
-            "devices": parts.devices,
-            "links": parts.links,
-            "switches": parts.switches,
-            "groups": groups if prod(groups) == num_nodes else (),
-        }
-
-    def _groups(self, num_nodes: int) -> tuple[int, ...]:
-        """Return the members of the fullest switch of each level that so many nodes use."""
-        groups, members = [], num_nodes
+        node_size = len(self.devices)
+        num_nodes = -(-workers // node_size)
+        # The members of the fullest switch of each level that so many nodes use.
+        members, groups = num_nodes, []
         for level in self.levels:
             if members > 1:
                 groups.append(min(members, level.count))
                 members = -(-members // level.count)
-        return tuple(groups)
+        full = tuple(groups) if prod(groups) == num_nodes else ()
+        if symmetric and num_nodes > 1 and num_nodes * node_size == workers:
+            # Few members below each switch have all the ways to each other that there are.
+            sizes = [min(size, _KINDS) for size in groups]
+            return Symmetric(**self._nodes(prod(sizes), sizes, full), num_nodes=num_nodes)
+        if workers > _MOST_EXPANDED:
+            fewer = workers - workers % node_size
+            raise InvalidInput(
+                f"workers: {workers} do not fill nodes of {node_size} devices; more than "
+                f"{_MOST_EXPANDED} have to, as {fewer} or {fewer + node_size} do"
+                if symmetric
+                else f"workers: {workers} are too many for a strategy without symmetry, each of "
+                f"whose tasks is planned; at most {_MOST_EXPANDED}"
+            )
+        sizes = [level.count for level in self.levels]
+        return Machine(**self._nodes(num_nodes, sizes, full))
 
-
-class _Parts:
-    """Nodes of a cluster and the switches that join them, of so many members each."""
-
-    def __init__(self, cluster: Cluster, num_nodes: int, sizes: Sequence[int]) -> None:
-        self._node = cluster
-        (node,) = cluster.hosts
-        names = [f"{node.name}{i}" for i in range(num_nodes)]
-        self.hosts = tuple(node.model_copy(update={"name": name}) for name in names)
-        self.devices = tuple(
-            device.model_copy(update={"name": f"{name}.{device.name}", "host": name})
-            for name in names
-            for device in cluster.devices
-        )
-        switches = [
-            switch.model_copy(update={"name": f"{name}.{switch.name}"})
-            for name in names
-            for switch in cluster.switches
-        ]
-        links = [link for name in names for link in self._inside(name)]
-        for level, size in zip(cluster.levels, sizes, strict=False):
+    def _nodes(
+        self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
+    ) -> dict[str, Any]:
+        """Return the fields of a machine of so many nodes, `sizes` members below each switch."""
+        (host,) = self.hosts
+        names = [f"{host.name}{i}" for i in range(num_nodes)]
+        hosts, devices, switches, links = [], [], [], []
+        for node in names:
+            hosts.append(host.model_copy(update={"name": node}))
+            for device in self.devices:
+                own = {"name": f"{node}.{device.name}", "host": node}
+                devices.append(device.model_copy(update=own))
+            switches += [
+                switch.model_copy(update={"name": f"{node}.{switch.name}"})
+                for switch in self.switches
+            ]
+            for link in self.links:
+                ends = tuple(node if end == host.name else f"{node}.{end}" for end in link.between)
+                links.append(link.model_copy(update={"between": ends}))
+        for level, size in zip(self.levels, sizes, strict=False):
             if len(names) > 1:
                 above = [f"{level.name}{i}" for i in range(-(-len(names) // size))]
                 switches += [Switch(name=name, source=level.source) for name in above]
-                links += [level.link(name, above[i // size]) for i, name in enumerate(names)]
+                links += [
+                    Link(
+                        between=(name, above[i // size]),
+                        bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / level.oversubscription,
+                        latency_s=level.latency_s,
+                        source=level.source,
+                    )
+                    for i, name in enumerate(names)
+                ]
                 names = above
-        self.links, self.switches = tuple(links), tuple(switches)
-
-    def _inside(self, node: str) -> Iterator[Link]:
-        (host,) = self._node.hosts
-        for link in self._node.links:
-            one, other = (node if end == host.name else f"{node}.{end}" for end in link.between)
-            yield link.model_copy(update={"between": (one, other)})
+        return {
+            "name": self.name,
+            "hosts": tuple(hosts),
+            "devices": tuple(devices),
+            "links": tuple(links),
+            "switches": tuple(switches),
+            "groups": groups,
+        }

@@ -12,19 +12,57 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.advice import both_ways, num_decoded
-from paceline.core.calibration import Line
+from paceline.core.calibration import LinearTime
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import CodecSpeed, Station, codec_speed
-from paceline.core.plan import Cost, Kind, Resource, Task, task_name
+from paceline.core.plan import Cost, Kind, Resource, Task, TaskId
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
 from paceline.core.workload import Workload
 
 
-class Coder(NamedTuple):
-    """A worker that encodes and decodes, and what it holds meanwhile."""
+class CodecTimes(NamedTuple):
+    """Seconds of an exchange without a codec, and with it."""
+
+    plain_s: float
+    encoded_s: float
+
+
+def codec_times(
+    nbytes: int,
+    world_size: int,
+    exchange: LinearTime,
+    speed: CodecSpeed,
+    wire_format: WireFormat,
+    element_size: int = 4,
+) -> CodecTimes:
+    """Return the seconds of an all-reduce of `nbytes` of gradients, plain and encoded.
+
+    `exchange` is that of the plain one by its bytes: for a ring of n ranks 2 (n - 1) latencies of
+    the link, and 2 (n - 1) / n bytes on it for each. Encoded, every piece pays these latencies and
+    those of the codec, and each rank encodes all values and decodes 2 - 1 / n times as many.
+    Nothing of that is taken to overlap: beside backward, it is backward that loses what a codec
+    takes of the cores.
+    """
+    sizes = pieces(nbytes // element_size)
+    count = sum(sizes)
+    sent = sum(wire_format.sharded_nbytes(size, world_size) for size in sizes)
+    wire_s = len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte
+    latencies_s = len(sizes) * speed.latency_s
+    encode_s = latencies_s + count / speed.encode_values_per_s
+    decode_s = latencies_s + num_decoded(count, world_size) / speed.decode_values_per_s
+    plain_s = exchange.latency_s + nbytes * exchange.seconds_per_byte
+    return CodecTimes(plain_s, encode_s + wire_s + decode_s)
+
+
+def num_decoded(count: int, world_size: int) -> float:
+    """Return the number of values a rank decodes: its shard of all others, and all sums."""
+    return (2 - 1 / world_size) * count
+
+
+class CodecWorker(NamedTuple):
+    """A worker that encodes and decodes, and the resources it holds meanwhile."""
 
     worker: int
     encode_on: tuple[Resource, ...]
@@ -33,11 +71,11 @@ class Coder(NamedTuple):
 
 @dataclass(frozen=True)
 class Coding:
-    """How exchanges are encoded, and by whom; `chosen` says whether only where that pays."""
+    """The codec of an exchange and its workers; if `chosen`, it is used only where it pays."""
 
     wire_format: WireFormat
     speed: CodecSpeed
-    coders: tuple[Coder, ...]
+    coders: tuple[CodecWorker, ...]
     chosen: bool
 
     @classmethod
@@ -54,7 +92,7 @@ class Coding:
             latency_s=max(speed.latency_s for speed in speeds),
         )
         coders = tuple(
-            Coder(
+            CodecWorker(
                 worker,
                 codec_lanes(station, known.kernel, Kind.ENCODE),
                 codec_lanes(station, known.kernel, Kind.DECODE),
@@ -64,16 +102,17 @@ class Coding:
         return cls(known, slowest, coders, codec == AUTO)
 
     def encodes(self, ring: Ring, nbytes: int, count: int) -> bool:
-        """Return whether `count` gradients of `nbytes` are encoded."""
+        """Return True if `count` gradients of `nbytes` are encoded."""
         if not self.chosen or self.speed.is_within_links:
             return True
         latency_s = ring.seconds(0)
-        line = Line(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
-        num_ranks, element_size = ring.num_ranks, nbytes // count
-        return both_ways(nbytes, num_ranks, line, self.speed, self.wire_format, element_size).pays
+        line = LinearTime(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
+        size = nbytes // count
+        times = codec_times(nbytes, ring.num_ranks, line, self.speed, self.wire_format, size)
+        return times.encoded_s < times.plain_s
 
 
-class Piece(NamedTuple):
+class CollectivePiece(NamedTuple):
     """Values that are exchanged together, and what it costs each coder to encode and decode."""
 
     part: str
@@ -84,11 +123,12 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-reduce of some gradients; without coders they travel as they are."""
+    """A collective of all ranks; without coders values travel as they are."""
 
     kind: Kind
-    pieces: tuple[Piece, ...]
-    coders: tuple[Coder, ...]
+    pieces: tuple[CollectivePiece, ...]
+    coders: tuple[CodecWorker, ...]
+    sub_batch: int | None = None
 
     @classmethod
     def over(
@@ -99,7 +139,7 @@ class Collective:
         Where links were measured with the codec, the wire takes all the time there is.
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
-            return cls(kind, (Piece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
+            return cls(kind, (CollectivePiece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
         num_ranks, within_links = ring.num_ranks, coding.speed.is_within_links
         made = []
         for number, size in enumerate([count] if within_links else pieces(count)):
@@ -107,11 +147,11 @@ class Collective:
             name = part if within_links else f"{part}.{number}"
             encode = Cost(flops=size, num_calls=1)
             decode = Cost(flops=num_decoded(size, num_ranks), num_calls=1)
-            made.append(Piece(name, transfer, encode, decode))
+            made.append(CollectivePiece(name, transfer, encode, decode))
         return cls(kind, tuple(made), () if within_links else coding.coders)
 
-    def encodes(self, step: int, number: int, ready: str) -> Iterator[Task]:
-        """Yield what the coder of that number encodes, from when `ready` ends.
+    def encodes(self, step: int, number: int, ready: TaskId) -> Iterator[Task]:
+        """Yield the encoding tasks of the coder of that number, which wait for `ready`.
 
         They have to stand before what computes then: an encoding thread gets its share of the cores
         at once, and not after the next layer.
@@ -119,42 +159,48 @@ class Collective:
         if self.coders:
             coder = self.coders[number]
             for piece in self.pieces:
-                name = task_name(step, Kind.ENCODE, piece.part, coder.worker)
-                on, cost = coder.encode_on, piece.encode
-                yield Task(name, Kind.ENCODE, on, cost, (ready,), piece.part)
+                own = self._id(step, Kind.ENCODE, piece, coder.worker)
+                yield Task(own, coder.encode_on, piece.encode, (ready,))
 
-    def tasks(self, step: int, ready: Sequence[str], last: tuple[str, ...] = ()) -> Iterator[Task]:
+    def tasks(
+        self, step: int, ready: Sequence[TaskId], last: tuple[TaskId, ...] = ()
+    ) -> Iterator[Task]:
         """Yield the transfers, and what is decoded.
 
         The first transfer waits for `last`. Each waits for what the ranks encode of its piece or,
         where nothing is encoded, for `ready`.
         """
         before = tuple(dict.fromkeys(ready))
-        decoded: tuple[tuple[str, ...], ...] = ((),) * len(self.coders)
+        decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)
         for piece in self.pieces:
-            name, (on, cost) = task_name(step, self.kind, piece.part), piece.transfer
+            sent = self._id(step, self.kind, piece)
             if self.coders:
-                before = self._names(step, Kind.ENCODE, piece)
-            yield Task(name, self.kind, on, cost, (*last, *before), piece.part)
-            last = (name,)
-            names = self._names(step, Kind.DECODE, piece)
-            for own, coder, earlier in zip(names, self.coders, decoded, strict=True):
-                on, cost, after = coder.decode_on, piece.decode, (name, *earlier)
-                yield Task(own, Kind.DECODE, on, cost, after, piece.part)
-            decoded = tuple((own,) for own in names)
+                # The bytes of a piece are there when every rank has encoded its part.
+                before = self._ids(step, Kind.ENCODE, piece)
+            yield Task(sent, *piece.transfer, (*last, *before))
+            last = (sent,)
+            ids = self._ids(step, Kind.DECODE, piece)
+            for own, coder, earlier in zip(ids, self.coders, decoded, strict=True):
+                yield Task(own, coder.decode_on, piece.decode, (sent, *earlier))
+            decoded = tuple((own,) for own in ids)
 
-    def _names(self, step: int, kind: Kind, piece: Piece) -> tuple[str, ...]:
-        return tuple(task_name(step, kind, piece.part, coder.worker) for coder in self.coders)
+    def _id(
+        self, step: int, kind: Kind, piece: CollectivePiece, worker: int | None = None
+    ) -> TaskId:
+        return TaskId(step, kind, piece.part, worker, self.sub_batch)
 
-    def sent(self, step: int) -> str:
-        """Return the name of the last transfer."""
-        return task_name(step, self.kind, self.pieces[-1].part)
+    def _ids(self, step: int, kind: Kind, piece: CollectivePiece) -> tuple[TaskId, ...]:
+        return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
 
-    def result(self, step: int, number: int) -> str:
-        """Return the name of the task after which the ring's rank of that number has the result."""
+    def sent(self, step: int) -> TaskId:
+        """Return the last transfer."""
+        return self._id(step, self.kind, self.pieces[-1])
+
+    def result(self, step: int, number: int) -> TaskId:
+        """Return the task after which the ring's rank of that number has the result."""
         if not self.coders:
             return self.sent(step)
-        return task_name(step, Kind.DECODE, self.pieces[-1].part, self.coders[number].worker)
+        return self._id(step, Kind.DECODE, self.pieces[-1], self.coders[number].worker)
 
 
 def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:

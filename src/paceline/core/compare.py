@@ -1,81 +1,155 @@
-"""Predicted beside measured, and the rules that keep the two honest."""
+"""The parts of a step's time, predicted beside measured, and conformity to a plan."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.core.breakdown import Breakdown, breakdown
-from paceline.core.plan import Plan
-from paceline.core.timeline import Origin, Span, Timeline
+from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Plan
+from paceline.core.timeline import Interval, Timeline, intersection, length, union
 
 
 @dataclass(frozen=True)
-class Row:
-    """One quantity in seconds per step, on both sides."""
+class Breakdown:
+    """Seconds per step of one device, or the mean of all devices.
+
+    `exposed_s` is communication during which the device computes nothing; `hidden_s` runs beside
+    its computation; `idle_s` is neither. All but `hidden_s` add up to the step.
+    """
+
+    load_s: float
+    forward_s: float
+    backward_s: float
+    update_s: float
+    hidden_s: float
+    exposed_s: float
+    idle_s: float
+
+    @property
+    def communication_s(self) -> float:
+        """Communication, hidden or not."""
+        return self.hidden_s + self.exposed_s
+
+    @property
+    def compute_s(self) -> float:
+        """Loading, forward, backward and weight update."""
+        return self.load_s + self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def step_s(self) -> float:
+        """The step, which all parts but the hidden one add up to."""
+        return self.compute_s + self.exposed_s + self.idle_s
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The fields by the quantities that they hold, such as "forward"."""
+        return {name.removesuffix("_s"): value for name, value in vars(self).items()}
+
+
+def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
+    """Return each device's breakdown per step; a device is what runs forward or backward."""
+    devices = dict.fromkeys(
+        resource.owner
+        for resource, track in timeline.tracks.items()
+        if any(span.kind in COMPUTE for span in track)
+    )
+    return {device: _of_device(timeline, device) for device in devices}
+
+
+def breakdown(timeline: Timeline) -> Breakdown:
+    """Return the mean over the devices. ValueError if nothing was computed."""
+    parts = list(breakdown_by_device(timeline).values())
+    if not parts:
+        raise ValueError("the timeline has no computation")
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Breakdown(*(sum(column) / len(parts) for column in columns))
+
+
+def _of_device(timeline: Timeline, device: str) -> Breakdown:
+    """Return the breakdown of the device over the steps that `Timeline.steps_of` gives."""
+    spans = {
+        span
+        for resource, track in timeline.tracks.items()
+        if resource.owner == device
+        for span in track
+    }
+    steps = timeline.steps_of(device)
+
+    def during(*kinds: Kind) -> list[Interval]:
+        chosen = union(span for span in spans if span.kind in kinds)
+        return list(intersection(chosen, steps))
+
+    compute, exchange = during(*COMPUTE), during(*COMMUNICATION)
+    hidden = length(intersection(compute, exchange))
+    exposed = length(exchange) - hidden
+    seconds = (
+        length(during(Kind.LOAD)),
+        length(during(Kind.FORWARD)),
+        length(during(Kind.BACKWARD)),
+        length(during(Kind.STEP)),
+        hidden,
+        exposed,
+        max(0.0, length(steps) - length(compute) - exposed),
+    )
+    return Breakdown(*(total / len(steps) for total in seconds))
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One quantity in seconds per step, on both sides.
+
+    `error` is the difference as a share of the right; None if that is zero.
+    """
 
     quantity: str
     left_s: float
     right_s: float
-
-    @property
-    def error(self) -> float | None:
-        """How far the left is from the right, as a share of the right; None if that is zero."""
-        return (self.left_s - self.right_s) / self.right_s if self.right_s else None
+    error: float | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two timelines side by side: the step first, then where its time goes."""
+    """Two timelines side by side: the step first, then where its time goes.
 
-    left: Origin
-    right: Origin
-    rows: tuple[Row, ...]
+    `left` and `right` say what they are, such as "predicted".
+    """
 
-    @property
-    def step(self) -> Row:
-        """The whole step."""
-        return self.rows[0]
+    left: str
+    right: str
+    rows: tuple[ComparisonRow, ...]
 
 
 def compare(left: Timeline, right: Timeline) -> Comparison:
     """Lay the typical steps of two timelines side by side, usually predicted and measured."""
-    rows = [Row("step", left.typical_step_s(), right.typical_step_s())]
-    one, other = breakdown(left), breakdown(right)
-    for field in fields(Breakdown):
-        quantity = field.name.removesuffix("_s")
-        rows.append(Row(quantity, getattr(one, field.name), getattr(other, field.name)))
+    one = {"step": left.typical_step_s()} | breakdown(left).seconds
+    other = {"step": right.typical_step_s()} | breakdown(right).seconds
+    rows = (
+        ComparisonRow(name, one[name], end_s, (one[name] - end_s) / end_s if end_s else None)
+        for name, end_s in other.items()
+    )
     return Comparison(left.origin, right.origin, tuple(rows))
 
 
 def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
     """Return all ways in which a timeline breaks its plan; an empty list is conformity.
 
-    The rules: the same names, no child before its parents end, no overlap on a resource. `slack_s`
+    The rules: the same tasks, no child before its parents end, no overlap on a resource. `slack_s`
     is how far clocks may disagree: marks of one process lie microseconds apart, and the offset of
     another machine's clock is only known to its error.
     """
-    spans = {span.name: span for span in timeline.spans}
-    faults = [f"{name}: planned, but not in the timeline" for name in plan.index.keys() - spans]
-    faults += [f"{name}: in the timeline, but not planned" for name in spans.keys() - plan.index]
+    spans = {span.id: span for span in timeline.spans}
+    planned = {task.id for task in plan.tasks}
+    faults = [f"{one.name}: planned, but not in the timeline" for one in planned - spans.keys()]
+    faults += [f"{one.name}: in the timeline, but not planned" for one in spans.keys() - planned]
     if len(spans) < len(timeline.spans):
         faults.append(f"{len(timeline.spans) - len(spans)} spans have the name of another")
-    faults += _early_children(plan, spans, slack_s)
-    faults += _overlaps(timeline, slack_s)
-    return sorted(faults)
-
-
-def _early_children(plan: Plan, spans: dict[str, Span], slack_s: float) -> Iterator[str]:
     for task in plan.tasks:
-        for name in task.after:
-            child, parent = spans.get(task.name), spans.get(name)
+        for before in task.after:
+            child, parent = spans.get(task.id), spans.get(before)
             if child and parent and child.start_s < parent.end_s - slack_s:
                 early = parent.end_s - child.start_s
-                yield f"{task.name}: starts {early:.3g} s before {name} ends"
-
-
-def _overlaps(timeline: Timeline, slack_s: float) -> Iterator[str]:
+                faults.append(f"{task.name}: starts {early:.3g} s before {before.name} ends")
     for resource, track in timeline.tracks.items():
-        for earlier, later in pairwise(track):
-            if later.start_s < earlier.end_s - slack_s:
-                overlap = earlier.end_s - later.start_s
-                yield f"{resource}: {earlier.name} and {later.name} overlap by {overlap:.3g} s"
+        for one, other in pairwise(track):
+            if other.start_s < one.end_s - slack_s:
+                overlap = one.end_s - other.start_s
+                faults.append(f"{resource}: {one.name} and {other.name} overlap by {overlap:.3g} s")
+    return sorted(faults)

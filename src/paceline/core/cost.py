@@ -1,28 +1,27 @@
-"""Cost models: what a task costs in seconds."""
+"""Cost models: the seconds that tasks take, and those of each layer on a device."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum, inf
+from typing import NamedTuple, Protocol
 
-from paceline.core.machine import Device, Host, Machine
-from paceline.core.plan import Cost, Kind, Resource, Task
+from paceline.core.machine import Device, DeviceKind, Machine, Station
+from paceline.core.plan import Cost, Kind, Lane, PriceKey, Resource, Task, TaskId
 from paceline.core.wire_format import Kernel
-
-_COMPUTE, _WIRE, _MEMORY, _REDUCE = "compute", "wire", "memory", "reduce"
+from paceline.core.workload import Workload
 
 
 class CostModel(Protocol):
     """Prices tasks by their kind, part, resources and cost: tasks equal in these cost the same."""
 
     def seconds(self, task: Task) -> float:
-        """Return how long the task holds its resources."""
+        """Return the seconds for which the task holds its resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a resource works: flops and bytes in parallel, each call's latency before them.
+    """The speed of a resource: flops and bytes in parallel, each call's latency before them.
 
     Each synchronisation with the host follows them.
     """
@@ -43,60 +42,40 @@ class Rate:
 
 def compute_lane(device: str) -> Resource:
     """Return the lane on which a device computes."""
-    return Resource(device, _COMPUTE)
+    return Resource(device, Lane.COMPUTE)
 
 
 def exchange_lane(owner: str) -> Resource:
     """Return the lane on which a device's, or a host's, exchanges follow one another."""
-    return Resource(owner, "exchange")
-
-
-def upload_lane(device: str) -> Resource:
-    """Return the lane on which what a device sends to a server follows one another."""
-    return Resource(device, "upload")
-
-
-def download_lane(device: str) -> Resource:
-    """Return the lane on which what a device gets from a server follows one another."""
-    return Resource(device, "download")
-
-
-def d2h_lane(gpu: str) -> Resource:
-    """Return the lane on which a GPU's copies to its host follow one another."""
-    return Resource(gpu, "d2h")
-
-
-def h2d_lane(gpu: str) -> Resource:
-    """Return the lane on which a GPU's copies from its host follow one another."""
-    return Resource(gpu, "h2d")
-
-
-def reduce_lane(host: str) -> Resource:
-    """Return the lane on which a host's sums of gradients follow one another."""
-    return Resource(host, _REDUCE)
+    return Resource(owner, Lane.EXCHANGE)
 
 
 def link_lane(source: str, target: str) -> Resource:
     """Return one direction of a link."""
-    return Resource(f"{source}->{target}", _WIRE)
+    return Resource(f"{source}->{target}", Lane.WIRE)
 
 
 def copy_lanes(device: Device) -> tuple[Resource, ...]:
-    """Return what a device holds while it only copies or adds.
+    """Return the resources that a device holds while it only copies or adds.
 
     Cores then are as fast as their host's memory, and not as they are in layers.
     """
     lane = compute_lane(device.name)
-    return (lane,) if device.kind == "gpu" else (lane, Resource(device.name, _MEMORY))
+    return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
 
 
-def codec_lanes(station: Device | Host, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
-    """Return what a device, or the cores of a host of GPUs, hold while they encode or decode.
+def core_lanes(devices: Sequence[Device]) -> list[Resource]:
+    """Return the compute lanes of those devices that are CPU cores."""
+    return [compute_lane(device.name) for device in devices if device.kind == DeviceKind.CPU]
+
+
+def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
+    """Return the resources of a device, or a host of GPUs, while it encodes or decodes.
 
     What a device encodes with is what it computes with. `Cost.flops` are the values, and
     `Cost.num_calls` the pieces.
     """
-    lane = Resource(station.name, f"{kind.value} {kernel}")
+    lane = Resource(station.name, Lane(f"{kind} {kernel}"))
     return (compute_lane(station.name), lane) if isinstance(station, Device) else (lane,)
 
 
@@ -116,16 +95,31 @@ class Roofline:
     @classmethod
     def of(cls, machine: Machine) -> "Roofline":
         """Return the model of a machine's hosts, devices and links."""
-        rates = {
-            reduce_lane(host.name): Rate(
+        rates = {}
+        for host in machine.hosts:
+            rates[Resource(host.name, Lane.REDUCE)] = Rate(
                 nbytes_per_s=host.memory_bandwidth_bytes_per_s, call_latency_s=host.reduce_latency_s
             )
-            for host in machine.hosts
-        }
-        for host in machine.hosts:
-            rates |= _codec_rates_of(host)
         for device in machine.devices:
-            rates |= _rates_of(device, machine) | _codec_rates_of(device)
+            computing, *memory = copy_lanes(device)
+            rates[computing] = Rate(
+                device.flops_per_s,
+                device.memory_bandwidth_bytes_per_s,
+                device.call_latency_s,
+                device.call_latency_s if device.sync_latency_s is None else device.sync_latency_s,
+            )
+            for lane in memory:  # of a GPU none: it copies in its own
+                nbytes_per_s = machine.host_of(device).memory_bandwidth_bytes_per_s
+                rates[lane] = Rate(nbytes_per_s=nbytes_per_s)
+        stations: list[Station] = [*machine.hosts, *machine.devices]
+        for station in stations:
+            for kernel, speed in station.codecs.items():
+                for kind, values_per_s in (
+                    (Kind.ENCODE, speed.encode_values_per_s),
+                    (Kind.DECODE, speed.decode_values_per_s),
+                ):
+                    rate = Rate(flops_per_s=values_per_s, call_latency_s=speed.latency_s)
+                    rates[codec_lanes(station, kernel, kind)[-1]] = rate
         for link in machine.links:
             one, other = link.between
             rate = Rate(nbytes_per_s=link.bandwidth_bytes_per_s, call_latency_s=link.latency_s)
@@ -133,59 +127,111 @@ class Roofline:
         return cls(rates)
 
     def seconds(self, task: Task) -> float:
-        """Return how long the task holds its resources."""
+        """Return the seconds for which the task holds its resources."""
         held = [resource for resource in task.on if resource in self.rates]
         if not held:
             raise ValueError(f"{task.name}: none of {[str(r) for r in task.on]} has a rate")
-        links = [self.rates[resource] for resource in held if resource.lane == _WIRE]
+        links = [self.rates[resource] for resource in held if resource.lane is Lane.WIRE]
         if links:
+            # Hops pipeline the bytes of a message: the slowest sets the pace, latencies add up.
             work_s = max(rate.work_s(task.cost) for rate in links)
             return work_s + sum(rate.latency_s(task.cost) for rate in links)
-        beside = [resource for resource in held if resource.lane != _COMPUTE]
+        # Beside a memory or a codec a device is only held: the bytes are not those of a layer.
+        beside = [resource for resource in held if resource.lane is not Lane.COMPUTE]
         rates = [self.rates[resource] for resource in beside or held]
         return max(rate.work_s(task.cost) + rate.latency_s(task.cost) for rate in rates)
 
 
-def _rates_of(device: Device, machine: Machine) -> dict[Resource, Rate]:
-    sync_s = device.call_latency_s if device.sync_latency_s is None else device.sync_latency_s
-    computing = Rate(
-        device.flops_per_s, device.memory_bandwidth_bytes_per_s, device.call_latency_s, sync_s
-    )
-    memory = Rate(nbytes_per_s=machine.host_of(device).memory_bandwidth_bytes_per_s)
-    rates = {lane: memory for lane in copy_lanes(device) if lane.lane == _MEMORY}
-    return rates | {compute_lane(device.name): computing}
-
-
-def _codec_rates_of(station: Device | Host) -> dict[Resource, Rate]:
-    rates = {}
-    for kernel, speed in station.codecs.items():
-        for kind, values_per_s in (
-            (Kind.ENCODE, speed.encode_values_per_s),
-            (Kind.DECODE, speed.decode_values_per_s),
-        ):
-            rates[codec_lanes(station, kernel, kind)[-1]] = Rate(
-                flops_per_s=values_per_s, call_latency_s=speed.latency_s
-            )
-    return rates
-
-
 @dataclass(frozen=True)
 class Measured:
-    """Prices from a profile: (owner of the first resource, kind, part) -> seconds.
+    """Prices from a profile, in seconds.
 
     What was not measured is priced by `otherwise`. So are synchronisations, which are the plan's
     addition to the work that was measured.
     """
 
-    durations: Mapping[tuple[str, Kind, str], float]
+    durations: Mapping[PriceKey, float]
     otherwise: CostModel = field(default_factory=lambda: Roofline({}))
 
     def seconds(self, task: Task) -> float:
         """Return the measured time of this work on this device."""
-        measured = self.durations.get((task.on[0].owner, task.kind, task.part))
+        measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)
         if task.cost.num_syncs:
-            alone = replace(task, cost=Cost(num_syncs=task.cost.num_syncs))
+            alone = task._replace(cost=Cost(num_syncs=task.cost.num_syncs))
             measured += self.otherwise.seconds(alone)
         return measured
+
+
+class Totals(NamedTuple):
+    """Seconds of a step's phases, as papers and profiles give them; None where unknown."""
+
+    forward_s: float | None = None
+    backward_s: float | None = None
+    update_s: float | None = None
+
+
+UNSCALED = Totals()
+
+
+class LayerTimes(NamedTuple):
+    """Seconds of each layer, both ways in forward order, and of the weight update."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    update_s: float
+
+
+def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> LayerTimes:
+    """Return the seconds of each layer on a device of that rate, priced as `Roofline` does.
+
+    Where a phase has a total, its layers keep their proportions and are scaled to it. A device's
+    rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. ValueError for a negative
+    total, and for a phase that costs nothing but should take time.
+    """
+    lane = compute_lane(workload.name)
+    roofline = Roofline({lane: rate})
+
+    def seconds(kind: Kind, costs: Iterable[Cost], total_s: float | None) -> tuple[float, ...]:
+        times = [roofline.seconds(Task(TaskId(0, kind), (lane,), cost)) for cost in costs]
+        if total_s is None:
+            return tuple(times)
+        phase, now_s = "update" if kind is Kind.STEP else kind, fsum(times)
+        if total_s < 0:
+            raise ValueError(f"{phase}: a phase cannot take {total_s} s")
+        if not now_s and total_s:
+            raise ValueError(
+                f"{phase}: {total_s} s cannot be shared among layers that cost nothing at this rate"
+            )
+        return tuple(time * total_s / now_s if now_s else 0.0 for time in times)
+
+    layers = workload.layers
+    return LayerTimes(
+        seconds(Kind.FORWARD, (layer.forward for layer in layers), totals.forward_s),
+        seconds(Kind.BACKWARD, (layer.backward for layer in layers), totals.backward_s),
+        *seconds(Kind.STEP, [update_cost(workload)], totals.update_s),
+    )
+
+
+def update_cost(workload: Workload) -> Cost:
+    """Return the work of a weight update: momentum SGD reads three values and writes two."""
+    num_tensors = sum(len(layer.parameters) for layer in workload.layers)
+    return Cost(4 * workload.num_parameters, 5 * workload.gradient_nbytes, 2 * num_tensors)
+
+
+@dataclass(frozen=True)
+class PacedDevice:
+    """The device that a rehearsal's layers are paced as, with totals of phases if they are known.
+
+    `label` names it as in "paced as k40-gigabit/gpu0".
+    """
+
+    label: str
+    rate: Rate
+    kind: DeviceKind
+    totals: Totals = UNSCALED
+
+    def times(self, workload: Workload) -> LayerTimes:
+        """Return the seconds of each layer of a worker's part of a step on the device."""
+        return layer_times(workload, self.rate, self.totals)

@@ -31,3 +31,9 @@ class StepDiscarded(PacelineError):
 
 class NonFinite(PacelineError):
     """Gradients that are NaN or infinite on some rank, which no codec carries."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the error's type and the first line of its text, as in "KeyError: 'x'"."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

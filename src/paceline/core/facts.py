@@ -1,8 +1,11 @@
-"""What all facts about hardware have in common."""
+"""Facts about hardware, and their quantities with units: "1 Gbit/s", "24 GiB", "50 us"."""
 
+import re
+from collections.abc import Callable
+from math import isinf
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$", examples=["gpu0"])]
 Source = Annotated[
@@ -11,6 +14,57 @@ Source = Annotated[
 
 
 class Fact(BaseModel):
-    """Something known of a machine: it never changes, and has no fields that nobody asked for."""
+    """A fact about a machine: immutable, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+_BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+_BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _DECIMAL.items()}
+_BYTES_PER_S = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
+_FLOPS_PER_S = {f"{prefix}flop/s": factor for prefix, factor in _DECIMAL.items()}
+_VALUES_PER_S = {f"{prefix}value/s": factor for prefix, factor in _DECIMAL.items()}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def parse_quantity(text: object, units: dict[str, float], example: str) -> float:
+    """Return the quantity in base units; plain numbers are in base units already.
+
+    Raises ValueError, which says what is wrong and shows a valid example.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        return float(text)
+    match = _QUANTITY.fullmatch(str(text).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity; write for example {example!r}")
+    number, unit = match.groups()
+    if unit not in units:
+        raise ValueError(f"unknown unit {unit!r} in {text!r}; known: {', '.join(units)}")
+    try:
+        quantity = float(number) * units[unit]
+    except ValueError:
+        raise ValueError(f"{number!r} is not a number; write for example {example!r}") from None
+    if isinf(quantity):
+        raise ValueError(f"{number!r} is too large a number; write for example {example!r}")
+    return quantity
+
+
+def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
+    return lambda text: parse_quantity(text, units, example)
+
+
+Bytes = Annotated[float, BeforeValidator(_parser(_BYTES, "24 GiB")), Field(examples=["24 GiB"])]
+BytesPerSecond = Annotated[
+    float, BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")), Field(examples=["1 Gbit/s"])
+]
+FlopsPerSecond = Annotated[
+    float, BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s")), Field(examples=["9.3 Tflop/s"])
+]
+ValuesPerSecond = Annotated[
+    float, BeforeValidator(_parser(_VALUES_PER_S, "1.6 Gvalue/s")), Field(examples=["1.6 Gvalue/s"])
+]
+Seconds = Annotated[float, BeforeValidator(_parser(_SECONDS, "50 us")), Field(examples=["50 us"])]

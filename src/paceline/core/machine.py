@@ -1,48 +1,227 @@
-"""A machine: everything that a plan may run on, and the ways between."""
+"""A machine: its hosts, devices and switches, and the routes over the links between them."""
 
+import heapq
+import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from paceline.core.errors import InvalidInput
-from paceline.core.facts import Fact, Name
-from paceline.core.network import Hop, Link, Network
-from paceline.core.stations import (
-    CodecSpeed,
-    Device,
-    Host,
-    Station,
-    Switch,
-    codec_speed,
-    place_of,
+from paceline.core.facts import (
+    Bytes,
+    BytesPerSecond,
+    Fact,
+    FlopsPerSecond,
+    Name,
+    Seconds,
+    Source,
+    ValuesPerSecond,
 )
+from paceline.core.wire_format import Kernel, WireFormat
 
-__all__ = [
-    "CodecSpeed",
-    "Device",
-    "Flow",
-    "Hop",
-    "Host",
-    "Link",
-    "Machine",
-    "Peers",
-    "Station",
-    "Switch",
-    "codec_speed",
-    "place_of",
-]
+
+class Link(Fact):
+    """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
+
+    Between a host and itself it is what processes on that host exchange messages through. There the
+    processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
+    meanwhile.
+    """
+
+    between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
+    bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
+    latency_s: Annotated[Seconds, Field(ge=0)]
+    uses_cores: bool = False
+    source: Source
+
+    def __hash__(self) -> int:
+        return hash(self.between)
+
+    @property
+    def name(self) -> str:
+        """The two ends, joined."""
+        return "--".join(self.between)
+
+
+class Hop(NamedTuple):
+    """A link taken in one direction."""
+
+    source: str
+    target: str
+    link: Link
+
+
+class Network:
+    """Links by their ends. A route is searched once, however many messages take it."""
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self._within: dict[str, Link] = {}
+        self._hops: dict[str, list[Hop]] = {}
+        self._routes: dict[tuple[str, str], tuple[Hop, ...] | None] = {}
+        for link in links:
+            one, other = link.between
+            if one == other:
+                self._within.setdefault(one, link)
+            else:
+                self._hops.setdefault(one, []).append(Hop(one, other, link))
+                self._hops.setdefault(other, []).append(Hop(other, one, link))
+
+    @property
+    def linked(self) -> Collection[str]:
+        """The places that have a link with another one."""
+        return self._hops.keys()
+
+    def within(self, place: str) -> Link | None:
+        """Return the link of a place with itself."""
+        return self._within.get(place)
+
+    def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
+        """Return the route of the fewest hops between two places, the widest of these, or None."""
+        if (start, goal) in self._routes:
+            return self._routes[start, goal]
+        heap: list[tuple[int, float, int, str, tuple[Hop, ...]]] = [(0, 0.0, 0, start, ())]
+        sequence = itertools.count(1)  # so that equally good routes keep the order of the links
+        visited: set[str] = set()
+        found = None
+        while heap:
+            num_hops, seconds_per_byte, _, place, route = heapq.heappop(heap)
+            if place == goal:
+                found = route
+                break
+            if place in visited:
+                continue
+            visited.add(place)
+            for hop in self._hops.get(place, ()):
+                slower = max(seconds_per_byte, 1 / hop.link.bandwidth_bytes_per_s)
+                entry = (num_hops + 1, slower, next(sequence), hop.target, (*route, hop))
+                heapq.heappush(heap, entry)
+        self._routes[start, goal] = found
+        return found
+
+    def reached_from(self, start: str) -> set[str]:
+        """Return all places that can be reached, and the start itself."""
+        reached, waiting = {start}, [start]
+        while waiting:
+            for hop in self._hops.get(waiting.pop(), ()):
+                if hop.target not in reached:
+                    reached.add(hop.target)
+                    waiting.append(hop.target)
+        return reached
+
+
+class CodecSpeed(Fact):
+    """Values a second of codecs with one kernel, by all cores of a device together.
+
+    Decoding counts values that are added to others too, at what both reach on average. `latency_s`
+    is paid for each piece that is encoded, and again when it is decoded: for buffers, and for
+    threads that hand it on. Where both speeds are infinite, links were measured with the codec, and
+    their times contain it.
+    """
+
+    encode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
+    decode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
+    latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
+
+    @property
+    def is_within_links(self) -> bool:
+        """True if the times of links contain those of encoding and decoding."""
+        return self.encode_values_per_s == self.decode_values_per_s == inf
+
+
+class Host(Fact):
+    """A computer: its cores and its memory.
+
+    `memory_bandwidth_bytes_per_s` is what copies and sums in memory reach, reads and writes both
+    counted. `reduce_latency_s` is paid for each sum that the host makes of its ranks' gradients:
+    from when the last of them is there, through all signals, until the ranks know of the result.
+    `codecs` is how fast its cores are at what it has summed for GPUs.
+    """
+
+    name: Annotated[Name, Field(examples=["host0"])]
+    cores: Annotated[int, Field(gt=0, examples=[16])]
+    memory_bytes: Annotated[Bytes, Field(gt=0)]
+    memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
+    reduce_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    codecs: dict[Kernel, CodecSpeed] = Field(default_factory=dict)
+    source: Source
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class DeviceKind(StrEnum):
+    """The kind of a device: the cores of a host, or a GPU."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Device(Fact):
+    """The device of one worker: a GPU, or the cores of a host that it is pinned to.
+
+    `flops_per_s` and `memory_bandwidth_bytes_per_s` are what layers reach, not what a data sheet
+    promises; `call_latency_s` is paid once for each operation. `sync_latency_s` is what a GPU loses
+    each time that backward has to tell its host how far it is, by default as much as for a call.
+    `codecs` is how fast it encodes and decodes gradients, by the kernel that does it.
+    """
+
+    name: Name
+    host: Annotated[Name, Field(examples=["host0"])]
+    kind: Annotated[DeviceKind, Field(examples=["gpu"])]
+    flops_per_s: Annotated[FlopsPerSecond, Field(gt=0)]
+    memory_bytes: Annotated[Bytes, Field(gt=0)]
+    memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
+    call_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    sync_latency_s: Annotated[Seconds, Field(ge=0)] | None = None
+    codecs: dict[Kernel, CodecSpeed] = Field(default_factory=dict)
+    source: Source
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Switch(Fact):
+    """A point where links meet, and nothing is computed."""
+
+    name: Name
+    source: Source
+
+
+Station = Device | Host
+
+
+def place_of(station: Station) -> str:
+    """Return the name under which links know a host or a device."""
+    if isinstance(station, Device) and station.kind == DeviceKind.CPU:
+        return station.host
+    return station.name
+
+
+def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
+    """Return the speed of a device or host with a codec; raises InvalidInput if it is unknown."""
+    kernel = wire_format.kernel
+    if kernel not in station.codecs:
+        what = "device" if isinstance(station, Device) else "host"
+        raise InvalidInput(
+            f"codec: {wire_format.name!r} cannot be planned, because nothing says how fast {what} "
+            f"{station.name!r} is with kernel {kernel!r}: a machine file says it in "
+            f"{what}s.codecs.{kernel}, by encode_values_per_s and decode_values_per_s"
+        )
+    return station.codecs[kernel]
+
 
 _MOST_LISTED = 12  # names in a message
 
 
-class Peers(NamedTuple):
-    """All `num_ranks` of a ring. Between neighbours of `stations` are all its ways.
+class RingPeers(NamedTuple):
+    """All `num_ranks` of a ring; its routes are those between neighbours of `stations`.
 
-    A way that many pairs of neighbours have the like of may stand there once.
+    A route that many pairs of neighbours have alike may stand there once.
     """
 
     stations: tuple[Station, ...]
@@ -50,14 +229,14 @@ class Peers(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """A way, and how many messages take each of its hops at once."""
+    """A route, and the number of messages on each of its hops at once."""
 
     route: tuple[Hop, ...]
     load: Mapping[Hop, int]
 
 
 class Machine(Fact):
-    """Everything that a plan may run on. The order of the devices is the order of the ranks.
+    """The hosts, devices and links of a plan. The order of devices is that of the ranks.
 
     `groups` says how many hosts, in their order, form a group, how many groups a larger one, and so
     on: hierarchical exchanges go group by group. Their product is the number of hosts.
@@ -71,7 +250,7 @@ class Machine(Fact):
     groups: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
     @model_validator(mode="after")
-    def _names_resolve(self) -> Self:
+    def _is_consistent(self) -> Self:
         hosts = {host.name for host in self.hosts}
         stations: tuple[Station | Switch, ...] = (*self.hosts, *self.devices, *self.switches)
         count = Counter(station.name for station in stations)
@@ -90,10 +269,6 @@ class Machine(Fact):
                         f"links.{link.name}.between: nothing is called {end!r}; "
                         f"known: {_listed(count)}"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_hold_all_hosts(self) -> Self:
         if self.groups and prod(self.groups) != self.num_hosts:
             raise ValueError(
                 f"groups: {list(self.groups)} hold {prod(self.groups)} hosts; "
@@ -110,12 +285,12 @@ class Machine(Fact):
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return len(self.hosts)
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are: the most workers that find one each."""
+        """The number of devices: the most workers that have one each."""
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
@@ -135,9 +310,9 @@ class Machine(Fact):
             )
         return self.devices[:workers]
 
-    def peers(self, stations: Sequence[Station]) -> Peers:
+    def peers(self, stations: Sequence[Station]) -> RingPeers:
         """Return all stations that these stand for: themselves."""
-        return Peers(tuple(stations), len(stations))
+        return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> Flow:
         """Return the way from the first host to the next one of its ring in the groups of a level.
@@ -162,35 +337,28 @@ class Machine(Fact):
 
     @cached_property
     def network(self) -> Network:
-        """The links, and the ways over them."""
+        """The links, and the routes over them."""
         return Network(self.links)
 
-    def link_within(self, place: str) -> Link | None:
-        """Return what processes on a host exchange messages through, if that is known."""
-        return self.network.within(place)
-
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
-        """Return the way with the fewest hops, the wider one where two are equal.
+        """Return the route with the fewest hops, the wider one where two are equal.
 
         The cores of a host stand where their host stands; two of them use the host's link with
-        itself. InvalidInput if there is no way.
+        itself. InvalidInput if there is no route.
         """
         start, goal = place_of(source), place_of(target)
-        if start == goal:
-            return (self._hop_within(start),)
-        way = self.network.way(start, goal)
-        if way is None:
-            raise InvalidInput(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
-        return way
-
-    def _hop_within(self, place: str) -> Hop:
-        link = self.link_within(place)
+        if start != goal:
+            way = self.network.route(start, goal)
+            if way is None:
+                raise InvalidInput(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
+            return way
+        link = self.network.within(start)
         if link is None:
             raise InvalidInput(
-                f"machine {self.name}: two workers on {place!r} need a link between "
-                f"[{place!r}, {place!r}], through which its processes exchange messages"
+                f"machine {self.name}: two workers on {start!r} need a link between "
+                f"[{start!r}, {start!r}], through which its processes exchange messages"
             )
-        return Hop(place, place, link)
+        return (Hop(start, start, link),)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -1,21 +1,19 @@
-"""Tasks and plans: what one window of training does, on what, and in which order."""
+"""Tasks and plans: what one window of training does, on which resources, and in which order."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
-from operator import attrgetter
-from typing import Any, NamedTuple, Self, TypeVar
+from itertools import chain, count, repeat
+from typing import Any, NamedTuple, Self
 
-from paceline.core.workload import Cost
-
-__all__ = ["COMMUNICATION", "COMPUTE", "Cost", "Kind", "Plan", "Resource", "Task", "task_name"]
-
-_T = TypeVar("_T")
+from paceline.core.workload import Cost as Cost
 
 
 class Kind(StrEnum):
-    """What a task does."""
+    """The kind of work that a task does."""
 
     LOAD = "load"
     FORWARD = "forward"
@@ -33,97 +31,187 @@ COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP})
 COMMUNICATION = frozenset(Kind) - COMPUTE
 
 
+class Lane(StrEnum):
+    """A part of a device, host or link that does one task at a time."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"  # of a CPU device, held while it copies or adds
+    EXCHANGE = "exchange"
+    UPLOAD = "upload"  # to a parameter server
+    DOWNLOAD = "download"
+    D2H = "d2h"  # copy engines of a GPU
+    H2D = "h2d"
+    REDUCE = "reduce"  # sums in a host's memory
+    NETWORK = "network"  # of a device that waits for what its host exchanges
+    WIRE = "wire"  # one direction of a link
+    ISSUE = "issue"  # the thread that issues kernels
+    ENCODE_EIGHTBIT = "encode eightbit"
+    DECODE_EIGHTBIT = "decode eightbit"
+    ENCODE_CAST = "encode cast"
+    DECODE_CAST = "decode cast"
+    ENCODE_ONEBIT = "encode onebit"
+    DECODE_ONEBIT = "decode onebit"
+
+
 class Resource(NamedTuple):
-    """One thing that does one task at a time: a lane of a device, or a direction of a link."""
+    """A lane of a device, host or link; `owner` is its name."""
 
     owner: str
-    lane: str
+    lane: Lane
 
     def __str__(self) -> str:
         return f"{self.owner}/{self.lane}"
 
 
-def task_name(step: int, kind: Kind, part: str = "", worker: int | None = None) -> str:
-    """Return the stable name that a task has in the plan and its span has in every recording.
+class TaskId(NamedTuple):
+    """The identity of a task: the same in the plan and in every recording.
 
-    A task without a worker is a collective: all ranks record it under the one name.
+    `worker` is None for a collective, which all ranks record under one identity. `part` is the
+    layer, bucket, chunk or message; `sub_batch` the number of the sub-batch of a split layer.
     """
-    inside = f"[{part}]" if part else ""
-    where = "" if worker is None else f"@worker{worker}"
-    return f"s{step}/{kind}{inside}{where}"
+
+    step: int
+    kind: Kind
+    part: str = ""
+    worker: int | None = None
+    sub_batch: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The identity as people read it, such as "s0/d2h[3]@worker0"."""
+        number = "" if self.sub_batch is None else f"/{self.sub_batch}"
+        inside = f"[{self.part}{number}]" if self.part or number else ""
+        where = "" if self.worker is None else f"@worker{self.worker}"
+        return f"s{self.step}/{self.kind}{inside}{where}"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class PriceKey(NamedTuple):
+    """The key of a measured duration: the owner of a task's first resource, and the work."""
+
+    owner: str
+    kind: Kind
+    part: str = ""
+    sub_batch: int | None = None
+
+
+class Task(NamedTuple):
     """A piece of work that holds all of `on` while it runs, and starts when all `after` ended.
 
-    `part` is the layer, bucket or chunk that it works on; measured prices are looked up by it.
+    Its kind, step, part, worker and sub-batch are fields of its identity, which the tasks that wait
+    for it hold, too: a wide plan has millions. `num_samples` is the size of an asynchronous
+    worker's batch; 0 where the plan does not say.
     """
 
-    name: str
-    kind: Kind
+    id: TaskId
     on: tuple[Resource, ...]
-    cost: Cost = field(default_factory=Cost)
-    after: tuple[str, ...] = ()
-    part: str = ""
+    cost: Cost = Cost()
+    after: tuple[TaskId, ...] = ()
+    num_samples: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of work."""
+        return self.id.kind
+
+    @property
+    def step(self) -> int:
+        """The step that it belongs to."""
+        return self.id.step
+
+    @property
+    def part(self) -> str:
+        """The layer, bucket, chunk or message that it works on."""
+        return self.id.part
+
+    @property
+    def worker(self) -> int | None:
+        """The worker, or None for a collective."""
+        return self.id.worker
+
+    @property
+    def sub_batch(self) -> int | None:
+        """The number of the sub-batch, if it works on one."""
+        return self.id.sub_batch
+
+    @property
+    def name(self) -> str:
+        """The identity as people read it."""
+        return self.id.name
+
+    @property
+    def price_key(self) -> PriceKey:
+        """The key of its measured duration."""
+        return PriceKey(self.on[0].owner, self.id.kind, self.id.part, self.id.sub_batch)
 
 
 class Plan:
     """A validated tuple of tasks, in issue order.
 
     Tasks may only wait for earlier ones, so that a plan is acyclic by construction. Raises
-    ValueError for a name that stands twice, an unknown or later name in `after`, and a task on
+    ValueError for an identity that stands twice, an unknown or later one in `after`, and a task on
     nothing.
 
-    What a scheduler asks for is numbers: `children` are those of the tasks that wait for each task,
-    `num_parents` counts what it waits for itself, and `held` numbers the resources it holds.
+    The scheduler works on integer arrays: `children` are the places of the tasks that wait for each
+    task, `num_parents` counts what it waits for itself, `held` numbers the resources it holds.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self._made = tuple(tasks)
         self._repeats = 0
-        self._index: dict[str, int] = {}
-        children: list[list[int] | tuple[()]] = []  # most tasks of a wide plan have none
+        with _without_collection():
+            self._made = tuple(tasks)
+            self._link()
+
+    def _link(self) -> None:
+        """Check the tasks that were made, and number what each waits for."""
+        place: dict[TaskId, int] = {}
+        # Most tasks of a wide plan have one child or none: a tuple of those is smaller than a list.
+        children: list[list[int] | tuple[int, ...]] = []
         self.num_parents: list[int] = []
-        for i, task in enumerate(self._made):
-            for name in task.after:
-                parent = self._parent(task, name)
+        for i, (own, on, _, after, _) in enumerate(self._made):
+            for before in after:
+                parent = place.get(before)
+                if parent is None:
+                    raise ValueError(
+                        f"{own.name}: waits for {before.name!r}, which is no earlier task"
+                    )
                 known = children[parent]
                 if isinstance(known, list):
                     known.append(i)
                 else:
-                    children[parent] = [i]
-            if not task.on:
-                raise ValueError(f"{task.name}: a task has to run on something")
-            if self._index.setdefault(task.name, i) != i:
-                raise ValueError(f"{task.name}: the name stands twice")
-            self.num_parents.append(len(task.after))
+                    children[parent] = [*known, i] if known else (i,)
+            if not on:
+                raise ValueError(f"{own.name}: a task has to run on something")
+            if place.setdefault(own, i) != i:
+                raise ValueError(f"{own.name}: the name stands twice")
+            self.num_parents.append(len(after))
             children.append(())
-        self.children: list[list[int] | tuple[()]] = children
+        self.children: list[list[int] | tuple[int, ...]] = children
 
     @classmethod
     def of_steps(cls, tasks: Callable[[int], Iterable[Task]], num_steps: int) -> Self:
-        """Return the plan of steps of which each but the first does what the one before did.
+        """Return the plan of steps of which each but the first repeats the one before.
 
         `tasks` gives the tasks of a step, which wait for none but their own and those of the step
-        before. Only two steps are made; the others differ from the second in the number in their
-        names. ValueError if the first two have other names.
+        before. Only two steps are made; the others differ from the second in their number. Raises
+        ValueError if the first two steps have other tasks.
         """
-        plan = cls(task for step in range(min(num_steps, 2)) for task in tasks(step))
-        if num_steps > 2:
-            plan._repeat(num_steps - 2)
+        with _without_collection():
+            plan = cls(task for step in range(min(num_steps, 2)) for task in tasks(step))
+            if num_steps > 2:
+                plan._repeat(num_steps - 2)
         return plan
 
     def _repeat(self, times: int) -> None:
         size, odd = divmod(len(self._made), 2)
         first, second = self._made[:size], self._made[size:]
-        if odd or [_without_step(t.name) for t in first] != [_without_step(t.name) for t in second]:
+        if odd or [task.id[1:] for task in first] != [task.id[1:] for task in second]:
             raise ValueError("steps that repeat have the same tasks in the same order")
         before = [[child - size for child in of if child >= size] for of in self.children[:size]]
         within = [[child - size for child in of] for of in self.children[size:]]
         pairs = zip(within, before, strict=True)
         both = [[*own, *(child + size for child in later)] for own, later in pairs]
         last = self.children[size:]
+        # All steps but the first and the last have the same children, moved by whole steps.
         self.children[size:] = [
             [child + start for child in of] if of else ()
             for start in range(size, (times + 1) * size, size)
@@ -133,22 +221,15 @@ class Plan:
         self.num_parents += self.num_parents[size:] * times
         self._repeats = times
 
-    def _repeated(self, column: Sequence[_T]) -> list[_T]:
-        """Return what all tasks have, given what those have that were made."""
-        second = list(column[len(column) // 2 :])
-        return [*column, *(second * self._repeats)]
-
-    def _parent(self, task: Task, name: str) -> int:
-        try:
-            return self._index[name]
-        except KeyError:
-            raise ValueError(f"{task.name}: waits for {name!r}, which is no earlier task") from None
-
     def __len__(self) -> int:
         return len(self.num_parents)
 
     def __getitem__(self, name: str) -> Task:
-        return self.tasks[self.index[name]]
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Task]:
+        return {task.name: task for task in self.tasks}
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -158,61 +239,67 @@ class Plan:
         return (*self._made, *later)
 
     @cached_property
-    def index(self) -> dict[str, int]:
-        """The place of each task by its name."""
-        return {name: i for i, name in enumerate(self.columns[0])}
-
-    @cached_property
-    def resources(self) -> tuple[Resource, ...]:
-        """All resources, in the order of their first use."""
-        sets = dict.fromkeys(task.on for task in self._made)
-        return tuple(dict.fromkeys(resource for on in sets for resource in on))
-
-    @cached_property
-    def columns(self) -> tuple[Sequence[Any], ...]:
-        """Names, kinds, resources and parts of all tasks: what a span takes over from its task."""
-        names = [task.name for task in self._made]
-        stems = [_without_step(name) for name in names[len(names) // 2 :]] if self._repeats else []
-        later = [f"s{step}{stem}" for step in range(2, 2 + self._repeats) for stem in stems]
-        rest = (list(map(attrgetter(field), self._made)) for field in ("kind", "on", "part"))
-        return (names + later, *map(self._repeated, rest))
-
-    @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
         """One task of each sort, and for each task the index of its sort.
 
         No cost model can tell two tasks of a sort apart. A window repeats its steps, so that there
-        are few sorts to price, however long it is.
+        are few sorts, however long it is: all but a task's step and worker is looked up by sort.
         """
-        sorts: dict[tuple[object, ...], int] = {}
+        numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
         # A cost is told by its identity: steps share their layers' costs, and hashing one in Python
         # takes longer than scheduling a task.
-        number = sorts.setdefault
         sort_of = [
-            number((task.kind, task.part, task.on, id(task.cost)), len(sorts))
-            for task in self._made
+            numbers[kind, part, sub_batch, on, id(cost), num_samples]
+            for (_, kind, part, _, sub_batch), on, cost, _, num_samples in self._made
         ]
         first = dict(zip(reversed(sort_of), reversed(self._made), strict=True))
-        return [first[sort] for sort in range(len(sorts))], self._repeated(sort_of)
+        sort_of += sort_of[len(sort_of) // 2 :] * self._repeats
+        return [first[sort] for sort in range(len(first))], sort_of
+
+    @cached_property
+    def resources(self) -> tuple[Resource, ...]:
+        """All resources, in the order of their first use."""
+        sorts, _ = self.priced_alike
+        return tuple(dict.fromkeys(resource for task in sorts for resource in task.on))
 
     @cached_property
     def held(self) -> list[tuple[int, ...]]:
         """For each task the indices into `resources` that it holds."""
+        sorts, sort_of = self.priced_alike
         number = {resource: i for i, resource in enumerate(self.resources)}
-        seen = {
-            on: tuple(number[resource] for resource in on)
-            for on in dict.fromkeys(task.on for task in self._made)
-        }
-        return self._repeated([seen[task.on] for task in self._made])
+        of_sort = [tuple(number[resource] for resource in task.on) for task in sorts]
+        return [of_sort[sort] for sort in sort_of]
+
+    def columns(self) -> dict[str, Iterable[Any]]:
+        """Return the fields of all tasks that their spans take over, by name."""
+        sorts, sort_of = self.priced_alike
+        columns: dict[str, Iterable[Any]] = {}
+        for name in ("kind", "part", "on", "sub_batch", "num_samples"):
+            columns[name] = map([getattr(task, name) for task in sorts].__getitem__, sort_of)
+        ids = [task.id for task in self._made]
+        repeated = ids[len(ids) // 2 :]
+        later = (step for step in range(2, 2 + self._repeats) for _ in repeated)
+        columns["step"] = chain((own.step for own in ids), later)
+        columns["worker"] = (own.worker for own in chain(ids, *repeat(repeated, self._repeats)))
+        return columns
 
 
-def _without_step(name: str) -> str:
-    return name[name.index("/") :]
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the cyclic garbage collector: it takes two thirds of the time of building a plan.
+
+    Tasks are tuples without cycles, but each ten thousand of them it looks at all.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _at(task: Task, step: int) -> Task:
     """Return a task of step 1 as it is in a later step."""
-    own, before = f"s{step}", f"s{step - 1}"
-    after = tuple((own if a.startswith("s1/") else before) + _without_step(a) for a in task.after)
-    name = own + _without_step(task.name)
-    return Task(name, task.kind, task.on, task.cost, after, task.part)
+    after = tuple(TaskId(before.step + step - 1, *before[1:]) for before in task.after)
+    return task._replace(id=TaskId(step, *task.id[1:]), after=after)

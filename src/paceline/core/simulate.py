@@ -6,24 +6,27 @@ first out, as a CUDA stream, a socket or a thread does. A task that needs severa
 for all of them and keeps its place in every queue.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress
+from itertools import compress, repeat
 from math import inf
 
 from paceline.core.cost import CostModel
 from paceline.core.plan import Plan
-from paceline.core.timeline import Columns, Timeline
+from paceline.core.timeline import Origin, Span, Timeline
 
 
 def schedule(  # noqa: C901 - the inner loop: a function call per task would halve its speed
-    plan: Plan, seconds: Sequence[float], until: float = inf
+    plan: Plan, cost: CostModel, until: float = inf
 ) -> tuple[list[float], list[float]]:
-    """Return when each task starts and ends, given how long each one takes.
+    """Return when each task starts and ends, in seconds.
 
     A task that would start at or after `until`, or waits for such a task, has the end `inf`.
     """
     held, children = plan.held, plan.children
+    sorts, sort_of = plan.priced_alike
+    seconds = [cost.seconds(task) for task in sorts]
     waiting = plan.num_parents.copy()
     start = [0.0] * len(waiting)  # until a task runs: the latest end of its parents so far
     end = [inf] * len(waiting)
@@ -39,7 +42,7 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
         released = None
         if time < until:
             start[i] = time
-            end[i] = time = time + seconds[i]
+            end[i] = time = time + seconds[sort_of[i]]
             for resource in held[i]:
                 free[resource] = time
             for child in children[i]:
@@ -51,6 +54,7 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
                     released = (start[child], child)
                 waiting[child] -= 1
         if released is not None:
+            # Most tasks release one child: heappushpop is cheaper than a push and a pop.
             time, i = heappushpop(heap, released)
         elif heap:
             time, i = heappop(heap)
@@ -65,18 +69,26 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     strategies have no last round to wait for. Raises ValueError if the plan ends before that
     horizon, because a count of what was done by then would be too low.
     """
-    start, end = schedule(plan, _seconds(plan, cost), inf if until is None else until)
-    names, kinds, on, parts = plan.columns
-    columns: Columns = (names, kinds, on, start, end, parts)
-    if until is not None:
-        if max(end, default=0.0) < until:
-            raise ValueError(
-                f"the plan ends after {max(end, default=0.0):.6g} s, before the horizon of "
-                f"{until:.6g} s: plan a longer window"
-            )
-        done = [time <= until for time in end]
-        columns = tuple(list(compress(column, done)) for column in columns)
-    return Timeline.of_columns(columns, "predicted")
+    start, end = schedule(plan, cost, inf if until is None else until)
+    last_s = max(end, default=0.0)
+    # Kept as arrays, because lists keep an object of 32 bytes for each time.
+    spans = _spans(plan, array("d", start), array("d", end))
+    if until is None:  # what waits for nothing starts at 0
+        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
+    if last_s < until:
+        raise ValueError(
+            f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
+            "plan a longer window"
+        )
+    done = compress(spans, [time <= until for time in end])
+    return Timeline(done, Origin.PREDICTED)
+
+
+def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator[Span]:
+    columns = plan.columns() | {"start_s": start, "end_s": end}
+    rows = zip(*(columns[field] for field in Span._fields), strict=True)
+    # Not Span(*row): the Python-level constructor takes as long as scheduling the task did.
+    yield from map(tuple.__new__, repeat(Span), rows)
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
@@ -91,11 +103,5 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
 
 def makespan_s(plan: Plan, cost: CostModel) -> float:
     """Return from the first start to the last end, as of the plan's timeline."""
-    start, end = schedule(plan, _seconds(plan, cost))
-    return max(end, default=0.0) - min(start, default=0.0)
-
-
-def _seconds(plan: Plan, cost: CostModel) -> list[float]:
-    sorts, sort_of = plan.priced_alike
-    prices = [cost.seconds(task) for task in sorts]
-    return [prices[sort] for sort in sort_of]
+    _, end = schedule(plan, cost)
+    return max(end, default=0.0)

@@ -1,24 +1,33 @@
-"""The computation of a synchronous data-parallel step, which the strategies have in common.
+"""Steps of synchronous data-parallel training: the computation, and an exchange in host memory.
 
-worker0 compute   load  fwd1 fwd2 fwd3 | bwd3 bwd2 bwd1 | ... step
+    gpu0 compute   load fwd1 fwd2 fwd3 | bwd3  bwd2  bwd1                |  step
+    gpu0 d2h                                 [d2h 0][d2h 1] [d2h 2]
+    host reduce                                     [sum 0][sum 1] [sum 2]
+    gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-What lies between backward and the weight update is the strategy's.
+`ComputeStep` has the first line, which all strategies have in common; `HostStep` has all four. A
+chunk is some layers in the order of backward. It is copied to the host when the last of them has
+been computed; each host sums it when all copies are there. The exchange between several hosts' sums
+is the strategy's (`Between`). A worker on cores copies by itself, and reads the result in place.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
-from paceline.core.cost import compute_lane
-from paceline.core.machine import Device
-from paceline.core.pace import update_cost
-from paceline.core.plan import Cost, Kind, Task, task_name
-from paceline.core.workload import Workload
+from paceline.core.chunks import chunks
+from paceline.core.cost import compute_lane, copy_lanes, core_lanes, exchange_lane, update_cost
+from paceline.core.machine import Device, DeviceKind, Host, Machine
+from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
+from paceline.core.transfer import Transfer, lanes_of
+from paceline.core.workload import Layer, Workload
 
 
 @dataclass(frozen=True)
 class ComputeStep:
-    """What the workers compute in each step of a window, priced once."""
+    """The computation of a step: load, forward, backward and update of each worker."""
 
     workload: Workload
     devices: tuple[Device, ...]
@@ -30,39 +39,195 @@ class ComputeStep:
 
     @cached_property
     def load(self) -> Cost:
-        """The batch is read and written once."""
+        """The cost of loading a batch, which is read and written once."""
         return Cost(nbytes=2 * self.workload.input_nbytes, num_calls=1)
 
     @cached_property
     def update(self) -> Cost:
-        """All parameters of the model are updated."""
+        """The cost of updating all parameters of the model."""
         return update_cost(self.workload)
 
-    def tasks(self, step: int, worker: int, after: tuple[str, ...]) -> Iterator[Task]:
-        """Yield one worker's load, forward and backward, which follow one another."""
+    def tasks(self, step: int, worker: int) -> Iterator[Task]:
+        """Yield one worker's load, forward and backward, after its update of the step before."""
         on = (compute_lane(self.devices[worker].name),)
-        name = task_name(step, Kind.LOAD, worker=worker)
-        yield Task(name, Kind.LOAD, on, self.load, after)
+        done = TaskId(step, Kind.LOAD, "", worker)
+        updated = (TaskId(step - 1, Kind.STEP, "", worker),) if step else ()
+        yield Task(done, on, self.load, updated)
         for kind, layers in (
             (Kind.FORWARD, self.workload.layers),
             (Kind.BACKWARD, self.workload.in_backward_order),
         ):
             for layer in layers:
-                after, name = (name,), task_name(step, kind, layer.name, worker)
                 cost = layer.forward if kind is Kind.FORWARD else layer.backward
-                yield Task(name, kind, on, cost, after, layer.name)
+                before, done = done, TaskId(step, kind, layer.name, worker)
+                yield Task(done, on, cost, (before,))
 
-    def after_backward(self, step: int, worker: int) -> str:
-        """Return the name of the task with which a worker's backward ends."""
+    def after_backward(self, step: int, worker: int) -> TaskId:
+        """Return the last task of a worker's backward."""
         last = self.workload.in_backward_order[-1].name
-        return task_name(step, Kind.BACKWARD, last, worker)
+        return TaskId(step, Kind.BACKWARD, last, worker)
 
-    def step_task(self, step: int, worker: int, after: tuple[str, ...]) -> Task:
+    def step_task(self, step: int, worker: int, after: tuple[TaskId, ...]) -> Task:
         """Return one worker's weight update."""
         on = (compute_lane(self.devices[worker].name),)
-        return Task(task_name(step, Kind.STEP, worker=worker), Kind.STEP, on, self.update, after)
+        return Task(TaskId(step, Kind.STEP, "", worker), on, self.update, after)
 
 
-def after_update(step: int, worker: int) -> tuple[str, ...]:
-    """Return what a step's load waits for if every worker updates its own weights."""
-    return (task_name(step - 1, Kind.STEP, worker=worker),) if step else ()
+class Between(Protocol):
+    """The exchange of a chunk's sums between hosts."""
+
+    def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
+        """Yield the tasks, which wait for `summed`: the sum on all hosts."""
+        ...
+
+    def result(self, step: int, place: int) -> TaskId:
+        """Return the task after which the host of that number has the result."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChunkExchange:
+    """The exchange of one chunk: resources and costs for all, and for each worker.
+
+    `last_layer` is the one whose gradients complete it, `synced` the cost of its backward with the
+    synchronisation that a GPU needs (Le et al. 2018, step B-4-1), `places` the number of each
+    worker's host. `d2h` and `h2d` copy to the host's memory and back, for each worker.
+    """
+
+    chunk: str
+    last_layer: str
+    synced: Cost
+    d2h: tuple[Transfer, ...]
+    reduce: Transfer
+    between: Between | None
+    places: tuple[int, ...]
+    h2d: tuple[Transfer | None, ...]
+
+    def tasks(self, step: int) -> Iterator[Task]:
+        """Yield the sum, its way to the other hosts, and to the GPUs."""
+        after = tuple(TaskId(step, Kind.D2H, self.chunk, i) for i in range(len(self.d2h)))
+        summed = TaskId(step, Kind.REDUCE, self.chunk)
+        yield Task(summed, *self.reduce, after)
+        if self.between is not None:
+            yield from self.between.tasks(step, summed)
+        for worker, h2d in enumerate(self.h2d):
+            if h2d is not None:
+                yield Task(self.result(step, worker), *h2d, (self._summed(step, worker),))
+
+    def result(self, step: int, worker: int) -> TaskId:
+        """Return the task after which a worker has the result."""
+        if self.h2d[worker] is not None:
+            return TaskId(step, Kind.H2D, self.chunk, worker)
+        return self._summed(step, worker)
+
+    def _summed(self, step: int, worker: int) -> TaskId:
+        """Return the task after which a worker's host has the result."""
+        if self.between is None:
+            return TaskId(step, Kind.REDUCE, self.chunk)
+        return self.between.result(step, self.places[worker])
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A step with exchanges in host memory; without exchanges, one worker's.
+
+    `update` is what a weight update costs each worker, if not that of all parameters.
+    """
+
+    compute: ComputeStep
+    exchanges: tuple[ChunkExchange, ...]
+    update: Cost | None = None
+
+    def tasks(self, step: int) -> Iterator[Task]:
+        """Yield all tasks of a step."""
+        completed = {exchange.last_layer: exchange for exchange in self.exchanges}
+        for worker, device in enumerate(self.compute.devices):
+            for task in self.compute.tasks(step, worker):
+                exchange = completed.get(task.part) if task.kind is Kind.BACKWARD else None
+                if exchange is None:
+                    yield task
+                    continue
+                on_gpu = device.kind == DeviceKind.GPU
+                yield task._replace(cost=exchange.synced) if on_gpu else task
+                # The copy to the host stands where a hook of backward begins it.
+                copied = TaskId(step, Kind.D2H, exchange.chunk, worker)
+                yield Task(copied, *exchange.d2h[worker], (task.id,))
+        for exchange in self.exchanges:
+            yield from exchange.tasks(step)
+        for worker in self.compute.workers:
+            results = [exchange.result(step, worker) for exchange in self.exchanges]
+            after = (*results, self.compute.after_backward(step, worker))
+            task = self.compute.step_task(step, worker, after)
+            yield task if self.update is None else task._replace(cost=self.update)
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The hosts of some workers, and the ways to and from their memory."""
+
+    machine: Machine
+    devices: tuple[Device, ...]
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The workers' hosts, each once."""
+        return tuple(dict.fromkeys(self.machine.host_of(device) for device in self.devices))
+
+    @cached_property
+    def num_ranks(self) -> Counter[str]:
+        """The number of workers of each host."""
+        return Counter(device.host for device in self.devices)
+
+    def exchanges(
+        self,
+        workload: Workload,
+        size: int,
+        between: Callable[[str, Sequence[Layer]], Between] | None,
+    ) -> tuple[ChunkExchange, ...]:
+        """Return the exchanges of chunks of `size` layers, in the order of backward.
+
+        `between` returns the exchange between hosts of the chunk with this name and these layers.
+        InvalidInput if a GPU is not linked to its host.
+        """
+        place = {host.name: i for i, host in enumerate(self.hosts)}
+        ready, sum_on, made = workload.in_backward_order, self._held_by_sums(), []
+        # Hosts sum at the same time, n gradients read and one written: wait for the most ranks.
+        most = max(self.num_ranks.values())
+        for i, numbers in enumerate(chunks(len(ready), size)):
+            layers = [ready[number] for number in numbers]
+            nbytes = sum(layer.gradient_nbytes for layer in layers)
+            d2h, h2d = zip(*(self._copies(device, nbytes) for device in self.devices), strict=True)
+            made.append(
+                ChunkExchange(
+                    chunk=str(i),
+                    last_layer=layers[-1].name,
+                    synced=layers[-1].backward + Cost(num_syncs=1),
+                    d2h=d2h,
+                    reduce=Transfer(sum_on, Cost(nbytes=(most + 1) * nbytes, num_calls=1)),
+                    between=between(str(i), layers) if between else None,
+                    places=tuple(place[device.host] for device in self.devices),
+                    h2d=h2d,
+                )
+            )
+        return tuple(made)
+
+    def _copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
+        """Return a copy to the host, and back; cores read the result where it lies."""
+        if device.kind == DeviceKind.CPU:
+            # Each byte is read and written, and all ranks of a host share its memory's bandwidth.
+            traffic = 2 * nbytes * self.num_ranks[device.host]
+            return Transfer(copy_lanes(device), Cost(nbytes=traffic)), None
+        host, cost = self.machine.host_of(device), Cost(nbytes=nbytes, num_calls=1)
+        there, back = self.machine.route(device, host), self.machine.route(host, device)
+        d2h = Transfer((Resource(device.name, Lane.D2H), *lanes_of(there)), cost)
+        return d2h, Transfer((Resource(device.name, Lane.H2D), *lanes_of(back)), cost)
+
+    def _held_by_sums(self) -> tuple[Resource, ...]:
+        on: list[Resource] = [Resource(host.name, Lane.REDUCE) for host in self.hosts]
+        # A rank reduces one chunk at a time: its thread waits for the sum of the one before.
+        on += [exchange_lane(device.name) for device in self.devices]
+        for host in self.hosts:
+            link = self.machine.network.within(host.name)
+            if link is not None and link.uses_cores:
+                on += core_lanes([device for device in self.devices if device.host == host.name])
+        return tuple(on)

@@ -1,10 +1,12 @@
-"""What a strategy is: a record of its configuration, its plan and where its runner lies."""
+"""A strategy: a record of its configuration, its plan, its processes and its runner."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from paceline.core.calibration import Measurements
+from paceline.core.cost import Measured
+from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
 from paceline.core.workload import Workload
@@ -21,16 +23,32 @@ class Window:
             raise ValueError(f"a window has at least one step, not {self.num_steps}")
 
 
-class Calibrate(Protocol):
-    """From what a small and a large exchange took to the machine on which they take that."""
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A kind of process that a run consists of, and how many of it there are.
 
-    def __call__(self, machine: Machine, measured: Measurements, config: Any = None) -> Machine:
-        """Return the machine of which only the two or more devices were known, one a worker.
+    `leads`: the process that was asked to train does this itself and starts the others. A strategy
+    without such a role has equal ranks, which a launcher or torchrun starts.
+    """
 
-        `config` is the one with which the exchanges were measured, and holds for plans with it
-        alone; None stands for that of the strategy as it comes.
-        """
-        ...
+    name: str
+    count: int
+    leads: bool = False
+
+
+class Calibrated(NamedTuple):
+    """A machine as a strategy finds it, and the prices of the strategy's plans on it."""
+
+    machine: Machine
+    cost: Measured
+
+
+def number_of(workers: int | str) -> int:
+    """Return the number of workers that a setting asks for; InvalidInput if it is no number."""
+    try:
+        return int(workers)
+    except ValueError:
+        raise InvalidInput(f"workers: {workers!r} is not a number") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,47 +56,73 @@ class Strategy:
     """A way of training in parallel.
 
     `plan` takes what one worker does in a step, the machine, a `config` and a window of steps. In a
-    step each of `config.workers` workers trains on one batch, or as many samples as that are
-    trained on by whoever is free. `memory` is the bytes that each device, and each host that holds
-    anything, needs for it, by name; without one every device holds a replica. `variants` are the
-    configurations of so many workers that are worth looking at; without it, the one as it comes.
-    With `symmetric`, tasks of one node's workers stand for those of all equal nodes, so that any
-    number of them can be planned: on `machine.for_workers(workers, symmetric=True)`.
+    step each of `config.workers` workers trains on one batch, or whoever is free on as many
+    samples.
+    `run` names the module whose `start(session)` trains (see `paceline.exchange.session`), so that
+    planning never imports torch; None: the strategy can be planned only.
+
+    `roles`: the processes of a run, by default equal ranks. `memory`: the bytes that each device,
+    and each host that holds anything, needs, by name; by default every device holds a replica.
+    `variants`: the configurations of so many workers that are worth looking at; by default the one
+    as it comes. `calibrate(machine, measurements, config=None)`: for strategies whose exchange of
+    all gradients can be measured by itself. It returns the machine, which has one device a worker
+    and no links, with links on which a small and a large exchange take as long as measured with
+    `config`. `symmetric`: tasks of one node's workers stand for those of all equal nodes, so that
+    any number can be planned, on `machine.for_workers(workers, symmetric=True)`. `is_for_clusters`:
+    between hosts that no levels join, it would be what another strategy does already.
+
+    `settings`: the optional settings of a run that it understands; others are refused. `defaults`:
+    settings that are different with it when nobody gives them. `refused_options`: fields of
+    `config` that a plan may name and a run may not, each with the reason. `count_workers` reads
+    the setting `workers` where that may be more than a number. `remote` names the module with
+    which workers of other machines join a run (`paceline hub` and `paceline worker`).
+    `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
+    `is_rehearsed`: its runner takes the steps of a rehearsal, too.
     """
 
     name: str
     config: type
     plan: Callable[[Workload, Machine, Any, Window], Plan]
+    run: str | None = None
+    roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
     variants: Callable[[int], Iterable[Any]] | None = None
+    calibrate: Callable[..., Machine] | None = None
     symmetric: bool = False
+    is_for_clusters: bool = False
+    settings: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    refused_options: Mapping[str, str] = field(default_factory=dict)
+    count_workers: Callable[[int | str], int] = number_of
+    remote: str | None = None
+    may_skip_profile: bool = False
+    is_rehearsed: bool = True
 
+    def runner(self) -> Any:
+        """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""
+        if self.run is None:
+            raise InvalidInput(f"strategy: {self.name!r} can be planned, but not run here")
+        return import_module(self.run)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange(Strategy):
-    """A strategy of equal workers that exchange all gradients in each step.
-
-    `run` names the module that does the real work, so that planning never imports torch: its
-    `train` trains, and its `exchange` exchanges gradients alone, to be measured.
-    """
-
-    calibrate: Calibrate
-    run: str
+    @property
+    def is_led(self) -> bool:
+        """True if the process that was asked to train takes part itself, as hub or coordinator."""
+        return any(role.leads for role in self.roles(self.config()))
 
 
 class Prober(NamedTuple):
-    """A strategy with a configuration, and what makes a probe of its exchange.
+    """A strategy with a configuration, and a factory of probes of its exchange.
 
-    A probe (`exchange.probe`) exchanges gradients of layers whose parameters have these bytes, in
-    that order of layers.
+    A probe (`paceline.exchange.replica.Probe`) exchanges gradients of layers whose parameters have
+    these bytes, in that order of layers.
     """
 
-    strategy: Exchange
+    strategy: Strategy
     config: Any
     make: Callable[[Sequence[Sequence[int]]], Any]
 
 
-_CODEC_FIELDS = ("codec", "activations", "residuals", "errors", "parameters", "gradients")
+_CODEC_FIELDS = ("codec", "activations", "activation_gradients", "parameters", "gradients")
 
 
 def codec_fields(config: Any) -> tuple[str, ...]:

@@ -1,70 +1,77 @@
-"""Spans and timelines: what happened, or would happen, when and on what."""
+"""Spans and timelines: when each task ran, or would run, and on which resources."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import cached_property
-from itertools import pairwise, repeat
-from typing import Any, Literal, NamedTuple, Self
+from itertools import pairwise
+from statistics import quantiles
+from typing import NamedTuple
 
-from paceline.core.plan import Kind, Plan, Resource
+from paceline.core.plan import Kind, Resource, TaskId
 
-Origin = Literal["predicted", "rehearsed", "measured"]
+
+class Origin(StrEnum):
+    """The origin of a timeline, the most real one first: training, rehearsal, simulation."""
+
+    MEASURED = "measured"
+    REHEARSED = "rehearsed"
+    PREDICTED = "predicted"
 
 
 class Span(NamedTuple):
-    """One task that ran from `start_s` to `end_s`, and all that it held."""
+    """A task that ran from `start_s` to `end_s`; its other fields are those of the task."""
 
-    name: str
     kind: Kind
+    step: int
+    part: str
+    worker: int | None
     on: tuple[Resource, ...]
     start_s: float
     end_s: float
-    part: str = ""
+    sub_batch: int | None = None
+    num_samples: int = 0
+
+    @property
+    def id(self) -> TaskId:
+        """The identity of the task that ran."""
+        return TaskId(self.step, self.kind, self.part, self.worker, self.sub_batch)
+
+    @property
+    def name(self) -> str:
+        """The name that is made from its identity."""
+        return self.id.name
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Seconds from start to end."""
         return self.end_s - self.start_s
 
 
-Columns = tuple[Sequence[Any], ...]
 Interval = tuple[float, float]
-_START, _END = Span._fields.index("start_s"), Span._fields.index("end_s")
 
 
 class Timeline:
-    """All spans of a window, predicted, rehearsed or measured: one type for the three.
+    """The spans of a window, predicted, rehearsed or measured: one type for the three.
 
-    Held as columns (those of `Span`), because a planner that asks a thousand simulations for their
-    makespan should not pay for a million spans; `spans` makes them once somebody looks.
+    With the `interval` from the first start to the last end, the spans are taken on first use: a
+    planner that asks a thousand simulations for their makespan should not pay for a million spans.
     """
 
-    def __init__(self, spans: Iterable[Span], origin: Origin) -> None:
-        self.columns: Columns = tuple(zip(*spans, strict=True)) or ((),) * len(Span._fields)
-        self.origin: Origin = origin
-
-    @classmethod
-    def of_columns(cls, columns: Columns, origin: Origin) -> Self:
-        """Return the timeline whose spans' fields are the given columns, in the order of `Span`."""
-        timeline = cls((), origin)
-        timeline.columns = columns
-        return timeline
+    def __init__(
+        self, spans: Iterable[Span], origin: Origin, interval: Interval | None = None
+    ) -> None:
+        self.origin = Origin(origin)
+        self._source = tuple(spans) if interval is None else spans
+        self.start_s, self.end_s = interval or (
+            min((span.start_s for span in self._source), default=0.0),
+            max((span.end_s for span in self._source), default=0.0),
+        )
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """One span per task, in the order of the plan or of the recording."""
-        # Not Span(*row): the Python-level constructor takes as long as scheduling the task did.
-        return tuple(map(tuple.__new__, repeat(Span), zip(*self.columns, strict=True)))
-
-    @cached_property
-    def start_s(self) -> float:
-        """When the first span starts."""
-        return min(self.columns[_START], default=0.0)
-
-    @cached_property
-    def end_s(self) -> float:
-        """When the last span ends."""
-        return max(self.columns[_END], default=0.0)
+        return tuple(self._source)
 
     @property
     def makespan_s(self) -> float:
@@ -95,11 +102,16 @@ class Timeline:
 
         ValueError if no device updates twice: one step has a makespan, but no period.
         """
-        return _mean_duration(self._steps().values())
+        return self._mean_step_s(self._steps())
 
     def typical_step_s(self) -> float:
         """Return the mean duration of the typical steps; ValueError if no device updates twice."""
-        return _mean_duration(self.typical_steps.values())
+        return self._mean_step_s(self.typical_steps)
+
+    def _mean_step_s(self, steps_of: Mapping[str, list[Interval]]) -> float:
+        if not steps_of:
+            raise ValueError("a period needs two weight updates on one device")
+        return sum(length(steps) / len(steps) for steps in steps_of.values()) / len(steps_of)
 
     @cached_property
     def typical_steps(self) -> dict[str, list[Interval]]:
@@ -108,9 +120,14 @@ class Timeline:
         Of a measured timeline these are the middle half by duration: a step in which the machine
         did something else does not count. In a predicted one nothing happens by accident.
         """
-        if self.origin == "predicted":
+        if self.origin is Origin.PREDICTED:
             return self._steps()
-        return {owner: _middle_half(steps) for owner, steps in self._steps().items()}
+        middle = {}
+        for owner, steps in self._steps().items():
+            outer = len(steps) // 4
+            by_duration = sorted(steps, key=lambda step: step[1] - step[0])
+            middle[owner] = sorted(by_duration[outer : len(steps) - outer])
+        return middle
 
     def steps_of(self, device: str) -> list[Interval]:
         """Return a device's typical steps.
@@ -142,48 +159,8 @@ class Timeline:
         return {owner: sorted(times) for owner, times in ends.items()}
 
 
-def _mean_duration(devices: Collection[list[Interval]]) -> float:
-    if not devices:
-        raise ValueError("a period needs two weight updates on one device")
-    return sum(length(steps) / len(steps) for steps in devices) / len(devices)
-
-
-def _middle_half(steps: list[Interval]) -> list[Interval]:
-    by_duration = sorted(steps, key=lambda step: step[1] - step[0])
-    outer = len(steps) // 4
-    return sorted(by_duration[outer : len(steps) - outer])
-
-
 def _by_time(span: Span) -> tuple[float, float]:
     return span.start_s, span.end_s
-
-
-def critical_path(timeline: Timeline, plan: Plan) -> tuple[Span, ...]:
-    """Return the chain of spans that the makespan consists of, first to last.
-
-    Backwards from the last end: what a span waited for is, of its parents in the plan and its
-    predecessors on the resources that it holds, the one that ended last.
-    """
-    spans = {span.name: span for span in timeline.spans}
-    before = _predecessors(timeline)
-    path: list[Span] = []
-    current = max(timeline.spans, key=lambda span: span.end_s, default=None)
-    while current is not None:
-        path.append(current)
-        parents = [spans[name] for name in plan[current.name].after if name in spans]
-        earlier = [
-            span for span in (*parents, *before[current.name]) if _by_time(span) < _by_time(current)
-        ]
-        current = max(earlier, key=lambda span: span.end_s, default=None)
-    return tuple(reversed(path))
-
-
-def _predecessors(timeline: Timeline) -> dict[str, list[Span]]:
-    before: dict[str, list[Span]] = defaultdict(list)
-    for track in timeline.tracks.values():
-        for earlier, later in pairwise(track):
-            before[later.name].append(earlier)
-    return before
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:
@@ -213,3 +190,11 @@ def intersection(left: list[Interval], right: list[Interval]) -> Iterator[Interv
 def length(intervals: Iterable[Interval]) -> float:
     """Return the total time of disjoint intervals."""
     return sum(end - start for start, end in intervals)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile of one or more values."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    lower, middle, upper = quantiles(values, n=4, method="inclusive")
+    return lower, middle, upper

@@ -1,45 +1,40 @@
-"""What messages hold and cost: one from place to place, and those of a ring all-reduce."""
+"""Transfers: a message, a ring all-reduce, and exchanges between hosts that go group by group."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
-from paceline.core.cost import exchange_lane, link_lane
-from paceline.core.machine import Hop, Machine, Station
-from paceline.core.plan import Cost, Resource
+from paceline.core.cost import core_lanes, exchange_lane, link_lane
+from paceline.core.machine import Device, Hop, Host, Machine, Station
+from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 
 
 class Transfer(NamedTuple):
-    """What a transfer holds, and what it costs."""
+    """The resources that a transfer holds, and its cost."""
 
     on: tuple[Resource, ...]
     cost: Cost
 
 
 def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
-    """Return the directions of links that a message on this way holds."""
+    """Return the directions of links that a message on this route holds."""
     return tuple(link_lane(hop.source, hop.target) for hop in route)
 
 
-def seconds_per_byte(route: Sequence[Hop], load: Mapping[Hop, int]) -> float:
-    """Return what a byte takes on the slowest hop, if so many messages share each."""
-    return max(load[hop] / hop.link.bandwidth_bytes_per_s for hop in route)
-
-
-def shared(route: Sequence[Hop], load: Mapping[Hop, int], nbytes: float) -> float:
-    """Return the bytes that take as long on the way alone as `nbytes` do on its shared hops."""
-    slowest = max(route, key=lambda hop: load[hop] / hop.link.bandwidth_bytes_per_s)
-    narrowest = min(hop.link.bandwidth_bytes_per_s for hop in route)
-    return nbytes * load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
+class _Route(NamedTuple):
+    hops: tuple[Hop, ...]
+    latency_s: float
+    seconds_per_byte: float  # on the hop that is slowest where messages share hops
 
 
 @dataclass(frozen=True)
 class Ring:
     """A ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next one.
 
-    Hops that take the same link in the same direction share it. The slowest way between two
+    Hops that take the same link in the same direction share it. The slowest route between two
     neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
     one by its latencies. `held` are the exchange lanes of the plan's stations, which may stand for
     more of the `num_ranks`; `cores` are the lanes that it holds where a link uses them.
@@ -63,42 +58,116 @@ class Ring:
         return cls(peers.num_ranks, routes, load, held, tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
-        """Return what an all-reduce of so many bytes holds, and its cost on the slowest way."""
+        """Return the resources of an all-reduce of `nbytes`, and its cost on the slowest route."""
         n = self.num_ranks
-        sent, num_messages = 2 * (n - 1) / n * nbytes, 2 * (n - 1)
-        route = max(self._kinds, key=lambda kind: self._seconds_on(kind, nbytes)).route
-        on = lanes_of(route) + self.held
-        slowest = max(route, key=lambda hop: self.load[hop] / hop.link.bandwidth_bytes_per_s)
-        if slowest.link.uses_cores:
-            on += self.cores
-        cost = Cost(nbytes=shared(route, self.load, sent), num_calls=num_messages)
-        return Transfer(on, cost)
+        hops = max(self._route_kinds, key=lambda kind: self._seconds_on(kind, nbytes)).hops
+        slowest = max(hops, key=self._seconds_per_byte)
+        on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
+        # A cost knows no shared hops: give the bytes that take as long on the route alone.
+        narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
+        sent = 2 * (n - 1) / n * nbytes
+        alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
+        return Transfer(on, Cost(nbytes=alone, num_calls=2 * (n - 1)))
 
     def seconds(self, nbytes: float) -> float:
-        """Return how long an all-reduce of so many bytes takes."""
-        return max(self._seconds_on(kind, nbytes) for kind in self._kinds)
+        """Return the seconds of an all-reduce of `nbytes`."""
+        return max(self._seconds_on(kind, nbytes) for kind in self._route_kinds)
 
     @cached_property
-    def _kinds(self) -> tuple["_Way", ...]:
-        """The first way of each kind: a large ring has few of them, and is asked many times."""
-        kinds: dict[tuple[float, float], _Way] = {}
-        for route in self.routes:
-            latency_s = sum(hop.link.latency_s for hop in route)
-            pace = seconds_per_byte(route, self.load)
-            kinds.setdefault((latency_s, pace), _Way(route, latency_s, pace))
+    def _route_kinds(self) -> tuple[_Route, ...]:
+        """The first route of each kind: large rings have few kinds, and are priced many times."""
+        kinds: dict[tuple[float, float], _Route] = {}
+        for hops in self.routes:
+            latency_s = sum(hop.link.latency_s for hop in hops)
+            pace = max(map(self._seconds_per_byte, hops))
+            kinds.setdefault((latency_s, pace), _Route(hops, latency_s, pace))
         return tuple(kinds.values())
 
-    def _seconds_on(self, way: "_Way", nbytes: float) -> float:
+    def _seconds_per_byte(self, hop: Hop) -> float:
+        return self.load[hop] / hop.link.bandwidth_bytes_per_s
+
+    def _seconds_on(self, route: _Route, nbytes: float) -> float:
         n = self.num_ranks
-        return 2 * (n - 1) * (way.latency_s + nbytes / n * way.seconds_per_byte)
-
-
-class _Way(NamedTuple):
-    route: tuple[Hop, ...]
-    latency_s: float
-    seconds_per_byte: float
+        return 2 * (n - 1) * (route.latency_s + nbytes / n * route.seconds_per_byte)
 
 
 def neighbours(stations: Sequence[Station]) -> list[tuple[Station, Station]]:
     """Return each station of a ring with the next one."""
     return list(zip(stations, (*stations[1:], stations[0]), strict=True))
+
+
+UPDATE_TRAFFIC = 5  # bytes for each byte updated: momentum SGD reads three values and writes two
+
+
+def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) -> tuple[Ring, ...]:
+    """Return the rings that the hosts form in groups of each level, the smallest groups first.
+
+    Hosts that fill no equal groups form one ring. `devices` are theirs, which wait for what their
+    hosts exchange. InvalidInput if hosts are not linked.
+    """
+    on_cores = tuple(core_lanes(devices))
+    held = tuple(exchange_lane(host.name) for host in hosts)
+    held += tuple(Resource(device.name, Lane.NETWORK) for device in devices)
+    if machine.peers(hosts).num_ranks != prod(machine.groups):
+        return (replace(Ring.over(machine, hosts, on_cores), held=held),)
+    flows = [(size, machine.flow(i)) for i, size in enumerate(machine.groups) if size > 1]
+    return tuple(Ring(size, (flow.route,), flow.load, held, on_cores) for size, flow in flows)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The exchange of a chunk of `nbytes` between hosts, through rings level by level.
+
+    Hosts below one switch exchange first, then larger groups. Each of n ends with an nth part,
+    summed over the group. It takes that part to the next larger groups, where its like in each
+    other group has the same part. On the way back each hands out what it has.
+
+        host, groups of n, then m     out 0       out 1              in 1               in 0
+        bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
+
+    With `servers` each host is a parameter server of its share on every level: shares go to their
+    servers, and come back from them, by direct messages, all at once; servers add them, and those
+    of the highest level update their share of the parameters, which comes back in place of
+    gradients. Without levels it is the exchange of one host with itself.
+    """
+
+    chunk: str
+    nbytes: float
+    levels: tuple[Ring, ...]
+    hosts: Sequence[Host]
+    servers: bool
+
+    def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
+        """Yield the way out, the update if servers make it, and the way back."""
+        before = summed
+        for kind, part, on, cost in self._stages:
+            task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))
+            yield task
+            before = task.id
+
+    def result(self, step: int, place: int) -> TaskId:
+        """Return the last task, after which all hosts have the result."""
+        kind, part = (Kind.SEND, "in0") if self.levels else (Kind.REDUCE, "update")
+        return TaskId(step, kind, f"{self.chunk}.{part}")
+
+    @cached_property
+    def _stages(self) -> list[tuple[Kind, str, tuple[Resource, ...], Cost]]:
+        """The kind, part, resources and cost of all tasks, which follow one another."""
+        memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
+        there, back = [], []
+        num_shares = 1
+        for level, ring in enumerate(self.levels):
+            nbytes = self.nbytes / num_shares
+            on, both_ways = ring.reduction(nbytes)
+            num_messages = 1 if self.servers else both_ways.num_calls // 2
+            half = Cost(nbytes=both_ways.nbytes / 2, num_calls=num_messages)
+            there.append((Kind.SEND, f"out{level}", on, half))
+            back.append((Kind.SEND, f"in{level}", on, half))
+            if self.servers:
+                added = Cost(nbytes=(ring.num_ranks + 1) * nbytes / ring.num_ranks, num_calls=1)
+                there.append((Kind.REDUCE, f"add{level}", memories, added))
+            num_shares *= ring.num_ranks
+        if self.servers:
+            updated = Cost(nbytes=UPDATE_TRAFFIC * (self.nbytes / num_shares), num_calls=1)
+            there.append((Kind.REDUCE, "update", memories, updated))
+        return there + back[::-1]

@@ -1,12 +1,13 @@
-"""How many bytes values take on a wire: what a plan has to know of a codec."""
+"""Wire formats of codecs: the bytes that encoded values take, and what travels."""
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from paceline.core.errors import InvalidInput
 
-# Values that go through the phases together: while one piece is on the wire, another is decoded.
+# Values of a piece: pieces are pipelined, so that one is decoded while the next is on the wire.
 PIECE = 1 << 22
 
 AUTO = "auto"
@@ -15,6 +16,21 @@ _BLOCK = 1024
 _THRESHOLD = "threshold:"
 
 Kernel = Literal["eightbit", "cast", "onebit"]
+
+
+class Purpose(StrEnum):
+    """The purpose of values that are communicated: the seven of Du et al. 2017, figure 2.
+
+    `PARAMETERS` and `GRADIENTS` are those of the body where a model is cut into body and head.
+    """
+
+    LABELS = "labels"
+    ACTIVATIONS = "activations"
+    ACTIVATION_GRADIENTS = "activation_gradients"
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    HEAD_PARAMETERS = "head_parameters"
+    HEAD_GRADIENTS = "head_gradients"
 
 
 @dataclass(frozen=True)
@@ -95,5 +111,5 @@ def wire_format(name: str) -> WireFormat:
 
 
 def pieces(count: int) -> list[int]:
-    """Return how many values are in each piece of an encoded exchange."""
+    """Return the number of values in each piece of an encoded exchange."""
     return [min(PIECE, count - begin) for begin in range(0, count, PIECE)]

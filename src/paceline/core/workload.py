@@ -1,6 +1,8 @@
-"""What a model asks of a machine: per layer its parameters, its activations and its arithmetic."""
+"""Workloads: parameters, activations and arithmetic of each layer, and the memory they need."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -121,3 +123,87 @@ class Workload:
     def in_backward_order(self) -> tuple[Layer, ...]:
         """The layers as their gradients become ready."""
         return tuple(self.layers[i] for i in self.backward_order)
+
+
+# A step holds the most at some moment of backward. What forward has kept is freed layer by layer,
+# and in its place come the gradients of parameters:
+#
+#     kept by the layers that are not done yet | gradients of those that are | one layer's work
+#
+# The work is that of the layer whose backward runs: gradients of activations, and what operations
+# need for a moment.
+
+# Values kept for each parameter: itself, its gradient, and the optimizer's momentum.
+_COPIES = 3
+_TOO_MANY_SAMPLES = 2**41  # that these fit, too, means that a model keeps nothing of a sample
+
+
+def state_nbytes(layers: Sequence[Layer]) -> int:
+    """Return the bytes of the layers' parameters, gradients and momentum."""
+    return _COPIES * sum(layer.gradient_nbytes for layer in layers)
+
+
+def kept_nbytes(layers: Sequence[Layer]) -> int:
+    """Return the bytes that forward leaves for backward: the feature maps.
+
+    Layers of which that is not known keep what they hand on.
+    """
+    return sum(map(_kept, layers))
+
+
+def feature_nbytes(layers: Sequence[Layer]) -> int:
+    """Return the most bytes that a step of the layers needs, but for parameters' copies.
+
+    Backward is taken to go through the layers in reverse.
+    """
+    return _peak_nbytes(layers[::-1], layers, gradients=False)
+
+
+def replica_nbytes(workload: Workload) -> int:
+    """Return the most bytes that one whole replica needs at once to train on a micro-batch."""
+    gradients = workload.gradient_nbytes
+    peak = _peak_nbytes(workload.in_backward_order, workload.layers, gradients=True)
+    return (_COPIES - 1) * gradients + max(peak, gradients) + workload.input_nbytes
+
+
+def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
+    """Return the most bytes alive in any layer's backward, which goes in the order of `ready`.
+
+    `layers` stand in forward order. With `gradients`, those of the parameters count that are there
+    by then.
+    """
+    # Where it is unknown what a layer works with, take the gradients of its input and its output.
+    sizes = [layer.activation_nbytes for layer in layers]
+    pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
+    held, made, peak = kept_nbytes(ready), 0, 0
+    for layer in ready:
+        made += layer.gradient_nbytes if gradients else 0
+        working = pair if layer.working_nbytes is None else layer.working_nbytes
+        peak = max(peak, held + made + working)
+        held -= _kept(layer)
+    return peak
+
+
+def _kept(layer: Layer) -> int:
+    return layer.activation_nbytes if layer.kept_nbytes is None else layer.kept_nbytes
+
+
+def largest_batch(workload: Workload, nbytes: float) -> int:
+    """Return the most samples with which a replica is predicted to fit, 0 if it never does.
+
+    What a workload keeps and works with is taken to grow with its samples.
+    """
+
+    def needed(batch_size: int) -> int:
+        factor = batch_size / workload.batch_size
+        names = ("activation_nbytes", "kept_nbytes", "working_nbytes")
+        layers = []
+        for layer in workload.layers:
+            known = {name: getattr(layer, name) for name in names}
+            grown = {name: round(factor * n) for name, n in known.items() if n is not None}
+            layers.append(replace(layer, **grown))
+        inputs = round(factor * workload.input_nbytes)
+        return replica_nbytes(replace(workload, layers=tuple(layers), input_nbytes=inputs))
+
+    # The place of `nbytes` among the needs of 1, 2, ... samples is the number that fit.
+    return bisect_right(range(1, _TOO_MANY_SAMPLES), nbytes, key=needed)

@@ -1,26 +1,26 @@
-"""What every data source gives: samples that hand out whole batches, for training and testing."""
+"""Data sets: samples that hand out whole batches, for training and for testing."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from paceline.core.errors import InvalidInput
-from paceline.data.balanced import BalancedSampler
-from paceline.data.sampler import ShardedBatches
+from paceline.data.sampler import BalancedSampler, ShardedBatches
+from paceline.links.shared_memory import available_nbytes
 
 Batch = tuple[Tensor, Tensor]
-_MEMINFO = Path("/proc/meminfo")
+Shape = tuple[int, ...]  # of a sample
 
 
-class Samples(Protocol):
+class IndexedSamples(Protocol):
     """Indexed samples: float32 inputs and targets. Usable in a torch DataLoader.
 
     A target is an int64 class number; or, where a sample may have several labels, a bool for each
@@ -29,15 +29,12 @@ class Samples(Protocol):
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        ...
 
     def __getitem__(self, index: int) -> Batch:
         """Return one input of the sample shape, and its target: a 0-d tensor or (num_classes,)."""
-        ...
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the inputs (len(indices), *sample_shape) and the targets (len(indices), ...)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +55,8 @@ class TensorSamples:
         return self.inputs[index], self.targets[index]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return one batch; see Samples."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        # index_select is the faster one, except on repeated channels, where it copies one by one.
+        # index_select is faster, except on expanded channels, which it copies one by one.
         is_plain = self.inputs.is_contiguous()
         inputs = self.inputs.index_select(0, rows) if is_plain else self.inputs[rows]
         return inputs, self.targets.index_select(0, rows)
@@ -74,14 +70,14 @@ class Dataset:
     """
 
     name: str
-    train: Samples
-    test: Samples
+    train: IndexedSamples
+    test: IndexedSamples
     num_classes: int
-    sample_shape: tuple[int, ...]
+    sample_shape: Shape
 
 
 def loader(
-    samples: Samples, batches: ShardedBatches | BalancedSampler, *, num_workers: int = 0
+    samples: IndexedSamples, batches: ShardedBatches | BalancedSampler, *, num_workers: int = 0
 ) -> DataLoader[Batch]:
     """Return the (inputs, targets) batches of one rank; the order is the one of `batches`.
 
@@ -101,17 +97,26 @@ def loader(
     return DataLoader(
         cast("TorchDataset[Batch]", samples),  # torch asks for __getitem__, whatever its type says
         batch_sampler=batches,
-        collate_fn=_as_is,
+        collate_fn=_unchanged,
         num_workers=num_workers,
+        # Starting processes again for every epoch would take longer than a small epoch.
         persistent_workers=num_workers > 0,
+        # A DataLoader draws a seed for its workers: without this, from torch's global state.
         generator=torch.Generator().manual_seed(batches.seed % 2**64),
     )
 
 
-def require_memory(num_samples: int, sample_shape: tuple[int, ...], source: str) -> None:
+def _unchanged(batch: Any) -> Any:
+    # torch declares a list of samples here; what it passes on is what __getitems__ returned.
+    return batch
+
+
+def require_memory(num_samples: int, sample_shape: Shape, source: str) -> None:
     """Raise InvalidInput if float32 samples of this shape exceed this machine's free memory."""
     nbytes = 4 * num_samples * prod(sample_shape)
-    available = _available_nbytes()
+    available = available_nbytes()
+    if available is None:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > available:
         raise InvalidInput(
             f"{source}: {num_samples} samples of {shape_text(sample_shape)} float32 values take "
@@ -120,23 +125,26 @@ def require_memory(num_samples: int, sample_shape: tuple[int, ...], source: str)
         )
 
 
-def _available_nbytes() -> int:
-    """Return how much memory can be had without swapping, or all of it where nobody says."""
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
+def shape_text(shape: Shape) -> str:
     """Return a shape as it is written in a spec: 3x224x224."""
     return "x".join(map(str, shape))
 
 
-def _as_is(batch: Any) -> Any:
-    # torch declares a list of samples here; what it passes on is what __getitems__ returned.
-    return batch
+class Collate:
+    """A `collate_fn` for a DataLoader that knows what a batch of no samples looks like.
+
+    It does what `collate` does; of no samples it makes what `collate` makes of the first of
+    `samples`, the data set of the DataLoader, with all rows taken away.
+    """
+
+    def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
+        self._samples, self._collate = samples, collate
+
+    def __call__(self, batch: list[Any]) -> Any:
+        """Return the batch of these samples."""
+        if len(batch):
+            return self._collate(batch)
+        return tree_map(
+            lambda leaf: leaf[:0] if isinstance(leaf, Tensor) and leaf.ndim else leaf,
+            self._collate([self._samples[0]]),
+        )

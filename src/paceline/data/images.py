@@ -1,4 +1,4 @@
-"""Image files, decoded when a batch asks for them."""
+"""Folders of images, one for each class; files are decoded when a batch asks for them."""
 
 import struct
 import warnings
@@ -14,12 +14,14 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import Batch
+from paceline.data.dataset import Batch, Dataset, Shape, shape_text
+from paceline.data.sampler import stratified_split
 
-# Only these decoders run, so that a renamed file cannot reach one of Pillow's rarer formats.
+# Pillow's rarer decoders are a risk: a renamed file must not reach them.
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
-_BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_DEFAULT_SHAPE = (3, 224, 224)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,7 @@ class ImageSamples:
 
     paths: tuple[Path, ...]
     targets: Tensor
-    shape: tuple[int, int, int]
+    shape: Shape
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -42,28 +44,19 @@ class ImageSamples:
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return one batch; see Samples."""
-        pixels = np.stack([_decode(self.paths[index], self.shape) for index in indices])
+        channels, height, width = self.shape
+        pixels = np.empty((len(indices), height, width, channels), dtype=np.uint8)
+        for row, index in enumerate(indices):
+            with _opened(self.paths[index]) as image:
+                if "transparency" in image.info:
+                    # Pillow warns about the direct way from a palette.
+                    image = image.convert("RGBA")
+                image = image.convert("RGB" if channels == 3 else "L")
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+                pixels[row] = np.asarray(image).reshape(height, width, channels)
         inputs = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         inputs = inputs.to(torch.float32, memory_format=torch.contiguous_format)
         return inputs.div_(127.5).sub_(1.0), self.targets[torch.as_tensor(indices)]
-
-
-def check_header(path: Path) -> None:
-    """Raise InvalidInput if the file does not begin like an image that can be decoded."""
-    with _opened(path):
-        pass
-
-
-def _decode(path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return the pixels as (height, width, channels)."""
-    channels, height, width = shape
-    with _opened(path) as image:
-        if "transparency" in image.info:
-            image = image.convert("RGBA")  # Pillow warns about the direct way from a palette
-        image = image.convert("RGB" if channels == 3 else "L")
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(image, dtype=np.uint8).reshape(height, width, channels)
 
 
 @contextmanager
@@ -73,9 +66,11 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
-                _check_depth(path, image.mode)
+                # Pillow would cut the values of these modes to 8 bits without a word.
+                if image.mode.startswith(("I", "F")):
+                    raise InvalidInput(f"{path} has more than 8 bits per pixel: convert it to 8")
                 yield image
-    except _BOMBS as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput(f"{path} has too many pixels to be decoded safely: {error}") from error
     except UnidentifiedImageError as error:
         raise InvalidInput(f"{path} is not a PNG, JPEG, BMP or WebP image") from error
@@ -83,7 +78,84 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise InvalidInput(f"{path} is not a readable image: {error}") from error
 
 
-def _check_depth(path: Path, mode: str) -> None:
-    # Pillow would cut the values of these modes to 8 bits without a word.
-    if mode.startswith(("I", "F")):
-        raise InvalidInput(f"{path} has more than 8 bits per pixel: convert it to 8")
+def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
+    """Return the images of FOLDER/train/CLASS and FOLDER/test/CLASS, or of FOLDER/CLASS split.
+
+    Class numbers follow the sorted folder names. The header of every file is read here, so that a
+    broken file is found before the training; the pixels are read batch by batch.
+    """
+    shape = sample_shape or _DEFAULT_SHAPE
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise InvalidInput(
+            f"images cannot have the sample shape {shape_text(shape)}: "
+            "right would be 3xHxW (colour) or 1xHxW (grey)"
+        )
+    root = Path(folder)
+    if not root.is_dir():
+        raise InvalidInput(f"there is no folder {root}")
+    halves = [root / "train", root / "test"]
+    if any(half.is_dir() for half in halves):
+        for half in halves:
+            if not half.is_dir():
+                raise InvalidInput(
+                    f"there is no folder {half}: give both train and test, "
+                    f"or put the class folders into {root}"
+                )
+        by_class, tests = (_files_by_class(half) for half in halves)
+        for name in sorted(by_class.keys() ^ tests.keys()):
+            here, there = halves if name in by_class else reversed(halves)
+            raise InvalidInput(f"the class {name} is in {here}, but not in {there}")
+        parts = [_flat(by_class), _flat(tests)]
+    else:
+        by_class = _files_by_class(root)
+        paths, targets = _flat(by_class)
+        parts = [
+            ([paths[row] for row in rows], targets[rows])
+            for rows in stratified_split(targets, seed)
+        ]
+    for paths, _ in parts:
+        for path in paths:
+            with _opened(path):  # reads the header
+                pass
+    train, test = (
+        ImageSamples(tuple(paths), torch.from_numpy(targets), shape) for paths, targets in parts
+    )
+    return Dataset(root.resolve().name, train, test, len(by_class), shape)
+
+
+def _flat(by_class: dict[str, list[Path]]) -> tuple[list[Path], NDArray[np.int64]]:
+    """Return all paths, and the class number of each."""
+    paths = [path for files in by_class.values() for path in files]
+    counts = [len(files) for files in by_class.values()]
+    return paths, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
+
+def _files_by_class(root: Path) -> dict[str, list[Path]]:
+    """Return the image files of each class, both sorted by name."""
+    folders = [entry for entry in _visible(root) if entry.is_dir()]
+    for entry in _visible(root):
+        if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
+            raise InvalidInput(f"{entry} belongs to no class: put it into a folder of {root}")
+    if len(folders) < 2:
+        raise InvalidInput(
+            f"{root} has {len(folders)} class folders, but at least two are needed: "
+            f"{root}/CLASS/IMAGE"
+        )
+    by_class = {}
+    for folder in folders:
+        files = _visible(folder)
+        for path in files:
+            if path.suffix.lower() not in SUFFIXES or path.is_dir():
+                raise InvalidInput(
+                    f"{path} is not an image: "
+                    f"a class folder may hold {', '.join(SUFFIXES)} files only"
+                )
+        if not files:
+            raise InvalidInput(f"the class folder {folder} has no images")
+        by_class[folder.name] = files
+    return by_class
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return the entries in order of their names, without the hidden files that systems leave."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -1,6 +1,9 @@
-"""Data sets from files in the LIBSVM format, as dense float32 values."""
+"""Data sets from files in the LIBSVM (SVMlight) format, as dense float32 values."""
 
+import bz2
+import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,120 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import Dataset, TensorSamples, require_memory, shape_text
-from paceline.data.split import stratified_split
-from paceline.data.svmlight import File, parse
+from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
+from paceline.data.sampler import stratified_split
+
+_VALID_LINE = "'+1 3:0.5 7:1.25' (a whole number as label, then index:value with rising indices)"
+_OTHERWISE_COMPRESSED = (".gz", ".xz", ".zip")
+_INDEX_LIMIT = 2**31 - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def load_libsvm(path: str, sample_shape: tuple[int, ...] | None, seed: int) -> Dataset:
+@dataclass(frozen=True, eq=False)
+class SparseFile:
+    """A parsed file: scipy's CSR features in float32, and a row of labels or one for each sample.
+
+    Labels are numbers as they are written; of several for a sample, a bool for each there is.
+    """
+
+    path: Path
+    features: Any
+    labels: NDArray[Any]
+
+
+def content_of(path: Path) -> bytes:
+    """Return the text of a file, unpacked if its name ends in .bz2."""
+    if path.suffix in _OTHERWISE_COMPRESSED:
+        raise InvalidInput(f"{path} is compressed: unpack it first, or compress it with bzip2")
+    content = path.read_bytes()
+    if path.suffix != ".bz2":
+        return content
+    try:
+        return bz2.decompress(content)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} is damaged, or no bzip2 file: {error}") from error
+
+
+def parse(paths: Sequence[Path]) -> list[SparseFile]:
+    """Parse the files together, because their features must be numbered alike.
+
+    InvalidInput names the file and the line of the first fault.
+    """
+    from sklearn.datasets import load_svmlight_files
+
+    contents = [content_of(path) for path in paths]
+    try:
+        parsed = load_svmlight_files([io.BytesIO(text) for text in contents], dtype=np.float32)
+    except (ValueError, OverflowError) as error:
+        for path, content in zip(paths, contents, strict=True):
+            raise_first_fault(path, content.split(b"\n"), _fault, _VALID_LINE)
+        raise InvalidInput(f"{paths[0]} is not a LIBSVM file: {error}") from error
+    files = [SparseFile(*entry) for entry in zip(paths, parsed[::2], parsed[1::2], strict=True)]
+    # Refuse what scikit-learn reads without complaint but cannot be trained on.
+    for file, content in zip(files, contents, strict=True):
+        if not len(file.labels):
+            raise InvalidInput(f"{file.path} has no samples; a valid line looks like {_VALID_LINE}")
+        has_odd_label = not np.all(np.mod(file.labels, 1) == 0)
+        # It skips a query identifier, which belongs to ranking and not to classification.
+        if has_odd_label or not np.isfinite(file.features.data).all() or b"qid" in content:
+            raise_first_fault(file.path, content.split(b"\n"), _fault, _VALID_LINE)
+        if not len(file.features.indices):
+            raise InvalidInput(
+                f"{file.path} has labels only; a valid line looks like {_VALID_LINE}"
+            )
+    return files
+
+
+def raise_first_fault(
+    path: Path,
+    lines: Sequence[bytes],
+    fault_of: Callable[[bytes], str | None],
+    valid_line: str,
+    first: int = 1,
+) -> None:
+    """Raise InvalidInput for the first of the lines, which count from `first`, with a fault."""
+    for number, line in enumerate(lines, start=first):
+        fault = fault_of(line)
+        if fault:
+            raise InvalidInput(f"{path}, line {number}: {fault}; a valid line: {valid_line}")
+
+
+def features_fault(words: Sequence[bytes], limit: int = _INDEX_LIMIT) -> str | None:
+    """Return the fault of the index:value words of a line, or None: indices rise below `limit`."""
+    previous = -1
+    for word in words:
+        index_text, _, value_text = word.partition(b":")
+        try:
+            index, value = int(index_text), float(value_text)
+        except ValueError:
+            return f"{quoted(word)} is not index:value"
+        if not previous < index < limit:
+            if previous + 1 >= limit:
+                return f"the index of {quoted(word)} comes after the highest, {limit - 1}"
+            return f"the index of {quoted(word)} is not from {previous + 1} to {limit - 1}"
+        if not abs(value) <= _FLOAT32_MAX:
+            return f"the value of {quoted(word)} is not a finite float32"
+        previous = index
+    return None
+
+
+def quoted(word: bytes) -> str:
+    """Return a word of a file in quotes, shortened for a message of one line."""
+    text = word.decode("utf-8", errors="backslashreplace")
+    return repr(text if len(text) <= 40 else text[:40] + "...")
+
+
+def _fault(line: bytes) -> str | None:
+    label, *features = line.partition(b"#")[0].split() or [b"0"]
+    try:
+        if not float(label).is_integer():
+            return f"the label {quoted(label)} is not a whole number"
+    except ValueError:
+        return f"the label {quoted(label)} is not a number"
+    return features_fault(features)
+
+
+def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Return the samples of the file as dense float32 values, exactly as they are written.
 
     The test set is the file `PATH.t` if there is one, else a stratified fifth. Labels become
@@ -31,56 +142,23 @@ def load_libsvm(path: str, sample_shape: tuple[int, ...] | None, seed: int) -> D
 
 def dataset_of(
     name: str,
-    files: Sequence[File],
-    sample_shape: tuple[int, ...] | None,
+    files: Sequence[SparseFile],
+    sample_shape: Shape | None,
     seed: int,
-    adjust: Callable[[torch.Tensor], object] = lambda _: None,
+    adjust: Callable[[torch.Tensor], object] | None = None,
 ) -> Dataset:
     """Return the samples of a file, split, or of two: one for training and one for testing.
 
     `adjust` may change the dense values (n, num_features) in place.
     """
-    shape = sample_shape or (files[0].features.shape[1],)
-    _check_shape(files, shape)
-    classes, targets = _targets(files)
-    parts: list[tuple[Any, NDArray[np.int64]]] = [
-        (file.features, numbers) for file, numbers in zip(files, targets, strict=True)
-    ]
-    if len(files) == 1:
-        # Split while they are sparse: dense values, once more, may not fit.
-        rows_of_parts = stratified_split(targets[0], seed)
-        parts = [(files[0].features[rows], targets[0][rows]) for rows in rows_of_parts]
-    train, test = (
-        TensorSamples(dense(features, shape, adjust), torch.from_numpy(numbers))
-        for features, numbers in parts
-    )
-    return Dataset(name, train, test, len(classes), shape)
-
-
-def dense(
-    features: Any,
-    shape: tuple[int, ...],
-    adjust: Callable[[torch.Tensor], object] = lambda _: None,
-) -> torch.Tensor:
-    """Return sparse float32 rows as dense samples of a shape that holds them."""
-    features.resize((features.shape[0], prod(shape)))
-    values = torch.from_numpy(features.toarray())
-    adjust(values)
-    return values.reshape(-1, *shape)
-
-
-def _check_shape(files: Sequence[File], shape: tuple[int, ...]) -> None:
-    num_features, num_values = files[0].features.shape[1], prod(shape)
-    if num_features > num_values:
+    num_features = files[0].features.shape[1]
+    shape = sample_shape or (num_features,)
+    if num_features > prod(shape):
         raise InvalidInput(
             f"{files[0].path} has {num_features} features, "
-            f"but the sample shape {shape_text(shape)} holds {num_values}"
+            f"but the sample shape {shape_text(shape)} holds {prod(shape)}"
         )
     require_memory(sum(len(file.labels) for file in files), shape, str(files[0].path))
-
-
-def _targets(files: Sequence[File]) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
-    """Return the labels of the classes, and the class number of each sample of each file."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(
@@ -92,4 +170,24 @@ def _targets(files: Sequence[File]) -> tuple[NDArray[np.float64], list[NDArray[n
             raise InvalidInput(
                 f"{file.path} has the label {unknown[0]:g}, which {files[0].path} has not"
             )
-    return classes, [np.searchsorted(classes, file.labels).astype(np.int64) for file in files]
+    parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
+    if len(parts) == 1:
+        # Split while they are sparse: dense values, once more, may not fit.
+        [(features, targets)] = parts
+        parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
+    train, test = (
+        TensorSamples(dense(features, shape, adjust), torch.from_numpy(targets))
+        for features, targets in parts
+    )
+    return Dataset(name, train, test, len(classes), shape)
+
+
+def dense(
+    features: Any, shape: Shape, adjust: Callable[[torch.Tensor], object] | None = None
+) -> torch.Tensor:
+    """Return sparse float32 rows as dense samples of a shape that holds them."""
+    features.resize((features.shape[0], prod(shape)))
+    values = torch.from_numpy(features.toarray())
+    if adjust is not None:
+        adjust(values)
+    return values.reshape(-1, *shape)

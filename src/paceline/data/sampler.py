@@ -1,16 +1,19 @@
-"""Which samples each worker takes in each step: an exact partition of every epoch.
+"""The samples of each worker in each step: an exact partition of every epoch.
 
 Pure Python and numpy; the indices are found without communication.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.balance import apportion
 from paceline.core.errors import InvalidInput
+
+TEST_SHARE = 5  # one in five
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -21,7 +24,35 @@ def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(bits.random_raw(num_samples), kind="stable").astype(np.int64)
 
 
-class ShardedBatches:
+class _Batches:
+    """The arguments that all samplers have, and the epoch."""
+
+    def __init__(
+        self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
+    ) -> None:
+        if batch_size < 1:
+            raise InvalidInput(f"the batch size must be at least 1, not {batch_size}")
+        if world_size < 1:
+            raise InvalidInput(f"the number of workers must be at least 1, not {world_size}")
+        if not 0 <= rank < world_size:
+            raise InvalidInput(f"the rank must be from 0 to {world_size - 1}, not {rank}")
+        if seed < 0:
+            raise InvalidInput(f"the seed must be 0 or more, not {seed}")
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.rank, self.world_size = rank, world_size
+        self.seed, self.epoch = seed, 0
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation of the next iteration; must be called alike on every rank."""
+        if epoch < 0:
+            raise InvalidInput(f"the epoch must be 0 or more, not {epoch}")
+        self.epoch = epoch
+
+
+class ShardedBatches(_Batches):
     """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
 
     `batch_size` is global: the most samples that a step takes over all workers. An epoch has
@@ -39,85 +70,162 @@ class ShardedBatches:
     def __init__(
         self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
     ) -> None:
-        _check(num_samples, batch_size, rank, world_size, seed)
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation of the next iteration; must be called alike on every rank."""
-        if epoch < 0:
-            raise InvalidInput(f"the epoch must be 0 or more, not {epoch}")
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return _num_steps(self.num_samples, self.batch_size)
+        super().__init__(num_samples, batch_size, rank, world_size, seed)
+        if batch_size < world_size:
+            raise InvalidInput(
+                f"a batch of {batch_size} cannot be shared by {world_size} workers: take a batch "
+                f"of at least {world_size}, or at most {_count(batch_size, 'worker')}"
+            )
+        if num_samples < world_size:
+            raise InvalidInput(
+                f"{_count(num_samples, 'sample')} cannot be shared by "
+                f"{_count(world_size, 'worker')}: each worker needs at least one"
+            )
+        smallest = num_samples // len(self)
+        if smallest < world_size:
+            most_steps = num_samples // world_size
+            raise InvalidInput(
+                f"{num_samples} samples in batches of {batch_size} make {len(self)} steps, the "
+                f"smallest of {_count(smallest, 'sample')}, too few for {world_size} workers: "
+                f"take a batch of at least {-(-num_samples // most_steps)}, or at most "
+                f"{_count(smallest, 'worker')}"
+            )
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = shuffled(self.num_samples, self.seed, self.epoch)
-        for step, size in enumerate(self.global_sizes):
-            start = _cut(self.num_samples, len(self), step)
-            first = start + _cut(size, self.world_size, self.rank)
-            last = start + _cut(size, self.world_size, self.rank + 1)
+        order, start = shuffled(self.num_samples, self.seed, self.epoch), 0
+        for size in self.global_sizes:
+            first, last = (
+                start + size * rank // self.world_size for rank in (self.rank, self.rank + 1)
+            )
             yield order[first:last].tolist()
+            start += size
 
     @cached_property
     def global_sizes(self) -> tuple[int, ...]:
         """Samples of each step over all ranks, in step order; the same on every rank."""
-        cuts = [_cut(self.num_samples, len(self), step) for step in range(len(self) + 1)]
+        # Where step k begins: rounded down, so that sizes differ by at most one.
+        cuts = [self.num_samples * step // len(self) for step in range(len(self) + 1)]
         return tuple(last - first for first, last in pairwise(cuts))
-
-
-def _num_steps(num_samples: int, batch_size: int) -> int:
-    return -(-num_samples // batch_size)
-
-
-def _cut(total: int, num_parts: int, part: int) -> int:
-    """Where `part` begins if `total` is cut into `num_parts` of sizes that differ by at most 1."""
-    return total * part // num_parts
-
-
-def check_place(batch_size: int, rank: int, world_size: int, seed: int) -> None:
-    """Raise InvalidInput for a batch, a rank or a seed that cannot be."""
-    if batch_size < 1:
-        raise InvalidInput(f"the batch size must be at least 1, not {batch_size}")
-    if world_size < 1:
-        raise InvalidInput(f"the number of workers must be at least 1, not {world_size}")
-    if not 0 <= rank < world_size:
-        raise InvalidInput(f"the rank must be from 0 to {world_size - 1}, not {rank}")
-    if seed < 0:
-        raise InvalidInput(f"the seed must be 0 or more, not {seed}")
-
-
-def _check(num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
-    check_place(batch_size, rank, world_size, seed)
-    if batch_size < world_size:
-        raise InvalidInput(
-            f"a batch of {batch_size} cannot be shared by {world_size} workers: take a batch of "
-            f"at least {world_size}, or at most {_count(batch_size, 'worker')}"
-        )
-    if num_samples < world_size:
-        raise InvalidInput(
-            f"{_count(num_samples, 'sample')} cannot be shared by {_count(world_size, 'worker')}: "
-            "each worker needs at least one"
-        )
-    _check_smallest_step(num_samples, batch_size, world_size)
-
-
-def _check_smallest_step(num_samples: int, batch_size: int, world_size: int) -> None:
-    num_steps = _num_steps(num_samples, batch_size)
-    smallest = num_samples // num_steps
-    if smallest < world_size:
-        enough = _num_steps(num_samples, num_samples // world_size)
-        raise InvalidInput(
-            f"{num_samples} samples in batches of {batch_size} make {num_steps} steps, the "
-            f"smallest of {_count(smallest, 'sample')}, too few for {world_size} workers: "
-            f"take a batch of at least {enough}, or at most {_count(smallest, 'worker')}"
-        )
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+Position = tuple[int, int]  # the number of epochs begun, and of batches drawn in the last one
+
+
+class BalancedSampler(_Batches):
+    """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
+
+    `batch_size` is global: an epoch's permutation is cut into batches of that many samples, the
+    last of which may be smaller, and each into one part for every rank. The parts are `shares`: at
+    first equal, later what `update` says, which a DataParallel with `balance` does by itself. The
+    samples of a step depend on the seed and the epoch alone, so an epoch uses every sample exactly
+    once, however the shares are and change, and all ranks take the same number of steps. `most`
+    bounds the samples of each rank in a step (None: no bound).
+
+    A rank may get no samples in a step: its list is empty then, and `Collate` makes a batch of it.
+    Raises InvalidInput for an argument that is out of range.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int = 0,
+        most: Sequence[int | None] | None = None,
+    ) -> None:
+        if num_samples < 1:
+            raise InvalidInput(f"the number of samples must be at least 1, not {num_samples}")
+        super().__init__(num_samples, batch_size, rank, world_size, seed)
+        self.most: tuple[int | None, ...] = (None,) * world_size if most is None else tuple(most)
+        bounds = [batch_size if bound is None else bound for bound in self.most]
+        if len(bounds) != world_size or min(bounds) < 0:
+            raise InvalidInput(
+                f"most: must be {world_size} numbers of samples or None, not {list(self.most)}"
+            )
+        if sum(bounds) < batch_size:
+            raise InvalidInput(
+                f"most: the ranks together take fewer samples than a batch of {batch_size} has"
+            )
+        equal = apportion(batch_size, [1.0] * world_size, self.most)
+        self._changes: list[tuple[Position, tuple[int, ...]]] = [((0, 0), equal)]
+        self.drawn: Position = (0, 0)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The samples of each rank in a whole batch, by the latest update."""
+        return self._changes[-1][1]
+
+    def update(self, shares: Sequence[int], first: Position | None = None) -> None:
+        """Split batches so from the place `first` on; None: from the next that is drawn.
+
+        All ranks must call it with the same arguments. DataLoaders with worker processes draw ahead
+        of training, and not all alike: `first` must be at or after `drawn` of every rank, their
+        maximum. InvalidInput if the shares do not add up to a batch or go beyond `most`.
+        """
+        if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
+            raise InvalidInput(
+                f"shares: {list(shares)} are not {self.world_size} parts of a batch of "
+                f"{self.batch_size}"
+            )
+        for rank, (share, bound) in enumerate(zip(shares, self.most, strict=True)):
+            if bound is not None and share > bound:
+                raise InvalidInput(f"shares: rank {rank} takes at most {bound}, not {share}")
+        start: Position = self.drawn if first is None else (first[0], first[1])
+        if start < self.drawn:
+            raise InvalidInput(
+                f"shares: the batch of epoch {start[0]}, step {start[1]} has been drawn already"
+            )
+        # Changes that lie before `drawn` are no longer needed, but for the one in force.
+        passed = sum(place <= self.drawn for place, _ in self._changes)
+        self._changes = [
+            *(change for change in self._changes[passed - 1 :] if change[0] < start),
+            (start, tuple(shares)),
+        ]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Counted at the first draw, as a DataLoader may create iterators that it never uses.
+        number = self.drawn[0] + 1
+        self.drawn = (number, 0)
+        order = shuffled(self.num_samples, self.seed, self.epoch)
+        for step, size in enumerate(self.global_sizes):
+            place = (number, step)
+            changes = [shares for first, shares in self._changes if first <= place]
+            shares = changes[-1] if changes else self._changes[0][1]
+            parts = shares if size == self.batch_size else apportion(size, shares)
+            start = step * self.batch_size + sum(parts[: self.rank])
+            if self.drawn[0] == number:  # a later iterator may have begun another epoch
+                self.drawn = (number, step + 1)
+            yield order[start : start + parts[self.rank]].tolist()
+
+    @cached_property
+    def global_sizes(self) -> tuple[int, ...]:
+        """Samples of each step over all ranks, in step order; the same on every rank."""
+        last = self.num_samples - (len(self) - 1) * self.batch_size
+        return (self.batch_size,) * (len(self) - 1) + (last,)
+
+
+def stratified_split(
+    targets: NDArray[np.int64], seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of the train and of the test samples, each in ascending order.
+
+    One fifth of each class (rounded, but at least one of two or more) is for testing; a class of
+    one sample stays in training. Raises InvalidInput if nothing would be left for testing.
+    """
+    order = shuffled(len(targets), seed, epoch=0)
+    is_test = np.zeros(len(targets), dtype=bool)
+    for label in np.unique(targets):
+        members = order[targets[order] == label]
+        if len(members) > 1:
+            is_test[members[: max(1, round(len(members) / TEST_SHARE))]] = True
+    if not is_test.any():
+        raise InvalidInput(
+            "no class has two samples, so none can be set aside for testing; "
+            "add samples, or supply a test set"
+        )
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)

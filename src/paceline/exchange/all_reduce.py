@@ -1,5 +1,6 @@
-"""Torch's own reducer, as a replica sees it: what is hooked into it, and what it has sent."""
+"""Torch's own reducer: hooks that encode or record its buckets, and the count of what it sends."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,148 +8,233 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _register_comm_hook
+from torch.distributed import GradBucket  # type: ignore[attr-defined] # exported, but not declared
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from paceline.exchange.agreement import Named
-from paceline.exchange.compressed import Compression
-from paceline.exchange.hook import HookState, exchange_bucket
-from paceline.exchange.readiness import Readiness
-from paceline.exchange.replica import Statistics
+from paceline.codecs.codec import Codec
+from paceline.core.errors import InvalidInput
+from paceline.exchange.codec_choice import choice_of
+from paceline.exchange.compressed import CompressedAllReduce, Compression, Future
+from paceline.exchange.layout import NamedParameter
+from paceline.exchange.optimizers import NonFiniteGuard, Policy
+from paceline.exchange.readiness import Listener, Readiness
+from paceline.exchange.replica import Method, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
+_ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # all exact in float32
+_DEADLINE_S = 1800.0  # torch's own
 
-class TorchAllReduce:
-    """Counts what DistributedDataParallel's reducer exchanges, and has it encoded or recorded.
 
-    `on_exchanged` is called after each exchange; that takes a hook for each parameter.
-    """
-
-    name = "allreduce"
+class HookState:
+    """State of the hook: process groups, the codecs' error feedback, and counters."""
 
     def __init__(
         self,
-        parameters: Sequence[Named],
-        compression: Compression | None,
+        compression: Compression,
+        ranks: Sequence[int],
+        device: torch.device,
+        deadline_s: float,
+    ) -> None:
+        self.guard = NonFiniteGuard(compression.on_nonfinite)
+        self.recorder: Recorder | None = None
+        self._world_size = len(ranks)
+        self._all_reduce = CompressedAllReduce(ranks, device, deadline_s)
+        self._choice = choice_of(compression.codec, self._all_reduce)
+        self._nbytes_before = self._all_reduce.bytes_sent  # of measuring which codec pays
+        self._numbers: dict[int, int] = {}  # of parameters, in the order in which they first came
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of gradients that this rank has handed to the others."""
+        return self._all_reduce.bytes_sent - self._nbytes_before
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Number of NaN or infinite values so far, over all ranks."""
+        return self.guard.num_nonfinite
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of steps that were skipped because of them."""
+        return self.guard.num_skipped
+
+    @property
+    def why(self) -> str:
+        """The codec in use, and the measurements that led to it."""
+        return self._choice.why
+
+    def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Begin to average a bucket; the future has its gradients."""
+        gradients = bucket.buffer()
+        if gradients.dtype not in _ENCODED:
+            raise InvalidInput(
+                f"codec: gradients of {gradients.dtype} would lose precision that float32 does not "
+                "have; train in float32, float16 or bfloat16, or without a codec"
+            )
+        parameters = bucket.parameters()
+        self.guard.watch(parameters)
+        if bucket.index() == 0:  # torch hands out buckets in this order in every step
+            self._all_reduce.begin_step()
+            self._choice.begin_step()
+        name, codec = self._choice.codec_of(len(gradients))
+        # Error feedback belongs to parameters: a rebuilt bucket with others needs another key.
+        numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
+        checksum = zlib.crc32(str(numbers).encode())
+        key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}/{name}"
+        recorder = self.recorder
+        recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
+        work = self._all_reduce.begin(key, gradients.float(), codec, self._world_size)
+
+        def done(future: Future) -> Tensor:
+            if recorder is not None:
+                recorder.leave_exchange(recorded)
+            values = future.value()
+            self.guard.found(work.num_nonfinite)
+            return gradients if values is gradients else gradients.copy_(values)
+
+        return work.future.then(done)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the error feedback of this rank's codecs, for its checkpoint."""
+        return self._all_reduce.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load the state that the same rank, of the same number of ranks, has saved."""
+        self._all_reduce.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the threads. The hook cannot be used after that."""
+        self.guard.close()
+        self._all_reduce.close()
+
+
+Hook = Callable[[HookState, GradBucket], torch.futures.Future[Tensor]]
+
+
+def ddp_hook(
+    codec: str | Codec,
+    on_nonfinite: Policy = "raise",
+    process_group: dist.ProcessGroup | None = None,
+    deadline_s: float = _DEADLINE_S,
+) -> tuple[HookState, Hook]:
+    """Return a state and a hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
+
+    All ranks must call it together, with the same codec: a name, a codec, or "auto", which encodes
+    with dynamic8 what is faster so, and nothing if steps are not. `process_group` is
+    that of the DistributedDataParallel, of backend gloo or nccl. Raises InvalidInput for what does
+    not fit. A step with values that are not finite, on any rank, is one that no rank takes: a
+    GradScaler skips it; otherwise the optimizer raises NonFinite, or by `on_nonfinite="skip"`
+    changes nothing. The state counts them.
+
+    What codecs with error feedback remember belongs to a bucket; torch makes its buckets anew after
+    the first step, whose errors are dropped.
+    """
+    if not dist.is_initialized():
+        raise InvalidInput("ddp_hook: call torch.distributed.init_process_group before")
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    # nccl alone, or beside gloo for values in host memory
+    has_nccl = "nccl" in dist.get_backend_config(process_group)
+    device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
+    state = HookState(Compression(codec, on_nonfinite), ranks, device, deadline_s)
+    return state, HookState.exchange
+
+
+class TorchAllReduce(Listener):
+    """Counts what DistributedDataParallel's reducer exchanges, and encodes or records its buckets.
+
+    `on_exchanged` is called after each exchange; that costs a hook for each parameter.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        parameters: Sequence[NamedParameter],
         join: Callable[[], Group],
         on_exchanged: Callable[[], None] | None = None,
     ) -> None:
-        self._recorder: Recorder | None = None
-        self._compression, self._join = compression, join
+        self._name, self._compression, self._join = method.name, method.compression, join
         self._nbytes = sum(one.parameter.nbytes for one in parameters)
         self._on_exchanged = on_exchanged
         self._num_steps = 0
+        self._recorder: Recorder | None = None
         self._hook: HookState | None = None
         self._readiness: Readiness | None = None
         if on_exchanged is not None:
-            named = [(one.name, one.parameter) for one in parameters]
-            self._readiness = Readiness(named, self, sparse=range(len(named)))
-            self._readiness.expect([None] * len(named))
+            self._readiness = Readiness(parameters, self, sparse=range(len(parameters)))
+            self._readiness.expect([None] * len(parameters))
 
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
-        """Register with the reducer what encodes or records its buckets, if there is something."""
+        """Register a hook that encodes or records the reducer's buckets, if one is needed."""
         self._recorder = recorder
         if self._compression is not None:
-            _register_comm_hook(reducer, self, _exchange_bucket)
+            _register_comm_hook(reducer, self, TorchAllReduce._encoded)
         elif recorder is not None:
-            _register_comm_hook(reducer, (recorder, self._join()), _recorded_all_reduce)
+            _register_comm_hook(reducer, (recorder, self._join()), _recorded)
+
+    def _encoded(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        self.open()
+        assert self._hook is not None
+        self._hook.recorder = self._recorder
+        return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Make what encodes, on all ranks together; without, the first bucket does it."""
-        if self._compression is not None:
-            self.hook_state()
+        """Create the encoding hook's state, on all ranks together; else the first bucket does.
 
-    def hook_state(self) -> HookState:
-        """Return what encodes buckets. InvalidInput if ranks have different codecs."""
-        if self._hook is None:
-            assert self._compression is not None
+        InvalidInput if ranks have different codecs.
+        """
+        if self._compression is not None and self._hook is None:
             group = self._join()
             ranks = group.global_ranks
             self._hook = HookState(self._compression, ranks, group.device, group.deadline_s)
-        self._hook.recorder = self._recorder
-        return self._hook
 
     @property
     def pending(self) -> bool:
-        """Whether a forward pass still waits for its backward pass, where that is watched."""
+        """True if a forward pass still waits for its backward pass, where that is watched."""
         return self._readiness is not None and self._readiness.pending
 
     def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
-        """Note a forward pass that can be differentiated."""
+        """Count a forward pass that can be differentiated."""
         self._num_steps += synchronize
         if self._readiness is not None:
             self._readiness.forwarded(outputs, synchronize)
 
     def unwatch(self) -> None:
-        """Tell nobody of exchanges any more."""
+        """Stop calling `on_exchanged`, and remove its hooks."""
         if self._readiness is not None:
             self._readiness.close()
             self._readiness = None
 
     def statistics(self) -> Statistics:
-        """Return what is known from outside: a ring sends 2 (n - 1) / n of the bytes."""
-        if self._hook is not None:
-            sent, hook = self._hook.bytes_sent, self._hook
-            return Statistics(
-                self.name,
-                self._num_steps,
-                sent,
-                sent,
-                None,
-                None,
-                codec=hook.why,
-                num_nonfinite=hook.num_nonfinite,
-                num_skipped=hook.num_skipped,
-            )
-        n = self._join().world_size
-        total = self._nbytes * 2 * (n - 1) // n * self._num_steps
-        return Statistics(self.name, self._num_steps, total, total, None, None)
+        """Return the bytes that a ring sends, 2 (n - 1) / n of all; times cannot be seen here."""
+        hook, steps = self._hook, self._num_steps
+        if hook is None:
+            n = self._join().world_size
+            sent = self._nbytes * 2 * (n - 1) // n * steps
+            return Statistics(self._name, steps, sent, sent, None, None)
+        sent, found = hook.bytes_sent, (hook.num_nonfinite, hook.num_skipped)
+        return Statistics(self._name, steps, sent, sent, None, None, None, hook.why, *found)
 
     def close(self) -> None:
-        """End what encodes, and the hooks of ours."""
+        """End the threads of the codec, and remove our hooks."""
         self.unwatch()
         if self._hook is not None:
             self._hook.close()
 
-    # What Readiness tells.
-
-    def approaching(self) -> None:
-        """Torch's reducer sees to the backward pass."""
-
-    def began(self) -> None:
-        """Torch's reducer sees to the backward pass."""
-
-    def ready(self, chunk: int) -> None:
-        """There are no chunks of ours."""
-
     def ended(self, missing: Sequence[int]) -> None:
-        """Note that gradients were exchanged, or will be before this backward pass returns."""
+        """Report an exchange, which ends before this backward pass returns."""
         assert self._on_exchanged is not None
         self._on_exchanged()
 
 
-def _exchange_bucket(
-    exchange: TorchAllReduce,
-    bucket: dist.GradBucket,  # type: ignore[name-defined] # exported, but not declared
-) -> torch.futures.Future[Tensor]:
-    """Begin to average a bucket through the codec."""
-    return exchange_bucket(exchange.hook_state(), bucket)
-
-
-def _recorded_all_reduce(
-    recorded: tuple[Recorder, Group],
-    bucket: dist.GradBucket,  # type: ignore[name-defined] # exported, but not declared
-) -> torch.futures.Future[Tensor]:
+def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average the bucket as DistributedDataParallel does without a hook."""
     recorder, group = recorded
     exchange = recorder.join_exchange(str(bucket.index()))
-    gradients = bucket.buffer().div_(group.world_size)
-    work = dist.all_reduce(gradients, group=group.process_group, async_op=True)
-    assert work is not None
 
-    def done(future: torch.futures.Future[Any]) -> Tensor:
+    def done(future: Future) -> Tensor:
         recorder.leave_exchange(exchange)
-        tensor: Tensor = future.value()[0]
-        return tensor
+        return future.value()
 
-    reduced: torch.futures.Future[Tensor] = work.get_future().then(done)
-    return reduced
+    # None is torch's default group, to this hook too.
+    return allreduce_hook(group.process_group, bucket).then(done)  # type: ignore[arg-type]

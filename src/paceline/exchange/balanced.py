@@ -1,29 +1,80 @@
-"""A replica whose rank takes a part of each batch that follows its speed."""
+"""Unequal batches: gradients weighted by samples, and shares that follow the ranks' speeds.
+
+Each rank's loss is the mean over its own n samples, and the exchange averages W ranks' gradients.
+The mean over all N samples is that average if each rank's gradient is first scaled by n W / N. It
+is scaled where it enters the module, at its outputs: that costs nothing, reaches each parameter
+once, and leaves alone the terms of a loss that no sample takes part in, such as weight decay.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
+from paceline.core.balance import Balance
 from paceline.core.errors import InvalidInput
-from paceline.data.balanced import BalancedSampler
+from paceline.data.sampler import BalancedSampler
 from paceline.exchange.readiness import in_backward
-from paceline.exchange.replica import Replica, Statistics
-from paceline.exchange.weights import Count, differentiable, num_samples, scale_gradients
+from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.group import Group
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
-from paceline.tune.balance import Balance
 
 _MOST_PASSES = 256
-_NUM_WARM_UP = 2  # passes that say nothing about a rank's speed
+_NUM_WARM_UP = 2  # passes in which caches fill and buckets are made
+
+
+class SampleCount:
+    """The ranks' samples in one forward pass, added up while the pass goes on."""
+
+    def __init__(self, own: int, group: Group) -> None:
+        self._own, self._group = own, group
+        self._total = torch.tensor([own])
+        self._work: dist.Work | None = None
+        self._weight: float | None = None
+
+    def begin(self) -> None:
+        """Start the all-reduce of the numbers; all ranks must."""
+        if self._work is None and self._group.world_size > 1:
+            with self._group.naming_lost_ranks():
+                self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
+
+    def scaled(self, gradient: Tensor) -> Tensor | None:
+        """Return the weighted gradient of an output; waits for the other ranks' numbers."""
+        if self._weight is None:
+            self.begin()
+            if self._work is not None:
+                with self._group.naming_lost_ranks():
+                    self._work.wait(timedelta(seconds=self._group.deadline_s))
+            total = int(self._total)
+            self._weight = self._own * self._group.world_size / total if total else 0.0
+        if self._weight == 1:
+            return None
+        # The mean loss of no samples may be NaN, which a product with zero would keep.
+        return gradient * self._weight if self._weight else torch.zeros_like(gradient)
+
+
+def _num_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the rows of the first tensor among a module's arguments."""
+    first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+    if first is None or not first.ndim:
+        raise InvalidInput(
+            "balance: the module's first tensor has no rows to count samples by; say how many "
+            "there are with model.samples(n) before each forward pass"
+        )
+    return len(first)
+
+
 Admit = Callable[[Sequence[float], BalancedSampler], Sequence[int]]
 
 
@@ -31,15 +82,15 @@ class Balanced:
     """Runs a `replica` of `module`; weights gradients by samples, and balances the batches.
 
     The result is that of one process on the whole batch, if each rank's loss is a mean over its
-    samples. With a `sampler` each rank measures the seconds in which it computes, not those in
-    which it waits; all agree on new shares every few steps, and tell it. Without `weighs` the
-    caller's losses are weighted already. `admit` is told the ranks' speeds when all are known, in
-    samples a second, and the sampler; the ranks that it returns get no samples.
+    samples. With a `sampler`, each rank measures the seconds in which it computes, not those in
+    which it waits; every few steps all agree on new shares and update the sampler. `weighs`: False
+    if the caller's losses are weighted already. `admit` gets the ranks' speeds in samples per
+    second, once all are known, and the sampler; the ranks that it returns get no samples.
     """
 
     def __init__(
         self,
-        replica: Replica,
+        replica: ModelReplica,
         module: nn.Module,
         group: Group,
         sampler: BalancedSampler | None = None,
@@ -50,7 +101,7 @@ class Balanced:
         self._replica, self._module, self._group = replica, module, group
         self._weighs, self._admit = weighs, admit
         self._said: int | None = None
-        self._pace = Pace(group.device)
+        self._meter = SpeedMeter(group.device)
         self._sampler: BalancedSampler | None = None
         self._balance: Balance | None = None
         self._left = 0
@@ -58,7 +109,7 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Tell this sampler the shares from now on. All ranks must call it together.
+        """Update this sampler's shares from now on. All ranks must call it together.
 
         InvalidInput if it is not the same sampler on all ranks, or not made for them.
         """
@@ -77,17 +128,14 @@ class Balanced:
         self._balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
         self._left = _NUM_WARM_UP + self._balance.interval
 
-    def _num_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        return num_samples(args, kwargs) if self._said is None else self._said
-
     def samples(self, number: int) -> None:
-        """Say how many samples this rank has in the next forward pass."""
+        """Set the number of this rank's samples in the next forward pass."""
         if number < 0:
             raise InvalidInput(f"samples: must be 0 or more, not {number}")
         self._said = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass; InvalidInput if its samples cannot be counted."""
+        """Run the module's forward pass."""
         return self.run(self._replica, args, kwargs)
 
     def run(
@@ -103,40 +151,37 @@ class Balanced:
             )
         if self._module.training and self._balance is not None:
             self._agree(self._balance)
-        own = self._num_samples(args, kwargs)
+        own = _num_samples(args, kwargs) if self._said is None else self._said
         self._said = None
-        return self._forward(forward, own, args, kwargs)
-
-    def _forward(
-        self,
-        forward: Callable[..., Any],
-        own: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        count = Count(own, self._group)
-        if self._weighs and self._module.training:  # in evaluation nobody may come to backward
+        count = SampleCount(own, self._group)
+        # In evaluation there may be no backward pass, which is where ranks wait for the sum.
+        if self._weighs and self._module.training:
             count.begin()
-        timed = self._pace.begin(own)
+        marks: list[Any] = []
 
-        def began(module: nn.Module, inputs: Any) -> None:
-            timed.mark()
+        def mark(*_: object) -> None:
+            marks.append(self._meter.clock.mark())
 
         def left(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            if self._weighs:
-                # Waits for the others, and so comes before the clock of backward starts.
-                scale_gradients(outputs, count.weight)
-            timed.watch(differentiable(outputs))
+            tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+            leaves = [one for one in tensors if one.requires_grad]
+            if not leaves:
+                raise InvalidInput(
+                    "balance: the module's outputs hold no tensor with a gradient to be weighted; "
+                    "return tensors, or tuples, lists and dictionaries of them"
+                )
+            # Scaling waits for the others, and so comes before the clock of backward starts.
+            for leaf in leaves if self._weighs else ():
+                leaf.register_hook(count.scaled)
+            self._meter.watch(leaves, own, marks)
 
-        def ended(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            timed.mark()
-
-        # Not around the replica, which may wait for others before the module's forward pass; and it
-        # must look at the outputs after us, who note when backward is over before it waits then.
+        # On the module and not around the replica, which may wait for other ranks before the
+        # module's forward pass. Ours come first (prepend): at the end of backward our callback must
+        # record the time before the replica's waits for the exchange.
         handles = [
-            self._module.register_forward_pre_hook(began, prepend=True),
+            self._module.register_forward_pre_hook(mark, prepend=True),
             self._module.register_forward_hook(left, prepend=True),
-            self._module.register_forward_hook(ended),
+            self._module.register_forward_hook(mark),
         ]
         try:
             with _statistics_kept(self._module, own):
@@ -146,13 +191,13 @@ class Balanced:
                 handle.remove()
 
     def _agree(self, balance: Balance) -> None:
-        """Bring together what the ranks have measured, if it is time, and change the shares."""
         self._left -= 1
         if self._left >= 0:
             return
         assert self._sampler is not None
-        rows = self._group.gather([self._pace.seconds_per_sample(), self._sampler.drawn])
+        rows = self._group.gather([self._meter.seconds_per_sample(), self._sampler.drawn])
         known_before = None not in balance.samples_per_s
+        # All ranks record the same rows, and so compute the same shares.
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
@@ -163,92 +208,67 @@ class Balanced:
             self._sampler.update(shares, (epoch, step))
         self._left = balance.interval - 1
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Within it gradients accumulate on this rank alone; each pass has a weight of its own."""
-        return self._replica.no_sync()
-
     def record(self, recorder: Recorder | None) -> None:
-        """Tell the recorder of all exchanges from now on; None ends that."""
+        """Record all exchanges from now on; None ends that."""
         self._replica.record(recorder)
 
-    def statistics(self) -> Statistics:
-        """Return what exchanging has taken, the shares, and what each rank computes a second."""
-        return self.shared(self._replica.statistics())
+    def close(self) -> None:
+        """Free the resources of the exchange; the module stays usable, and trains alone."""
+        self._replica.close()
 
     def shared(self, statistics: Statistics) -> Statistics:
         """Return these statistics with the shares, where batches follow the ranks' speeds."""
         if self._balance is None:
             return statistics
-        return replace(
-            statistics, shares=self._balance.shares, samples_per_s=self._balance.samples_per_s
-        )
-
-    def close(self) -> None:
-        """Give back what the exchange holds."""
-        self._replica.close()
+        shares, samples_per_s = self._balance.shares, self._balance.samples_per_s
+        return replace(statistics, shares=shares, samples_per_s=samples_per_s)
 
 
-class _Pass:
-    """One forward and backward pass of this rank: its samples and four marks of a clock."""
-
-    def __init__(self, num_samples: int, clock: Any, done: Callable[["_Pass"], None]) -> None:
-        self.num_samples = num_samples
-        self.marks: list[Any] = []
-        self._clock, self._done = clock, done
-
-    def mark(self) -> None:
-        """Note this moment: the begin or the end of forward."""
-        self.marks.append(self._clock.mark())
-
-    def watch(self, outputs: Sequence[Tensor]) -> None:
-        """Note when a backward pass reaches these outputs, and when its arithmetic is over."""
-        for output in outputs:
-            output.register_hook(self._reached)
-
-    def _reached(self, gradient: Tensor) -> None:
-        if len(self.marks) == 2:  # the first output, in the first backward pass
-            self.mark()
-            Variable._execution_engine.queue_callback(self._ended)
-
-    def _ended(self) -> None:
-        if len(self.marks) == 3:
-            self.mark()
-            self._done(self)
-
-
-class Pace:
-    """What this rank takes for a sample, in forward and backward, without waiting for others."""
+class SpeedMeter:
+    """This rank's seconds per sample in forward and backward, without waiting for others."""
 
     def __init__(self, device: torch.device) -> None:
-        self._clock = clock_for(device)
-        self._passes = deque[_Pass](maxlen=_MOST_PASSES)
+        self.clock = clock_for(device)
+        self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)  # samples, four marks
         self._num_warm_up = _NUM_WARM_UP
 
-    def begin(self, num_samples: int) -> _Pass:
-        """Return what times a pass over so many samples."""
-        return _Pass(num_samples, self._clock, self._add)
+    def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
+        """Record when a backward pass reaches these outputs, and when its computation ends."""
 
-    def _add(self, one: _Pass) -> None:
-        if self._num_warm_up:
-            self._num_warm_up -= 1
-        elif one.num_samples:
-            self._passes.append(one)
+        def reached(gradient: Tensor) -> None:
+            if len(marks) == 2:  # the first output, in the first backward pass
+                marks.append(self.clock.mark())
+                Variable._execution_engine.queue_callback(ended)
+
+        def ended() -> None:
+            if len(marks) != 3:
+                return
+            marks.append(self.clock.mark())
+            if self._num_warm_up:
+                self._num_warm_up -= 1
+            elif num_samples:
+                self._passes.append((num_samples, marks))
+
+        for output in outputs:
+            output.register_hook(reached)
 
     def seconds_per_sample(self) -> float | None:
         """Return the median since the last call; None if there were no samples."""
         passes = list(self._passes)
         self._passes.clear()
-        times = self._clock.seconds([mark for one in passes for mark in one.marks])
+        # At once: the clock of a GPU waits for the device.
+        times = self.clock.seconds([mark for _, marks in passes for mark in marks])
         seconds = []
-        for number, one in enumerate(passes):
+        for number, (num_samples, _) in enumerate(passes):
             entered, left, reached, ended = times[4 * number : 4 * number + 4]
-            seconds.append((left - entered + ended - reached) / one.num_samples)
+            seconds.append((left - entered + ended - reached) / num_samples)
+        # Never zero: shares are in proportion to its inverse.
         return max(median(seconds), 1e-12) if seconds else None
 
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Keep running statistics as they are in a forward pass without samples: they have no mean."""
+    """Leave running statistics alone in a forward pass without samples, which have no mean."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

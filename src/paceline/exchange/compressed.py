@@ -1,4 +1,13 @@
-"""An all-reduce of values that travel encoded, beside whatever its caller does meanwhile."""
+"""An all-reduce of values that travel encoded, beside whatever its caller does meanwhile.
+
+Each rank sums one shard of the values:
+
+    values     [shard 0 | shard 1 | shard 2]        on each rank
+    scatter     encode, all-to-all                  each shard to the rank that sums it
+    gather      decode and add, encode, all-gather  each sum to all ranks, decode
+
+Each shard travels as a row of bytes: a header, and the buffers of its payload.
+"""
 
 import atexit
 import queue
@@ -7,28 +16,109 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.codecs.codec import Codec
+from paceline.codecs.codec import Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
-from paceline.exchange.nonfinite import Policy
-from paceline.exchange.shards import Piece
+from paceline.exchange.optimizers import Policy
+from paceline.links.group import post_pairs
 
+# A thread that waits in a collective for a lost rank does not end by itself.
 _GOODBYE_S = 5.0
+
+
+class EncodedPiece:
+    """Contiguous float32 values that become their sum over all ranks / `divisor`.
+
+    `codecs`: one for each shard; that of a rank's own shard encodes the sum.
+    """
+
+    def __init__(
+        self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
+    ) -> None:
+        self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
+        # All ranks compute the same sizes, so that only payloads need to travel.
+        size = -(-len(values) // len(codecs))
+        self._shards = [values[size * i : size * (i + 1)] for i in range(len(codecs))]
+        self._peers = [other for other in range(len(codecs)) if other != rank]
+        self._received = torch.empty(0, dtype=torch.uint8)
+        self._row_nbytes = 0
+
+    def scatter(self, group: dist.ProcessGroup) -> int:
+        """Send each shard to the rank that sums it; return the bytes sent."""
+        payloads = [self._codecs[peer].encode(self._shards[peer]) for peer in self._peers]
+        self._received = _exchanged(self._rows(payloads, group), self._peers, group)
+        return len(self._peers) * self._row_nbytes
+
+    def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
+        """Replace values by their means; return bytes sent, and the number of non-finite values.
+
+        Those count as zero, on whichever rank they were.
+        """
+        own, codec = self._shards[self._rank], self._codecs[self._rank]
+        num_nonfinite = 0
+        for payload in unpack(self._received, codec.name, len(own)):
+            codec.add_to(own, payload)
+            num_nonfinite += payload.num_nonfinite
+        if self._divisor != 1.0:
+            own /= self._divisor
+        sums = codec.encode(own)
+        num_nonfinite += sums.num_nonfinite
+        # The others must hear of every value that was not finite, on whichever rank it was.
+        sums = replace(sums, num_nonfinite=num_nonfinite)
+        row = self._rows([sums], group)
+        received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
+        # The owner decodes its own sum, too: all ranks must get the same bits.
+        codec.decode(sums, out=own)
+        for row, peer in zip(received, self._peers, strict=True):
+            shard, codec = self._shards[peer], self._codecs[peer]
+            [payload] = unpack(row.unsqueeze(0), codec.name, len(shard))
+            codec.decode(payload, out=shard)
+            num_nonfinite += payload.num_nonfinite
+        return len(self._peers) * self._row_nbytes, num_nonfinite
+
+    def _rows(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> Tensor:
+        """Return a row of bytes for each payload, as long as those of the other ranks."""
+        codec = self._codecs[self._rank]
+        if codec.fixed_size:
+            nbytes = codec.nbytes(len(self._shards[0]))
+        else:
+            # A rank alone scatters nothing.
+            longest = max((payload.nbytes for payload in payloads), default=0)
+            agreed = torch.tensor([longest], device=self.values.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
+            nbytes = int(agreed)
+        self._row_nbytes = row_nbytes(nbytes)
+        return pack(payloads, self._row_nbytes, self.values.device)
+
+
+def _exchanged(sent: Tensor, peers: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Send each peer its row, and return their rows for this rank."""
+    received = torch.empty_like(sent, memory_format=torch.contiguous_format)
+    if sent.device.type != "cpu":
+        rows = [int(rank in peers) for rank in range(dist.get_world_size(group))]
+        dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
+        return received
+    for work in post_pairs(received, sent, peers, group):
+        assert work is not None  # this rank is one of the group
+        work.wait()
+    return received
+
 
 Future = torch.futures.Future[Tensor]
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How gradients travel: a codec or its name ("auto" for what pays), and what they must not be.
+    """A codec for gradients, or its name ("auto": whichever is faster).
 
     `on_nonfinite` is the policy for NaN and infinite values.
     """
@@ -45,10 +135,10 @@ class Compression:
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce: what becomes of it, and what it took on this rank.
+    """One all-reduce, its future result and its costs on this rank.
 
-    `future` has the values once they are the mean; all NaN if any of them were not finite on any
-    rank: `num_nonfinite` in all. `seconds` are those that this rank has spent on it.
+    `future` gets the mean of the values; all NaN if any of them, `num_nonfinite` over all ranks,
+    were not finite. `seconds`: the time that each thread of this rank has spent on it.
     """
 
     key: str
@@ -62,18 +152,22 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: Exception) -> None:
-        """Tell who waits that there will be no values; both threads may notice it at once."""
+        """Set the error of the future; both threads may fail at the same time."""
         with self._failing:
             if not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
 
 
-class CompressedAllReduce:
-    """All-reduces one after another in two threads, of which one scatters and one gathers.
+# Arguments of the two phases, beginning with their Work; None ends a thread.
+_Queue = queue.SimpleQueue[tuple[Any, ...] | None]
 
-    The `ranks` make it together, all with the same codecs in the same order: each phase has a
-    process group of its own. What codecs remember (error feedback) is kept for each `key`. No
-    collective takes longer than `deadline_s`.
+
+class CompressedAllReduce:
+    """Runs all-reduces in order in two threads, of which one scatters and one gathers.
+
+    The `ranks` create it together and begin the same all-reduces in the same order. Each phase has
+    a process group of its own, so that the scatter of one piece overlaps the gather of another.
+    Error feedback is kept for each `key`. No collective takes longer than `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
@@ -81,15 +175,14 @@ class CompressedAllReduce:
         self._bytes_sent = [0, 0]  # by each thread
         self._ranks = list(ranks)
         self._rank = self._ranks.index(dist.get_rank())
-        deadline = timedelta(seconds=deadline_s)
-        some = len(self._ranks) < dist.get_world_size()
         self._groups = [
             dist.new_group(
                 self._ranks,
-                timeout=deadline,
+                timeout=timedelta(seconds=deadline_s),
                 # Values in host memory can be sent, too, where the default group is nccl.
                 backend="gloo" if device.type == "cpu" else None,
-                use_local_synchronization=some,
+                # Otherwise all ranks of the default group would have to call new_group.
+                use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             )
             for _ in range(2)
         ]
@@ -97,21 +190,26 @@ class CompressedAllReduce:
         self._errors: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self._is_void = False  # the step: some values of it are not finite
-        self._scattering: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._gathering: queue.SimpleQueue[tuple[Work, Piece, bool] | None] = queue.SimpleQueue()
+        self._scattering: _Queue = queue.SimpleQueue()
+        self._gathering: _Queue = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (("scatter", self._scatter), ("gather", self._gather))
+            # Daemons: one that waits for a lost rank must not keep the process alive.
+            threading.Thread(target=self._run, args=phase, name=name, daemon=True)
+            for name, phase in (
+                ("scatter", (self._scattering, self._scatter, self._gathering)),
+                ("gather", (self._gathering, self._gather, None)),
+            )
         ]
         for thread in self._threads:
             thread.start()
-        # A thread that the interpreter ends within torch takes the process down with it.
+        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
         atexit.register(self.close)
 
     def begin_step(self) -> None:
-        """Forget what codecs remember of keys that were not used since the last call.
+        """Begin a step: drop the error feedback of keys that the last step did not use.
 
-        Forget all if values were not finite: what that step has lost must not be made up for.
+        All of it is dropped if values were not finite: that step is not taken, so its errors must
+        not be added to the next.
         """
         if self._is_void:
             self._codecs, self._is_void = {}, False
@@ -128,14 +226,13 @@ class CompressedAllReduce:
         self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
     ) -> Work:
         """Begin to make the values, float32 and contiguous, their sum over all ranks divided."""
-        on_gpu = self.device.type == "cuda"
-        ready = torch.cuda.Event() if on_gpu else None
-        if ready is not None:
-            ready.record()
+        ready, future = None, Future()
+        if self.device.type == "cuda":
+            ready, future = torch.cuda.Event(), Future(devices=[self.device])
+            ready.record()  # on the caller's stream: the scatter thread has a stream of its own
         self._used.add(key)
-        future = Future(devices=[self.device] if on_gpu else None)
         work = Work(key, values, codec, divisor, future, ready)
-        self._scattering.put(work)
+        self._scattering.put((work,))
         return work
 
     def check_same(self, codec: str) -> None:
@@ -157,79 +254,77 @@ class CompressedAllReduce:
         return largest.tolist()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the errors that this rank's codecs have to make up for, for its checkpoint."""
+        """Return the error feedback of this rank's codecs, for its checkpoint."""
         state = dict(self._errors)
         for (key, piece, shard), codec in self._codecs.items():
-            if isinstance(codec, ErrorFeedback):
-                for tensor in codec.state_dict().values():
-                    state[f"{key}/{piece}/{shard}"] = tensor
+            for tensor in codec.state_dict().values() if isinstance(codec, ErrorFeedback) else ():
+                state[f"{key}/{piece}/{shard}"] = tensor
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over the errors of a checkpoint, which the same rank of as many has written."""
+        """Load the errors that the same rank, of the same number of ranks, has saved."""
         self._codecs.clear()
         self._errors = dict(state)
 
     def close(self) -> None:
-        """End the threads, after what has begun; one that waits for a lost rank is left behind."""
+        """End the threads when their work is done; a thread that waits for a lost rank is left."""
         atexit.unregister(self.close)
         self._scattering.put(None)
         for thread in self._threads:
             thread.join(_GOODBYE_S)
 
-    def _scatter(self) -> None:
+    def _run(self, items: "_Queue", act: Callable[..., None], following: "_Queue | None") -> None:
+        """Call `act` with each item, on a CUDA stream of this thread's own, until it is None."""
+        stream: AbstractContextManager[object] = nullcontext()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            stream = torch.cuda.stream(torch.cuda.Stream(self.device))
         failure: Exception | None = None
-        with self._on_own_stream():
-            for work in iter(self._scattering.get, None):
+        with stream:
+            for item in iter(items.get, None):
                 try:
-                    _check_whole(failure)
-                    self._begin_pieces(work)
+                    # After an error the next collective would match another of the other ranks.
+                    if failure is not None:
+                        raise failure
+                    act(*item)
                 except Exception as error:
                     failure = error
-                    work.fail(error)
-        self._gathering.put(None)
+                    item[0].fail(error)
+        if following is not None:
+            following.put(None)  # after all pieces: the gather thread ends last
 
-    def _begin_pieces(self, work: Work) -> None:
+    def _scatter(self, work: Work) -> None:
         if work.ready is not None:
             work.ready.wait()
-        pieces = work.values.split(PIECE)
+        pieces = work.values.split(PIECE)  # so that encoding, sending and decoding overlap
         for number, values in enumerate(pieces):
             started = time.monotonic()
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
-            piece = Piece(values, codecs, self._rank, work.divisor)
+            piece = EncodedPiece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             self._finish_stream()
             work.seconds[0] += time.monotonic() - started
             self._gathering.put((work, piece, number == len(pieces) - 1))
 
-    def _gather(self) -> None:
-        failure: Exception | None = None
-        with self._on_own_stream():
-            for work, piece, is_last in iter(self._gathering.get, None):
-                try:
-                    _check_whole(failure)
-                    if not work.future.done():
-                        self._finish_piece(work, piece, is_last)
-                except Exception as error:
-                    failure = error
-                    work.fail(error)
-
-    def _finish_piece(self, work: Work, piece: Piece, is_last: bool) -> None:
+    def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
+        if work.future.done():
+            return  # the scatter thread has failed it
         started = time.monotonic()
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         self._finish_stream()
         self._bytes_sent[1] += nbytes
         work.num_nonfinite += num_nonfinite
         work.seconds[1] += time.monotonic() - started
-        if is_last and work.num_nonfinite:
+        if not is_last:
+            return
+        if work.num_nonfinite:
             self._is_void = True
-            work.values.fill_(torch.nan)
+            work.values.fill_(torch.nan)  # a GradScaler and NonFiniteGuard look for it
             self._finish_stream()
-        if is_last:
-            work.future.set_result(work.values)
+        work.future.set_result(work.values)
 
     def _codec(self, work: Work, piece: int, shard: int) -> Codec:
-        """Return the codec of a shard; each has its own, because it may remember errors."""
+        """Return the codec of a shard; each has its own, because of error feedback."""
         place = (work.key, piece, shard)
         if place not in self._codecs:
             codec = self._codecs[place] = work.codec()
@@ -238,19 +333,7 @@ class CompressedAllReduce:
                 codec.load_state_dict({"error": error})
         return self._codecs[place]
 
-    def _on_own_stream(self) -> AbstractContextManager[object]:
-        if self.device.type != "cuda":
-            return nullcontext()
-        torch.cuda.set_device(self.device)
-        return torch.cuda.stream(torch.cuda.Stream(self.device))
-
     def _finish_stream(self) -> None:
-        """Wait in this thread, so that no other needs to order its streams after this one's."""
+        """Synchronise in this thread, so that no other thread must order its streams after ours."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-
-
-def _check_whole(failure: Exception | None) -> None:
-    """Raise what has gone wrong before: this rank's next collective would meet others' last one."""
-    if failure is not None:
-        raise failure

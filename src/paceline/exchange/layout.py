@@ -1,20 +1,120 @@
-"""Where each gradient lies in a flat buffer: in the order in which rank 0 sees them ready."""
+"""Parameters that all ranks have in common, and the places of their gradients in a flat buffer."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.core.chunks import chunks
+from paceline.core.errors import InvalidInput
+from paceline.links.group import Group
+from paceline.models.layers import layers_of
 
+# The types that every exchange can sum.
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
+
+
+class NamedParameter(NamedTuple):
+    """A parameter with its name, and that of the layer that owns it."""
+
+    layer: str
+    name: str
+    parameter: nn.Parameter
+
+
+def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[NamedParameter]:
+    """Return the parameters with the names that they have in the module, in the order of layers."""
+    own = {id(parameter) for parameter in parameters}
+    return [
+        NamedParameter(layer.name, name, parameter)
+        for layer in layers_of(module)
+        for name, parameter in layer.parameters
+        if id(parameter) in own
+    ]
+
+
+def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.device) -> None:
+    """Raise InvalidInput for a parameter of an unsupported type, or on another device."""
+    for _, name, parameter in parameters:
+        if parameter.dtype.to_real() not in _TYPES:
+            raise InvalidInput(
+                f"parameter {name!r}: gradients of {parameter.dtype} cannot be exchanged; "
+                "use float32, float64, bfloat16, float16 or complex types"
+            )
+        if parameter.device.type != device.type:
+            raise InvalidInput(
+                f"parameter {name!r}: lies on {parameter.device}, but this rank computes on "
+                f"{device}; move the module there first"
+            )
+
+
+class ModelsDiffer(InvalidInput, RuntimeError):
+    """Ranks have different models: DistributedDataParallel raises RuntimeError for it."""
+
+
+def check_same(
+    module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
+) -> None:
+    """Raise ModelsDiffer on all ranks if their models differ, but for the names in `ignored`.
+
+    Compared are name, order, shape, type and strides: of trainable parameters first.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
+    rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
+    rows += [_described("frozen parameter", name, p) for name, p in named if not p.requires_grad]
+    if with_buffers:
+        buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
+        rows += [_described("buffer", name, buffer) for name, buffer in buffers]
+    # A digest is exchanged first: the rows of a large model, which take long, only for a message.
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    if len(set(group.gather(digest))) == 1:
+        return
+    first, *others = group.gather(rows)
+    for rank, other in enumerate(others, start=1):
+        for place, (one, two) in enumerate(zip(first, other, strict=False)):
+            if one != two:
+                raise ModelsDiffer(
+                    f"module: number {place} of its tensors is {one} on rank 0, but {two} on rank "
+                    f"{rank}; all ranks must build the same model"
+                )
+        if len(first) != len(other):
+            raise ModelsDiffer(
+                f"module: rank 0 has {len(first)} parameters and buffers, but rank {rank} has "
+                f"{len(other)}; all ranks must build the same model"
+            )
+
+
+def _described(kind: str, name: str, tensor: Tensor) -> str:
+    strides = list(tensor.stride()) if tensor.layout == torch.strided else []
+    return (
+        f"the {kind} {name!r} of shape {list(tensor.shape)}, type {tensor.dtype} and strides "
+        f"{strides}"
+    )
+
+
+def check_same_codec(codec: str | None, group: Group) -> None:
+    """Raise InvalidInput on all ranks unless they all have a codec of the same name, or none."""
+    names = group.gather(codec)
+    for rank, other in enumerate(names):
+        if other != names[0]:
+            raise InvalidInput(
+                f"codec: rank {rank} has {other or 'none'!r}, but rank 0 {names[0] or 'none'!r}; "
+                "give all ranks the same"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """One parameter's place. `stride` is that of its gradient: the parameter's, if it is dense."""
+    """One parameter's place. `stride`: that of its gradient, the parameter's own if it is dense."""
 
     index: int
     name: str
@@ -29,7 +129,7 @@ class Slot:
 
     @cached_property
     def num_values(self) -> int:
-        """How many values of that type there are."""
+        """Number of values of that type."""
         return self.parameter.numel() * (2 if self.parameter.is_complex() else 1)
 
     @cached_property
@@ -44,6 +144,7 @@ class Slot:
 
     def of(self, buffer: Tensor) -> Tensor:
         """Return this gradient's part of a flat buffer of bytes, in the parameter's shape."""
+        # As strided, so that a gradient keeps its layout, as channels_last.
         flat = buffer[self.offset : self.offset + self.nbytes].view(self.parameter.dtype)
         return flat.as_strided(self.parameter.size(), self.stride)
 
@@ -69,36 +170,29 @@ class Layout:
     nbytes: int
 
     @classmethod
-    def of(
-        cls, parameters: Sequence[tuple[str, str, nn.Parameter]], order: Sequence[int]
-    ) -> "Layout":
-        """Return the layout of (layer, name, parameter) triples taken in that order.
+    def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
+        """Return the layout of these parameters taken in that order.
 
         A layer stands where its last gradient becomes ready, and its gradients stand together.
         """
-        last = {parameters[index][0]: place for place, index in enumerate(order)}
-        in_layers = sorted(
-            range(len(order)), key=lambda place: (last[parameters[order[place]][0]], place)
-        )
+        last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
-        for place in in_layers:
-            layer, name, parameter = parameters[order[place]]
-            slots.append(Slot(order[place], name, parameter, layer, offset))
+        # The sort is stable: within a layer the order stays.
+        for index in sorted(order, key=lambda index: last[parameters[index].layer]):
+            layer, name, parameter = parameters[index]
+            slots.append(Slot(index, name, parameter, layer, offset))
             offset += -(-slots[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         return cls(tuple(slots), offset)
 
     @property
     def num_flags(self) -> int:
-        """How many flags there have to be, so that each slot has that of its index."""
+        """Length of an array of flags that is indexed by `slot.index`."""
         return 1 + max(slot.index for slot in self.slots)
 
     @cached_property
     def layers(self) -> tuple[tuple[Slot, ...], ...]:
         """The slots of each layer, in backward order."""
-        groups: dict[str, list[Slot]] = {}
-        for slot in self.slots:
-            groups.setdefault(slot.layer, []).append(slot)
-        return tuple(tuple(group) for group in groups.values())
+        return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
         """Return the chunks of `size` layers, as section 4.1 of the paper groups them."""
@@ -106,3 +200,33 @@ class Layout:
             Chunk(number, tuple(slot for layer in layers for slot in self.layers[layer]))
             for number, layers in enumerate(chunks(len(self.layers), size))
         )
+
+
+@torch.no_grad()
+def exchange_sparse(
+    parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
+) -> None:
+    """Make sparse gradients their mean over all ranks, after backward, by torch's all-reduce.
+
+    A gradient that is `touched` on no rank stays as it is. All ranks call it together.
+    """
+    # All ranks must call the same collectives, so agree first on which gradients travel.
+    flags = torch.tensor(touched, dtype=torch.int64)
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)
+    for parameter, changed in zip(parameters, flags.tolist(), strict=True):
+        if not changed:
+            continue
+        gradient = parameter.grad
+        if gradient is None:
+            # No rows of this rank's, but the collective needs all ranks.
+            places = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
+            rows = parameter.new_empty(0, *parameter.shape[1:])
+            gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)
+        if gradient.layout == torch.strided:
+            raise InvalidInput(
+                "gradient of an embedding with sparse=True: is dense, because its weight is used "
+                "elsewhere, too; use sparse=False"
+            )
+        gradient = gradient.coalesce()
+        dist.all_reduce(gradient, group=group.process_group)
+        parameter.grad = gradient / group.world_size

@@ -1,9 +1,10 @@
-"""When the user's optimizers step: torch tells it of all optimizers of a process."""
+"""Hooks around the steps of the user's optimizers: for the recorder, and against NaN gradients."""
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -11,58 +12,149 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-Stepping = Callable[[Optimizer], None]
+from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.plan import Kind
+from paceline.exchange.readiness import weakly
+from paceline.record.recorder import Recorder
+
+Policy = Literal["raise", "skip"]
+_POLICIES = ("raise", "skip")
 
 
-def before_steps(method: Stepping) -> RemovableHandle:
-    """Call a bound method before each step of any optimizer, as long as its object lives."""
-    return _until_gone(method, register_optimizer_step_pre_hook(_weak(method)))
+def _hook_steps(
+    register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
+) -> RemovableHandle:
+    """Register a bound method as a hook of all optimizers' steps, as long as its object lives."""
+    handle = register(weakly(method))
+    # Otherwise torch would call the hook for ever.
+    end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # is bound
+    # At exit, torch's tables of hooks may be gone.
+    end.atexit = False
+    return handle
 
 
-def before_updates(method: Stepping) -> RemovableHandle:
-    """Call a bound method before each update of any optimizer, as long as its object lives.
+class StepRecorder:
+    """Records the steps of a user's own loop, as seen from forward passes and the optimizer."""
 
-    That is before the step, or each time its closure has computed gradients.
+    def __init__(self, recorder: Recorder, module: nn.Module) -> None:
+        self._recorder = recorder
+        self._own = {id(p) for p in module.parameters()}
+        self._updated = False
+        self._handles = [
+            _hook_steps(register_optimizer_step_pre_hook, self._before),
+            _hook_steps(register_optimizer_step_post_hook, self._after),
+        ]
+
+    def begin_forward(self) -> None:
+        """Begin a step, if this is the first forward pass after an update."""
+        self._recorder.end_phase()
+        if self._updated:
+            self._recorder.end_step()
+            self._updated = False
+        self._recorder.begin_phase(Kind.FORWARD)
+
+    def _before(self, optimizer: Optimizer, *_: object) -> None:
+        if self._updates(optimizer):
+            self._recorder.end_phase()
+            self._recorder.begin_phase(Kind.STEP)
+
+    def _after(self, optimizer: Optimizer, *_: object) -> None:
+        if self._updates(optimizer):
+            self._recorder.end_phase()
+            self._updated = True
+
+    def _updates(self, optimizer: Optimizer) -> bool:
+        # One parameter is enough: this runs in every step of every optimizer of the process.
+        first = optimizer.param_groups[0]["params"]
+        return bool(first) and id(first[0]) in self._own
+
+    def close(self) -> None:
+        """Remove the hooks from the optimizers."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class NonFiniteGuard:
+    """Keeps optimizers from a step whose gradients no codec could carry.
+
+    Gradients exchanged together with a value that is not finite are NaN on all ranks. A GradScaler
+    sees that, skips the step and lowers its scale. Any other optimizer raises NonFinite before it
+    uses them or, by policy "skip", finds no gradients and so changes nothing. Further optimizers of
+    the same model change nothing either: a step is taken as a whole or not at all.
     """
-    alive = _weak(method)
 
-    def hook(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __init__(self, policy: Policy) -> None:
+        check_policy(policy)
+        self.num_nonfinite = 0
+        self.num_skipped = 0
+        self._policy = policy
+        self._suspects = False
+        self._parameters: dict[int, Tensor] = {}
+        self._handle = _hook_steps(register_optimizer_step_pre_hook, self._before_step)
+
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """Add parameters whose gradients are exchanged."""
+        self._parameters |= {id(parameter): parameter for parameter in parameters}
+
+    def found(self, num_nonfinite: int) -> None:
+        """Record how many values of all ranks were not finite; their gradients are NaN."""
+        self.num_nonfinite += num_nonfinite
+        self._suspects |= num_nonfinite > 0
+
+    def close(self) -> None:
+        """Remove the hooks from the optimizers."""
+        self._handle.remove()
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Check gradients before a step or, if it has a closure, when that has computed them."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            alive(optimizer)
+            self._check(optimizer)
             return None
 
         def computed() -> Any:
             loss = closure()
-            alive(optimizer)
+            self._check(optimizer)
             return loss
 
         if "closure" in kwargs:
             return args, kwargs | {"closure": computed}
         return (args[0], computed, *args[2:]), kwargs
 
-    return _until_gone(method, register_optimizer_step_pre_hook(hook))
+    def _check(self, optimizer: Optimizer) -> None:
+        if not self._suspects:
+            return
+        own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        is_nan = _any_nan(own)  # which copies of the parameters in another type may be, too
+        if not is_nan and not _any_nan(self._parameters.values()):
+            self._suspects = False  # the gradients are those of a later step
+        elif is_nan and getattr(optimizer, "found_inf", None) is not None:
+            return  # a GradScaler has set it: a fused optimizer skips the step by itself
+        elif is_nan and self._policy == "raise":
+            raise NonFinite(
+                f"gradients: {self.num_nonfinite} values so far were NaN or infinite on some rank, "
+                "and no codec carries these; on_nonfinite='skip' skips such steps"
+            )
+        elif is_nan or any(id(parameter) in self._parameters for parameter in own):
+            # By policy "raise", other optimizers must still see their gradients.
+            dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
+            for parameter in dropped:
+                parameter.grad = None
+            if self._policy == "skip":
+                self._suspects = False
+                self.num_skipped += 1
 
 
-def after_steps(method: Stepping) -> RemovableHandle:
-    """Call a bound method after each step of any optimizer, as long as its object lives."""
-    return _until_gone(method, register_optimizer_step_post_hook(_weak(method)))
+def check_policy(policy: str) -> None:
+    """Raise InvalidInput if there is no such policy."""
+    if policy not in _POLICIES:
+        raise InvalidInput(f"on_nonfinite: {policy!r} is not known; choose one of {_POLICIES}")
 
 
-def _until_gone(method: Stepping, handle: RemovableHandle) -> RemovableHandle:
-    """Have the hook end with the method's object: torch would call it in every step for good."""
-    owner = method.__self__  # type: ignore[attr-defined] # it is bound
-    end = weakref.finalize(owner, handle.remove)
-    end.atexit = False
-    return handle
-
-
-def _weak(method: Stepping) -> Callable[..., None]:
-    reference = weakref.WeakMethod(method)
-
-    def hook(optimizer: Optimizer, *_: object) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(optimizer)
-
-    return hook
+def _any_nan(parameters: Iterable[Tensor]) -> bool:
+    """Return True if gradients were exchanged together with NaN or infinity: then all are NaN."""
+    gradients = [parameter.grad for parameter in parameters]
+    # One value is enough.
+    return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

@@ -1,18 +1,23 @@
-"""What a strategy makes of a module on one rank: a replica that trains together with the others."""
+"""The interfaces of data parallelism: a replica of a module, an exchange, and its statistics."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from paceline.core.chunks import ChunkTimes, ChunkTuner
+from paceline.exchange.compressed import Compression
+from paceline.exchange.layout import Chunk, Layout
+from paceline.links.group import Group
+from paceline.models.paced import PacedSGD
 from paceline.record.recorder import Recorder
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What exchanging gradients has taken so far on this rank.
+    """Traffic and time of the exchange of gradients so far, on this rank.
 
     `bytes_sent` and `bytes_received` are gradient bytes (parameters too, where a strategy sends
     them) that this rank handed to the others and got from them. `exposed_s` is the time in which
@@ -43,32 +48,21 @@ class Statistics:
 NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # of a rank with nobody to exchange with
 
 
-class Replica(Protocol):
+class ModelReplica(Protocol):
     """A module that is called as before, and whose gradients are those of all ranks' samples."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
-        ...
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Within it gradients accumulate on this rank alone."""
-        ...
 
     def record(self, recorder: Recorder | None) -> None:
-        """Tell the recorder of all exchanges from now on; None ends that."""
-        ...
-
-    def statistics(self) -> Statistics:
-        """Return what exchanging has taken so far."""
-        ...
+        """Record all exchanges from now on; None ends that."""
 
     def close(self) -> None:
-        """Give back what the exchange holds; the module stays, and trains alone."""
-        ...
+        """Free the resources of the exchange; the module stays usable, and trains alone."""
 
 
-class Alone:
-    """The replica of a single rank: nobody to exchange with."""
+class SingleReplica:
+    """The replica of a single rank, which has no other to exchange with."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -77,17 +71,138 @@ class Alone:
         """Run the module's forward pass."""
         return self._module(*args, **kwargs)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Nothing is ever exchanged."""
-        yield
-
     def record(self, recorder: Recorder | None) -> None:
-        """There is nothing to record."""
-
-    def statistics(self) -> Statistics:
-        """Return zeros."""
-        return NONE
+        """Do nothing: there is no exchange."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
+
+
+class Exchange(Protocol):
+    """Replaces gradients by their mean. All ranks call all methods but `ready` in the same order.
+
+    An exchange that is `chunked` reads gradients as they become ready, any other after backward.
+    `touched`: for each parameter, True if its gradient has changed on this rank. A gradient that
+    has changed on no rank stays as it is on all.
+    """
+
+    name: str
+    chunked: bool
+    recorder: Recorder | None
+
+    def open(self, layout: Layout) -> None:
+        """Allocate memory and groups for gradients of this layout, on all ranks together."""
+
+    def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
+        """Exchange these chunks from the next step on; the layout has the bytes it had before."""
+        return  # without chunks there is nothing to arrange
+
+    def begin(self) -> None:
+        """Begin a step."""
+        return
+
+    def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
+        """Begin to exchange the chunk: this rank's part of it is there."""
+        return  # one that is not `chunked` sends all gradients in `finish`
+
+    def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
+        """Wait until gradients that changed on any rank are means; return for each if it did."""
+
+    def times(self) -> Sequence[ChunkTimes]:
+        """Return when each chunk of the last step was ready and exchanged, where that is known."""
+        return ()
+
+    def discard(self) -> None:
+        """Abandon the step that has begun: this rank's backward pass has failed."""
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time so far."""
+
+    def close(self) -> None:
+        """Free memory, threads and groups."""
+
+
+Chunking = int | Callable[[int], ChunkTuner]  # layers, or a tuner for a model of so many
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of exchanging gradients, as a strategy offers it.
+
+    `make` returns the exchange for a group; its second argument says whether gradients may be views
+    of the exchange's memory. Without `make`, torch's reducer exchanges them, encoded if there is a
+    `compression`. `chunk`: the number of layers that are exchanged together, or a factory of tuners
+    for a model of so many layers. `is_chunked`: False if `chunk` has no meaning for the exchange.
+    """
+
+    name: str
+    make: Callable[[Group, bool], Exchange] | None = None
+    chunk: Chunking = 1
+    compression: Compression | None = None
+    is_chunked: bool = False
+    takes_codec: bool = True
+
+    @property
+    def uses_torch_reducer(self) -> bool:
+        """True if gradients travel in the buckets of DistributedDataParallel's own reducer."""
+        return self.make is None
+
+
+class _Ready(torch.autograd.Function):
+    """Hands out gradients at once, so that a backward pass takes only the time of the exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, after: Tensor, gradients: Sequence[Tensor], *_: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return after.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
+        # Aliases, which autograd need not copy.
+        return of_after[0], None, *(gradient.detach() for gradient in ctx.gradients)
+
+
+class _ProbeLayer(nn.Module):
+    """A layer that computes nothing and has its parameters' gradients at once."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        super().__init__()
+        # The values do not matter: only bytes and order decide the time.
+        zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
+        self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
+        self.gradients = [torch.zeros_like(one) for one in zeros]
+
+    def forward(self, after: Tensor) -> Tensor:
+        result: Tensor = _Ready.apply(after, self.gradients, *self.weights)  # type: ignore[no-untyped-call]
+        return result
+
+
+class Probe:
+    """Exchanges the float32 gradients of some layers each time it is called.
+
+    `sizes` are the bytes of each parameter of each layer, in the order in which layers are ready.
+
+    All ranks must make it, call it and close it together.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Sequence[int]],
+        device: torch.device,
+        replicate: Callable[[nn.Module], ModelReplica],
+    ) -> None:
+        self._module = nn.Sequential(*(_ProbeLayer(one, device) for one in reversed(sizes)))
+        self._replica = replicate(self._module)
+        self._scalar = torch.zeros((), device=device)
+        # Exchanges with hooks around optimizer steps must see one.
+        self._optimizer = PacedSGD(self._module.parameters(), 0.0)
+
+    def __call__(self) -> None:
+        """Exchange once."""
+        self._replica(self._scalar).backward()
+        self._optimizer.step()
+        self._module.zero_grad()
+
+    def close(self) -> None:
+        """Free the resources of the exchange."""
+        self._replica.close()

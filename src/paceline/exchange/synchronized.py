@@ -1,15 +1,13 @@
-"""A DistributedDataParallel whose gradients may go another way than torch's all-reduce.
+"""A DistributedDataParallel whose gradients need not go through torch's all-reduce.
 
-It is one to everybody who asks: to isinstance, to torch.compile, to checkpoints and to the tools
-that people train with. Only what it asks of its `reducer`, all that concerns gradients, may be
-answered by one of ours (decision 17).
+It is a subclass, so that isinstance, torch.compile, checkpoints and the tools that people train
+with treat it as one. Only its `reducer`, which does all that concerns gradients, may be one of ours
+(decision 17).
 """
 
-import copy
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,26 +18,24 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
+from torch.nn.parameter import is_lazy
 
+from paceline.core.chunks import ChunkTuner
 from paceline.core.errors import InvalidInput
-from paceline.exchange.agreement import check_same, trainable
 from paceline.exchange.all_reduce import TorchAllReduce
-from paceline.exchange.arguments import (
-    OF_TORCH_ALONE,
-    device_of,
-    is_checked,
-    process_group_of,
-    sends_buffers,
-)
-from paceline.exchange.join import Shadow
-from paceline.exchange.logged import Logged
-from paceline.exchange.method import Exchange, Method
-from paceline.exchange.readiness import in_backward
+from paceline.exchange.layout import check_same, trainable
+from paceline.exchange.readiness import in_backward, weakly
 from paceline.exchange.reducer import UNFINISHED, Reducer, Unfinished
-from paceline.exchange.replica import NONE, Statistics
+from paceline.exchange.replica import NONE, Method, Statistics
 from paceline.links.group import Group, joined
 from paceline.record.recorder import Recorder
-from paceline.tune.chunk import ChunkTuner
+
+# Arguments of DistributedDataParallel that only torch's own reducer supports, and the reason.
+OF_TORCH_ALONE = {
+    "mixed_precision": "casts parameters in hooks of torch's reducer; use torch.autocast",
+    "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
+    "param_to_hook_all_reduce": "hands gradients to buckets of torch's reducer",
+}
 
 
 class Synchronized(DistributedDataParallel):
@@ -54,6 +50,9 @@ class Synchronized(DistributedDataParallel):
 
     reducer: Any  # torch's, or one of ours
     logger: Any
+    _gradients: Reducer | TorchAllReduce | None = None
+    _reducer_recorder: Recorder | None = None
+    _tries = False  # True if `_exchanged` is called although torch's reducer is in use
 
     def __init__(
         self,
@@ -65,32 +64,45 @@ class Synchronized(DistributedDataParallel):
         **arguments: Any,
     ) -> None:
         self._method, self._deadline_s = method, deadline_s
-        self._gradients: Reducer | TorchAllReduce | None = None
-        self._hears: Recorder | None = None
         if group is None:
-            group = joined(device_of(module), deadline_s, process_group_of(arguments))
+            parameter = next(module.parameters(), None)
+            device = torch.device("cpu") if parameter is None else parameter.device
+            mesh, named = arguments.get("device_mesh"), arguments.get("process_group")
+            if mesh is not None and named is None and mesh.ndim == 1:
+                named = mesh.get_group(mesh_dim=0)
+            group = joined(device, deadline_s, named)  # None is torch's default group
         self._group: Group | None = group
         self._is_alone = group.world_size == 1
         if self._is_alone:
-            arguments["init_sync"] = False
+            arguments["init_sync"] = False  # there is no rank to synchronise with
             if not dist.is_initialized():
-                arguments["process_group"] = _alone()
+                # A group of one rank, in which nothing is ever sent.
+                arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            self._check(module, arguments)
+            # Before DistributedDataParallel's own collectives, which hang or crash on different
+            # models.
+            self._check(module, arguments, group)
         super().__init__(module, **arguments)
-        self._open()
+        if self._gradients is not None:
+            self._gradients.open()
 
-    def _check(self, module: nn.Module, arguments: dict[str, Any]) -> None:
+    def _check(self, module: nn.Module, arguments: dict[str, Any], group: Group) -> None:
         """Raise InvalidInput if ranks have different models, or for what `method` cannot do."""
         for name, why in OF_TORCH_ALONE.items():
-            if self._method.make is not None and arguments.get(name):
+            # One of them is a parameter, whose truth torch refuses to say.
+            if arguments.get(name) is not None and not self._method.uses_torch_reducer:
                 raise InvalidInput(f"{name}: {why}; exchange='allreduce' takes it")
-        if is_checked(module, arguments):
-            assert self._group is not None
+        parameters = list(module.parameters())
+        # DistributedDataParallel refuses these itself.
+        refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
+        if arguments.get("init_sync", True) and not refused:
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-            check_same(module, self._group, set(ignored), sends_buffers(arguments))
+            # True if rank 0's buffers are broadcast when the module is made parallel.
+            sends_buffers = arguments.get("forward_sync_buffers") is not None
+            sends_buffers |= arguments.get("broadcast_buffers") in (None, True)
+            check_same(module, group, set(ignored), sends_buffers)
 
-    # What DistributedDataParallel does otherwise.
+    # Methods that override those of DistributedDataParallel.
 
     def _ddp_init_helper(self, *arguments: Any) -> None:
         """Make the reducer: DistributedDataParallel calls this when its parameters are known."""
@@ -100,32 +112,34 @@ class Synchronized(DistributedDataParallel):
         self._frozen = [p for p in parameters if not p.requires_grad]
         self._types = [p.dtype for p in self._trainable]
         self._tuner: ChunkTuner | None = None
-        is_torchs = self._method.make is None
-        if self._is_alone or not is_torchs:
-            self.reducer, self.logger = None, Logged()
+        if self._is_alone or not self._method.uses_torch_reducer:
+            self.reducer, self.logger = None, _Logger()
         if self._is_alone:
             return
-        if is_torchs:
+        if self._method.uses_torch_reducer:
             super()._ddp_init_helper(*arguments)
         if self._gradients is None:
-            self._gradients = self._made(self._method, *arguments[:2])
+            self._gradients = self._create_reducer(self._method, *arguments[:2])
         if isinstance(self._gradients, Reducer):
             self.reducer, self._tuner = self._gradients, self._gradients.tuner
-            self._gradients.record(self._hears)
+            self._gradients.record(self._reducer_recorder)
+            # Torch's _ddp_init_helper does it, which is not called here.
             self._passing_sync_batchnorm_handle(self.module)
         else:
-            self._gradients.register(self.reducer, self._hears)
+            self._gradients.register(self.reducer, self._reducer_recorder)
         end = weakref.finalize(self, self._gradients.close)
-        end.atexit = False  # by then peers may have gone
+        end.atexit = False  # at exit other ranks may be gone, and closing would wait for them
 
-    def _made(
+    def _create_reducer(
         self, method: Method, parameters: Sequence[nn.Parameter], is_sparse: Sequence[bool]
     ) -> Reducer | TorchAllReduce:
-        """Return what exchanges the gradients of these parameters by a method."""
         named = trainable(self.module, parameters)
-        join = weakly(self._join)
-        if method.make is None:
-            return TorchAllReduce(named, method.compression, join, self._watcher())
+        join, exchanged = weakly(self._join), weakly(self._exchanged)
+        make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
+        if make is None:
+            # Torch's exchanges are watched only while they must be: it costs a hook a parameter.
+            watched = exchanged if self._tries else None
+            return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
             raise InvalidInput(
                 "torch._dynamo.config.optimize_ddp: 'python_reducer' compiles torch's all-reduce "
@@ -133,15 +147,14 @@ class Synchronized(DistributedDataParallel):
             )
         sparse = {id(p) for p, flag in zip(parameters, is_sparse, strict=True) if flag}
         layers = {one.layer for one in named if id(one.parameter) not in sparse}
-        chunk = method.chunk
         return Reducer(
             named,
-            _Making(method.make, self.gradient_as_bucket_view),
+            lambda group: make(group, as_views),
             join,
             chunk if isinstance(chunk, int) else chunk(max(1, len(layers))),
             sparse=[i for i, one in enumerate(named) if id(one.parameter) in sparse],
             find_unused_parameters=self.find_unused_parameters,
-            on_exchanged=weakly(self._exchanged),
+            on_exchanged=exchanged,
         )
 
     def _join(self) -> Group:
@@ -149,16 +162,8 @@ class Synchronized(DistributedDataParallel):
             self._group = joined(self.device, self._deadline_s, self.process_group)
         return self._group
 
-    def _open(self) -> None:
-        if self._gradients is not None:
-            self._gradients.open()
-
-    def _watcher(self) -> Callable[[], None] | None:
-        """Return whom to tell of torch's exchanges: nobody, as that takes a hook a parameter."""
-        return None
-
     def _exchanged(self) -> None:
-        """Gradients have been exchanged."""
+        """Do nothing; a subclass is called after each exchange."""
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -175,10 +180,13 @@ class Synchronized(DistributedDataParallel):
 
     @torch.compiler.disable
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        # A checkpoint runs forward again within backward: that is no new step.
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
+        # Name a lost rank when buffers cannot be sent, but leave torch's own errors as they are.
+        names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
-            with self._naming_the_lost():
+            with self._join().naming_lost_ranks() if names_lost else nullcontext():
                 return super()._pre_forward(*inputs, **kwargs)
         except RuntimeError as error:
             if UNFINISHED in str(error):
@@ -186,21 +194,8 @@ class Synchronized(DistributedDataParallel):
                 raise Unfinished(str(error)) from error
             raise
 
-    def _naming_the_lost(self) -> AbstractContextManager[None]:
-        """Say who is gone when buffers cannot be sent, but as torch does where torch exchanges."""
-        if self._group is None or self._method.make is None:
-            return nullcontext()
-        return self._group.naming_the_lost()
-
-    def _is_as_made(self) -> bool:
-        """Return whether parameters are trainable, and of the types, as when `reducer` was made."""
-        types = [parameter.dtype for parameter in self._trainable]
-        trained = all(parameter.requires_grad for parameter in self._trainable)
-        thawed = any(parameter.requires_grad for parameter in self._frozen)
-        return trained and not thawed and types == self._types
-
     def _before_forward(self) -> None:
-        """Make the reducer anew for other trainable parameters, or types, than it was made for.
+        """Rebuild the reducer if other parameters are trainable now, or their types have changed.
 
         A reducer of ours may keep parameters that get no gradients. Where all are frozen, as a
         discriminator's while its generator is trained, there is nothing to exchange either way.
@@ -212,7 +207,7 @@ class Synchronized(DistributedDataParallel):
         else:
             has_changed |= [parameter.dtype for parameter in self._trainable] != self._types
         if has_changed:
-            self._renew()
+            self._replace_reducer()
 
     @torch.compiler.disable
     def _post_forward(self, output: Any) -> Any:
@@ -221,16 +216,7 @@ class Synchronized(DistributedDataParallel):
             self._gradients.forwarded(tensors, self.require_backward_grad_sync)
         return super()._post_forward(output)
 
-    def _prepared(self, method: Method) -> Reducer | TorchAllReduce:
-        """Return what exchanges by `method`, opened on all ranks together, for `_renew`.
-
-        InvalidInput, on all ranks, if it cannot be used.
-        """
-        gradients = self._made(method, *self._build_params_for_reducer())
-        gradients.open()
-        return gradients
-
-    def _renew(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
+    def _replace_reducer(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
         """Exchange gradients by `_method`, of the parameters that are trainable now.
 
         By what is prepared, or by what the ranks open in their first exchange: only there are they
@@ -242,8 +228,8 @@ class Synchronized(DistributedDataParallel):
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Make the reducer anew, with what users have set it to."""
-        self.reducer = None  # two reducers must not listen to the same gradients
+        """Rebuild the reducer with the settings and hooks that users have given it."""
+        self.reducer = None  # frees it: two reducers must not have hooks on the same gradients
         parameters, sparse = self._build_params_for_reducer()
         names = self._build_debug_param_to_name_mapping(parameters)
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
@@ -261,13 +247,13 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return what this rank does when it has no samples left and others have."""
+        """Return the hook of a rank that has no samples left while others have."""
         hook = super().join_hook(**kwargs)
         gradients = self._gradients
-        return Shadow(self, hook, gradients.shadow) if isinstance(gradients, Reducer) else hook
+        return _JoinHook(self, hook, gradients) if isinstance(gradients, Reducer) else hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Have torch's all-reduce exchange buckets by `hook`; InvalidInput if there is none."""
+        """Register a hook with torch's reducer; InvalidInput if gradients do not go through it."""
         self._refuse_hooks("register_comm_hook")
         super().register_comm_hook(state, hook)
 
@@ -285,14 +271,14 @@ class Synchronized(DistributedDataParallel):
         super()._setup_in_backward_optimizers()
 
     def _refuse_hooks(self, what: str) -> None:
-        if not self._is_alone and self._method.make is not None:
+        if not self._is_alone and not self._method.uses_torch_reducer:
             raise InvalidInput(
                 f"{what}: a hook exchanges buckets of torch's all-reduce, and exchange "
                 f"{self._method.name!r} has none; choose exchange='allreduce'"
             )
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        if self._method.make is not None:
+        if not self._method.uses_torch_reducer:
             raise InvalidInput(
                 f"_update_process_group: exchange {self._method.name!r} shares memory or messages "
                 "with the ranks it was made with; make the module parallel again"
@@ -300,99 +286,119 @@ class Synchronized(DistributedDataParallel):
         super()._update_process_group(new_process_group)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """Return DistributedDataParallel's data of the exchange; of ours, what they have of it."""
-        if isinstance(self.logger, Logged):
+        if isinstance(self.logger, _Logger):
             return self.logger.data(self)
-        data: dict[str, Any] = super()._get_ddp_logging_data()
-        return data
+        found: dict[str, Any] = super()._get_ddp_logging_data()
+        return found
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        _add_prefix(state, prefix, self.module)
+        names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
+        is_ours = all(name.startswith("module.") for name in names)
+        # The state of a bare module: DistributedDataParallel's has only names in "module.", unless
+        # the module has a child of that name itself.
+        if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
+            for name in names:
+                state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but what belongs to this process: groups, hooks and memory."""
+        """Return the state without groups, hooks and memory, which belong to this process."""
         if not self._is_alone:
             self._check_default_group()
-        of_process = ("process_group", "reducer", "logger", "_group", "_gradients", "_tuner")
-        state = copy.copy(self.__dict__)
-        for name in (*of_process, "_trainable", "_frozen", "_types", "_hears"):
-            state.pop(name, None)
-        return state
+        of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}
+        of_process |= {"_trainable", "_frozen", "_types", "_reducer_recorder"}
+        return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a reducer of its own, which meets its peers in the first exchange."""
-        self._group = self._gradients = self._hears = None
+        """Create a reducer for the copy, which joins the other ranks in its first exchange."""
+        self._group = None
         if not state["_is_alone"]:
             super().__setstate__(state)
             return
         nn.Module.__setstate__(self, state)
-        self.process_group = _alone()
+        self.process_group = dist.ProcessGroup(HashStore(), 0, 1)
         self._ddp_init_helper()
 
-    # What runs of ours ask, as of every `Replica`.
+    # Methods of every `ModelReplica`.
 
     def record(self, recorder: Recorder | None) -> None:
-        """Tell the recorder of all exchanges from now on; None ends that.
+        """Record all exchanges from now on; None ends that.
 
-        Torch's reducer is made anew for that: a hook notes its collectives, and is only there to be
-        recorded, as it costs a pass over the gradients.
+        Torch's reducer is rebuilt for it: a hook records its collectives, and costs a pass over the
+        gradients, so that it is there only while something is recorded.
         """
-        before, self._hears = self._hears, recorder
+        before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):
             self._gradients.record(recorder)
         elif self._gradients is not None and before is not recorder:
             self._rebuild()
 
     def statistics(self) -> Statistics:
-        """Return what exchanging has taken so far on this rank."""
+        """Return the traffic and time of all exchanges so far, on this rank."""
         return self._gradients.statistics() if self._gradients else NONE
 
     def close(self) -> None:
         """Stop exchanging and give back shared memory and threads; the module stays usable."""
         if self._gradients is not None:
             self._gradients.close()
+        # Without a reducer, gradients simply stay this rank's own.
         self.reducer = self._gradients = None
         self._is_alone = True
 
 
-@dataclass(frozen=True)
-class _Making:
-    """Makes an exchange for a group."""
+class _Logger:
+    """Implements the logger of DistributedDataParallel."""
 
-    make: Callable[[Group, bool], Exchange]
-    as_views: bool
+    def __init__(self) -> None:
+        self._data: dict[str, Any] = {"iteration": 0, "has_error": 0}
 
-    def __call__(self, group: Group) -> Exchange:
-        return self.make(group, self.as_views)
+    def set_runtime_stats_and_log(self) -> None:
+        self._data["iteration"] += 1  # a forward pass whose gradients are to be exchanged
+
+    def set_error_and_log(self, error: str) -> None:
+        self._data |= {"has_error": 1, "error": error}
+
+    def _set_uneven_input_join(self) -> None:
+        self._data["join_uneven_inputs"] = True
+
+    def _set_static_graph(self) -> None:
+        self._data["static_graph"] = True
+
+    def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
+        """Return the facts of the construction under DistributedDataParallel's names."""
+        modules = list(parallel.module.modules())
+        parameters = [p for p in parallel.module.parameters() if p.requires_grad]
+        group = parallel.process_group
+        return {
+            "module_name": type(parallel.module).__name__,
+            "rank": group.rank(),
+            "world_size": group.size(),
+            "backend_name": dist.get_backend(group) if dist.is_initialized() else "",
+            "num_parameter_tensors": len(parameters),
+            "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
+            "dtypes": ", ".join(sorted({str(p.dtype) for p in parameters})),
+            "broadcast_buffers": int(parallel.forward_sync_buffers),
+            "find_unused_parameters": int(parallel.find_unused_parameters),
+            "gradient_as_bucket_view": int(parallel.gradient_as_bucket_view),
+            "has_sync_bn": int(any(isinstance(one, nn.SyncBatchNorm) for one in modules)),
+            "is_multi_device_module": int(parallel.is_multi_device_module),
+            **self._data,
+        }
 
 
-def _alone() -> dist.ProcessGroup:
-    """Return a process group of one rank that nothing is ever sent in."""
-    return dist.ProcessGroup(HashStore(), 0, 1)
+class _JoinHook(JoinHook):
+    """Lets a rank that has no samples left take part in the exchanges of the others."""
 
+    def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
+        self._parallel, self._reducer = parallel, reducer
+        # Copies the model of a rank that had samples until the end.
+        self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the bound method without a reference to its object, which owns whoever calls it."""
-    alive = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        bound = alive()
-        assert bound is not None
-        return bound(*args)
-
-    return call
-
-
-def _add_prefix(state: dict[str, Any], prefix: str, module: nn.Module) -> None:
-    """Give a state of the module itself the names that a state of ours has: "module." goes before.
-
-    A state of ours has only such names, unless the module has a child of that name itself.
-    """
-    names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
-    own = set(module.state_dict(keep_vars=True))
-    is_ours = all(name.startswith("module.") for name in names)
-    if not names or (is_ours and not own.issuperset(names)):
-        return
-    for name in names:
-        state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
+    def main_hook(self) -> None:
+        """Take part in the collectives of one forward and backward pass of the other ranks."""
+        parallel = self._parallel
+        parallel._check_and_sync_module_buffers()
+        synchronizes = parallel._check_global_requires_backward_grad_sync(is_joined_rank=True)
+        parallel.require_forward_param_sync = synchronizes
+        if synchronizes:
+            self._reducer.shadow()

@@ -1,59 +1,68 @@
-"""Which exchange is the fastest: a few real steps of each, in turn, while training goes on.
+"""The fastest of several exchanges, found by measuring real steps while training goes on.
+
+`Trials` measures all of them; all give the same gradients, so training does not depend on it:
 
 step    0 .. 5    6 .. 12       13 .. 18  19 .. 25       26 .. 31  32 .. 38
         settle    are measured  settle    are measured   settle    are measured
         allreduce               tree                     host                    the fastest
 
-All give the same gradients, so that training does not depend on what is tried.
+`Checked` begins with the one that was predicted to be the fastest:
+
+steps   0 .. 2    3 .. 14           15 .. 17   18 .. 29
+settle    are measured      settle     are measured
+first candidate             the next one, if the first was much slower than predicted
+and that one was predicted to be faster than it turned out
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.method import Method
+from paceline.exchange.replica import Method, ModelReplica
 from paceline.links.group import Group
 from paceline.record.clock import Clock
+from paceline.record.recorder import Recorder
 
 _NUM_SETTLING = 6  # in which torch makes its buckets, and host learns when its layers are ready
 _NUM_MEASURED = 6
+_NUM_CHECKED_SETTLING = 2  # in which torch makes its buckets, and caches fill
+_NUM_CHECKED = 8
 
 
 class Trials:
-    """Takes the methods one after another, and then the one whose steps were the shortest.
+    """Uses the methods one after another, and then the one with the shortest steps.
 
-    A step counts as long as on the slowest rank. All ranks take the same decisions.
+    The slowest rank's time of a step counts. All ranks take the same decisions.
     """
 
     def __init__(self, methods: Sequence[Method], clock: Clock) -> None:
         self._methods, self._clock = tuple(methods), clock
+        self.method = self._methods[0]  # the one to use now
         self._marks: list[Any] = []
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}  # of a step, by the method's name
         self._failed: dict[str, str] = {}
-        self._number = 0
         self.settled = False
 
     @property
-    def method(self) -> Method:
-        """The one to use now."""
-        return self._methods[self._number]
-
-    @property
     def due(self) -> bool:
-        """Whether enough steps were measured to go on."""
+        """True if enough steps were measured to go on."""
         return not self.settled and len(self._marks) > _NUM_SETTLING + _NUM_MEASURED
 
     def exchanged(self) -> None:
-        """Note the end of a backward pass whose gradients were exchanged."""
+        """Record the end of a backward pass whose gradients were exchanged."""
         if not self.settled:
             self._marks.append(self._clock.mark())
 
     def go_on(self, group: Group) -> None:
-        """Choose the next method from what this one has taken; all ranks call it together."""
+        """Finish measuring this method and choose the next; all ranks call it together."""
         ends = self._clock.seconds(self._marks[_NUM_SETTLING:])
         own_s = median(end - start for start, end in pairwise(ends))
+        # The slowest rank determines when a step ends.
         self._seconds[self.method.name] = max(group.gather(own_s))
         self._next()
 
@@ -64,21 +73,121 @@ class Trials:
 
     def _next(self) -> None:
         self._marks = []
-        tried = {*self._seconds, *self._failed}
-        left = [number for number, one in enumerate(self._methods) if one.name not in tried]
+        tried = self._seconds.keys() | self._failed.keys()
+        left = [one for one in self._methods if one.name not in tried]
         self.settled = not left
-        self._number = left[0] if left else self._best()
-
-    def _best(self) -> int:
-        names = [one.name for one in self._methods]
-        return names.index(min(self._seconds, key=self._seconds.__getitem__))
+        measured = [one for one in self._methods if one.name in self._seconds]
+        self.method = left[0] if left else min(measured, key=lambda one: self._seconds[one.name])
 
     @property
     def why(self) -> str:
-        """Say which method is used, and the figures on which that rests."""
-        figures = [f"{name} {seconds * 1e3:.3g} ms" for name, seconds in self._seconds.items()]
+        """The method in use, and the measurements that led to it."""
+        figures = [f"{name} {_ms(seconds)}" for name, seconds in self._seconds.items()]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
         if self.settled:
             return f"{self.method.name}: the fastest of those measured, by the step: {told}"
         return f"{self.method.name}: being tried" + (f"; {told}" if told else "")
+
+
+class Candidate(NamedTuple):
+    """An exchange: its name, the predicted seconds of a step, and a factory of replicas."""
+
+    name: str
+    predicted_s: float
+    make: Callable[[], ModelReplica]
+
+
+class Checked:
+    """Uses the first candidate, and tries the next if steps take longer than predicted.
+
+    They do if they exceed the prediction by more than the share `tolerance`; a candidate is tried
+    only if it was predicted to be faster than that. In the end the one with the shortest steps is
+    used. `on_decision` is called with the reason of each change. All ranks change together, by the
+    times of the slowest rank, and never after `num_steps`.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        group: Group,
+        tolerance: float,
+        num_steps: int,
+        on_decision: Callable[[str], None],
+    ) -> None:
+        self._candidates, self._group, self._tolerance = candidates, group, tolerance
+        self._last_step, self._on_decision = num_steps, on_decision
+        self._recorder: Recorder | None = None
+        self._use(candidates[0])
+        self._measured: dict[str, float] = {}  # seconds of a step, by the candidate's name
+        self._num_steps = 0
+        self._settled = len(candidates) == 1
+        self.num_searched = 0
+
+    @property
+    def name(self) -> str:
+        """The candidate in use."""
+        return self._used.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass; a step begins with it."""
+        if not self._settled and torch.is_grad_enabled():
+            self._starts.append(time.monotonic())
+            self._num_steps += 1
+            if len(self._starts) > _NUM_CHECKED_SETTLING + _NUM_CHECKED:
+                self._judge()
+            elif self._num_steps > self._last_step:
+                self._settle()
+        return self._replica(*args, **kwargs)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Record all exchanges from now on, of whichever candidate."""
+        self._recorder = recorder
+        self._replica.record(recorder)
+
+    def close(self) -> None:
+        """Free the resources of the candidate in use."""
+        self._replica.close()
+
+    def _judge(self) -> None:
+        own = median(end - start for start, end in pairwise(self._starts[_NUM_CHECKED_SETTLING:]))
+        now, first = self._used, self._candidates[0]
+        self._measured[now.name] = max(self._group.gather(own))
+        fastest_s = min(self._measured.values())
+        was_right = fastest_s <= (1 + self._tolerance) * first.predicted_s
+        left = [one for one in self._candidates if one.name not in self._measured]
+        faster = [one for one in left if one.predicted_s < fastest_s]
+        room = self._last_step - self._num_steps > _NUM_CHECKED_SETTLING + _NUM_CHECKED
+        if (now is first and was_right) or not faster or not room:
+            self._settle()
+            return
+        other = faster[0]
+        self._on_decision(
+            f"auto: {now.name} takes {_ms(self._measured[now.name])} a step, and not "
+            f"{_ms(now.predicted_s)} as predicted; trying {other.name}, predicted to take "
+            f"{_ms(other.predicted_s)}"
+        )
+        self._replica.close()  # before the other is made: they hook the same gradients
+        self._use(other)
+
+    def _settle(self) -> None:
+        self._settled = True
+        measured = [one for one in self._candidates if one.name in self._measured]
+        best = min(measured, key=lambda one: self._measured[one.name], default=self._used)
+        if len(measured) > 1:
+            self.num_searched = self._num_steps - 1
+            told = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in self._measured.items())
+            self._on_decision(f"auto: {best.name} from now on; measured {told}")
+        if best is not self._used:
+            self._replica.close()
+            self._use(best)
+
+    def _use(self, candidate: Candidate) -> None:
+        self._used, self._starts = candidate, list[float]()
+        self._replica = candidate.make()
+        if self._recorder is not None:
+            self._replica.record(self._recorder)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,4 +1,4 @@
-"""Have Accelerate wrap models in paceline.DataParallel."""
+"""Wrapping of models in paceline.DataParallel by Accelerate."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
-from paceline.data_parallel import DataParallel
+from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # for CPUs they are in the environment alone
@@ -19,7 +19,7 @@ _MARK = "_is_accelerate_prepared"  # Accelerate's own, on what it need not prepa
 
 
 def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
-    """Have `accelerator.prepare` wrap models in DataParallel, with these options of it.
+    """Make `accelerator.prepare` wrap models in DataParallel, with these options of it.
 
     What a DistributedDataParallelKwargs says goes to DataParallel, too. Models that are a
     DataParallel already stay as they are. One process alone has nothing to exchange, and nothing
@@ -27,7 +27,14 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
     parallelism on CPUs or GPUs, or if an option could not take effect.
     """
     _check(accelerator)
-    _check_options(accelerator.ddp_handler, options)
+    handler = accelerator.ddp_handler
+    if handler is not None:
+        for name in handler.to_kwargs().keys() & options.keys():
+            raise InvalidInput(
+                f"{name}: DistributedDataParallelKwargs says it already; say it once"
+            )
+        if handler.comm_hook != DDPCommunicationHookType.NO:
+            check_hook("comm_hook", options.get("exchange", "auto"))
     if accelerator.num_processes > 1:
         accelerator.prepare_model = _Preparation(accelerator, options).prepare
     return accelerator
@@ -42,10 +49,7 @@ class _Preparation:
         self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()  # by module
 
     def prepare(
-        self,
-        model: nn.Module,
-        device_placement: bool | None = None,
-        evaluation_mode: bool = False,
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
         """Prepare a model, and wrap it if it is to be trained and was not wrapped before."""
         wrapped = self._made.get(id(model), model)
@@ -56,20 +60,18 @@ class _Preparation:
         prepared = self._prepare(model, device_placement, evaluation_mode=True)
         if evaluation_mode or not any(one.requires_grad for one in model.parameters()):
             return prepared
-        self._made[id(model)] = wrapped = self._wrap(prepared)
-        return wrapped
-
-    def _wrap(self, module: nn.Module) -> DataParallel:
         accelerator, handler = self._accelerator, self._accelerator.ddp_handler
         options = {**(handler.to_kwargs() if handler else {}), **self._options}
         if accelerator.device.type != "cpu":
             options["device_ids"] = [accelerator.local_process_index]
-        wrapped = DataParallel(module, **options)
+        wrapped = DataParallel(prepared, **options)
         if handler is not None:
             handler.register_comm_hook(wrapped)
         # What is saved, loaded and not prepared again is the wrapped model, no more the module.
-        vars(module)[_MARK], vars(wrapped)[_MARK] = False, True
-        accelerator._models = [one for one in accelerator._models if one is not module] + [wrapped]
+        vars(prepared)[_MARK], vars(wrapped)[_MARK] = False, True
+        others = [one for one in accelerator._models if one is not prepared]
+        accelerator._models = [*others, wrapped]
+        self._made[id(model)] = wrapped
         return wrapped
 
 
@@ -91,17 +93,4 @@ def _check(accelerator: Accelerator) -> None:
         raise InvalidInput(
             f"accelerator: is alone, but one of {launched} processes was started; on CPUs make it "
             "with Accelerator(cpu=True), for a Trainer with TrainingArguments(use_cpu=True)"
-        )
-
-
-def _check_options(handler: Any, options: dict[str, Any]) -> None:
-    if handler is None:
-        return
-    exchange = options.get("exchange", "auto")
-    for name in handler.to_kwargs().keys() & options.keys():
-        raise InvalidInput(f"{name}: DistributedDataParallelKwargs says it already; say it once")
-    if handler.comm_hook != DDPCommunicationHookType.NO and exchange in ("host", "tree"):
-        raise InvalidInput(
-            f"comm_hook: exchange {exchange!r} has no buckets to hand to it; choose "
-            "exchange='allreduce', or a codec in place of the hook"
         )

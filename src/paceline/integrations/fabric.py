@@ -6,7 +6,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from paceline.core.errors import InvalidInput
-from paceline.data_parallel import DataParallel
+from paceline.integrations.data_parallel import DataParallel
 
 
 class PacelineStrategy(DDPStrategy):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 
 from paceline.core.errors import InvalidInput
-from paceline.data_parallel import DataParallel
+from paceline.integrations.data_parallel import DataParallel, check_hook
 
 
 class PacelineStrategy(DDPStrategy):
@@ -24,17 +24,10 @@ class PacelineStrategy(DDPStrategy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        exchange = self._ddp_kwargs.get("exchange", "auto")
-        if self._ddp_comm_hook is None:
-            if self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
-                raise InvalidInput(
-                    "ddp_comm_state, ddp_comm_wrapper: nothing without ddp_comm_hook"
-                )
-        elif exchange in ("host", "tree"):
-            raise InvalidInput(
-                f"ddp_comm_hook: exchange {exchange!r} has no buckets to hand to it; choose "
-                "exchange='allreduce', or a codec in place of the hook"
-            )
+        if self._ddp_comm_hook is not None:
+            check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
+        elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
+            raise InvalidInput("ddp_comm_state, ddp_comm_wrapper: nothing without ddp_comm_hook")
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)
         if self._model_averaging_period is not None and not averages:
             raise InvalidInput("model_averaging_period: is for a ddp_comm_state PostLocalSGDState")

@@ -1,18 +1,16 @@
-"""Have the Trainer of Transformers train with paceline.DataParallel."""
+"""Training with paceline.DataParallel in the Trainer of Transformers."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
 from paceline.core.errors import InvalidInput
-from paceline.data_parallel import DataParallel
 from paceline.integrations import accelerate
+from paceline.integrations.data_parallel import DataParallel
 
-AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
-
-def with_paceline(trainer: AnyTrainer, **options: Any) -> AnyTrainer:
-    """Have a Trainer train with DataParallel, with these options of it.
+def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
+    """Make a Trainer use DataParallel, with these options of it.
 
     What TrainingArguments say of DistributedDataParallel goes to DataParallel, too. One process
     alone has nothing to exchange, and nothing changes. Returns the trainer. Raises InvalidInput if
@@ -38,7 +36,6 @@ class _Check(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Look at the model that is about to be trained."""
         wrapped, alone = self._trainer.model_wrapped, self._trainer.accelerator.num_processes == 1
         if not alone and not isinstance(wrapped, DataParallel):
             raise InvalidInput(

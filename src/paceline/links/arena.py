@@ -1,25 +1,102 @@
-"""Sums of gradients in memory that the ranks of one machine share (DESIGN: the host exchange)."""
+"""Sums of gradients in memory that the ranks of one machine share."""
 
 import os
+import select
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
 from paceline.links.group import Group
-from paceline.links.peers import Peers
-from paceline.links.segment import Segment, bytes_of, dtype_of
-from paceline.links.shared_memory import Place, find_place, share
+from paceline.links.shared_memory import LocalRanks, find_local_ranks, share
 from paceline.native import Arena as NativeArena
-from paceline.native import Fault, Goal, Status, arena_nbytes
+from paceline.native import DType, Fault, Goal, Status, arena_nbytes
+
+_DTYPES = {
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float16: DType.FLOAT16,
+}
+_NOT_DONE = {
+    Fault.POST: "delivered its gradients of step {step}",
+    Fault.COMMIT: "delivered its gradients of step {step}",
+    Fault.SUM: "finished its part of the sum of step {step}",
+    Fault.PUBLISH: "passed on the sum of step {step} over all machines",
+    Fault.DRAIN: "left step {step}, which is discarded,",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` values of one type that begin at byte `offset` of every slot."""
+
+    offset: int
+    count: int
+    dtype: torch.dtype
+
+
+def bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """Return address and size; ValueError unless it is a dense tensor in host memory."""
+    is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if not tensor.is_cpu or not is_dense:
+        raise ValueError("only a dense tensor in host memory can be copied")
+    return tensor.data_ptr(), tensor.nbytes
+
+
+class PeerProcesses:
+    """The other ranks of a machine, watched by pidfds: a reused process number cannot mislead."""
+
+    def __init__(self, place: LocalRanks, rank: int) -> None:
+        self._local_rank_of: dict[int, int] = {}  # by pidfd
+        self._place = place
+        for local_rank, (member, pid) in enumerate(zip(place.members, place.pids, strict=True)):
+            if member != rank:
+                self._local_rank_of[os.pidfd_open(pid)] = local_rank
+
+    def gone(self) -> list[int]:
+        """Return the local ranks whose processes have ended."""
+        ended = select.poll()  # its own, for one cannot be used by two threads at once
+        for pidfd in self._local_rank_of:
+            ended.register(pidfd, select.POLLIN)
+        return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))
+
+    def name(self, local_rank: int) -> str:
+        """Return a rank's name in messages."""
+        return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
+
+    def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
+        """Return the message for ranks that were given up; dead ranks come before silent ones."""
+        dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
+        if dead:
+            return f"{', '.join(dead)} died in the middle of the run"
+        names = ", ".join(self.name(local_rank) for local_rank, _ in lost)
+        not_done = _NOT_DONE[lost[0][1]].format(step=step)
+        verb, have = ("does", "it has") if len(lost) == 1 else ("do", "they have")
+        not_done = not_done if len(lost) == 1 else not_done.replace(" its ", " their ")
+        return f"{names} {verb} not answer: {have} not {not_done} within {deadline_s:g} s"
+
+    def close(self) -> None:
+        """Stop watching. Closing twice is allowed."""
+        while self._local_rank_of:
+            os.close(self._local_rank_of.popitem()[0])
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Arena:
     """One rank's view of the memory that the ranks of its machine share.
+
+    It is created collectively over `group`. Sums are multiplied by `scale`, by default
+    1 / world_size. If `held`, by default where there are several machines, a step is complete only
+    when each machine's first rank has called `publish` for every chunk. With `threads` 0 instead of
+    1, only waiting ranks sum. No wait is longer than `deadline_s`. Raises InvalidInput, on all
+    ranks, if any does not get its memory.
 
     Each rank writes its gradients to its `slot` and posts them chunk by chunk. Once all ranks have
     posted a chunk, whichever of them has time sums it, (((s0 + s1) + s2) + ...) * scale in rank
@@ -30,26 +107,56 @@ class Arena:
     backward pass fails, it calls `discard` in place of `commit`. Waiting raises StepDiscarded if a
     rank has discarded the step, WorkerLost if one has died or does not answer within the deadline.
     Memory is given back when the arena is closed and no tensor shows it any more.
+
+    `members` are the global ranks on this machine, `leaders` the first ranks of all machines, both
+    ascending; a local rank is an index of `members`. `slots` has the slot of every local rank,
+    uint8 [slot_nbytes], which all but its own rank only read; `slot` is this rank's. `flags` is
+    uint8 [local ranks, num_flags, 2], by `step % 2`: a rank writes its own before it commits, and
+    all may read them from `wait_step` on, until they begin the step after the next.
     """
 
-    members: tuple[int, ...]
-    """The global ranks on this machine, ascending. A local rank is an index of it."""
-    leaders: tuple[int, ...]
-    """The first global rank of every machine, ascending."""
-    local_rank: int
-    slots: tuple[Tensor, ...]
-    """uint8 [slot_nbytes] of every local rank: to be read only, but for one's own."""
-    slot: Tensor
-    """This rank's own."""
-    flags: Tensor
-    """uint8 [local ranks, num_flags, 2], by `step % 2`: a rank writes its own before it commits.
-    All may read them from `wait_step` on, until they begin the step after the next."""
-
     def __init__(
-        self, native: NativeArena, place: Place, rank: int, peers: Peers, deadline_s: float
+        self,
+        group: Group,
+        slot_nbytes: int,
+        max_chunks: int,
+        num_flags: int,
+        deadline_s: float,
+        scale: float | None = None,
+        held: bool | None = None,
+        threads: int = 1,
     ) -> None:
+        if min(slot_nbytes, max_chunks) < 1 or num_flags < 0 or threads not in (0, 1):
+            raise ValueError("an arena has a slot, a chunk, flags, and 0 or 1 threads")
+        place = find_local_ranks(group)
         self.members, self.leaders = place.members, place.leaders
-        self.local_rank = place.members.index(rank)
+        self.local_rank = place.members.index(group.rank)
+        sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
+        if held is None:
+            held = len(place.leaders) > 1
+        fd = share(group, place, arena_nbytes(*sizes))
+        native, peers, problem = None, None, None
+        try:
+            peers = PeerProcesses(place, group.rank)
+            native = NativeArena(
+                fd,
+                self.local_rank,
+                *sizes,
+                1 / group.world_size if scale is None else scale,
+                held,
+                # own_core: spinning takes no core from others. In a held arena it would: there a
+                # thread waits for each chunk while its rank computes.
+                place.num_cores >= len(place.members) and not held,
+                place.num_cores >= 2 * len(place.members),
+                threads > 0,
+            )
+        except (OSError, RuntimeError) as error:
+            problem = f"shared memory: worker {group.rank} cannot map it: {error}"
+        # All ranks have mapped the memory by now: without a descriptor, kill -9 cannot leak it.
+        problems = [text for text in group.gather(problem) if text is not None]
+        os.close(fd)
+        if native is None or peers is None or problems:
+            raise InvalidInput(problems[0])
         self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
         self.slot = self.slots[self.local_rank]
         self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)
@@ -59,55 +166,6 @@ class Arena:
         self._step, self._is_open, self._is_committed = 0, False, False
         self._posted: set[int] = set()
         self._discarded: StepDiscarded | None = None
-
-    @classmethod
-    def open(
-        cls,
-        group: Group,
-        slot_nbytes: int,
-        max_chunks: int,
-        num_flags: int,
-        deadline_s: float,
-        scale: float | None = None,
-        held: bool | None = None,
-        threads: int = 1,
-    ) -> Self:
-        """Make the arena of each machine, collectively over `group`.
-
-        Sums are multiplied by `scale`, by default 1 / world_size. If `held`, by default where there
-        are several machines, a step is complete only when each machine's first rank has called
-        `publish` for every chunk. With `threads` 0 instead of 1, only waiting ranks sum. No wait
-        is longer than `deadline_s`. InvalidInput, on all ranks, if any does not get its memory.
-        """
-        if min(slot_nbytes, max_chunks) < 1 or num_flags < 0 or threads not in (0, 1):
-            raise ValueError("an arena has a slot, a chunk, flags, and 0 or 1 threads")
-        place = find_place(group)
-        sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
-        if held is None:
-            held = len(place.leaders) > 1
-        fd = share(group, place, arena_nbytes(*sizes))
-        native, peers, problem = None, None, None
-        try:
-            peers = Peers(place, group.rank)
-            native = NativeArena(
-                fd,
-                place.members.index(group.rank),
-                *sizes,
-                1 / group.world_size if scale is None else scale,
-                held,
-                # Where it is held, a thread waits for each chunk while its rank computes.
-                place.num_cores >= len(place.members) and not held,
-                place.num_cores >= 2 * len(place.members),
-                threads > 0,
-            )
-        except (OSError, RuntimeError) as error:
-            problem = f"shared memory: worker {group.rank} cannot map it: {error}"
-        # From here on all have mapped the memory: without its descriptor it cannot outlive them.
-        problems = [text for text in group.gather(problem) if text is not None]
-        os.close(fd)
-        if native is None or peers is None or problems:
-            raise InvalidInput(problems[0])
-        return cls(native, place, group.rank, peers, deadline_s)
 
     def shared_result(self, step: int) -> Tensor:
         """Return the sums of a step, uint8 [slot_nbytes], as all ranks of this machine share them.
@@ -129,12 +187,13 @@ class Arena:
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Say what the chunks are. All ranks must say the same, and none within a step.
+        """Set the segments of each chunk: the same on all ranks, and not within a step.
 
         ValueError if segments overlap, leave the slot or begin within an element.
         """
         if self._is_open:
             raise RuntimeError(f"the chunks cannot change within step {self._step}")
+        # Overlapping segments would be summed by two threads at once.
         ends = sorted(
             (segment.offset, segment.offset + segment.count * segment.dtype.itemsize)
             for chunk in chunks
@@ -143,8 +202,10 @@ class Arena:
         )
         if any(end > start for (_, end), (start, _) in pairwise(ends)):
             raise ValueError("segments overlap")
+        for dtype in {segment.dtype for chunk in chunks for segment in chunk} - set(_DTYPES):
+            raise ValueError(f"values of type {dtype} cannot be summed")
         self._opened().set_chunks(
-            [[(s.offset, s.count, dtype_of(s.dtype)) for s in chunk] for chunk in chunks]
+            [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
         )
         self._num_chunks = len(chunks)
 
@@ -167,15 +228,12 @@ class Arena:
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
-        """Fill a dense tensor in host memory, in the order of that memory, from the shared result.
-
-        From its byte `offset` on.
-        """
+        """Fill a dense tensor in host memory, in its order, from byte `offset` of the result on."""
         address, nbytes = bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:
-        """Say that this rank's gradients of a chunk are in its slot."""
+        """Mark this rank's gradients of a chunk as complete in its slot."""
         self._check_open()
         if not 0 <= chunk < self._num_chunks or chunk in self._posted:
             raise ValueError(f"chunk {chunk} is not one, or was posted before")
@@ -183,14 +241,14 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self, chunk: int) -> None:
-        """Say, on the first rank of a held arena, that a chunk is summed over all machines."""
+        """Mark a chunk as summed over all machines; only on the first rank of a held arena."""
         self._check_open()
         if not 0 <= chunk < self._num_chunks or self.local_rank != 0:
             raise ValueError(f"chunk {chunk} is not one, or this is not the first rank")
         self._opened().publish()
 
     def commit(self) -> None:
-        """Say that this rank's backward pass is complete, and all its chunks posted."""
+        """Mark this rank's backward pass as complete; all its chunks must be posted."""
         self._check_open()
         if len(self._posted) != self._num_chunks or self._is_committed:
             raise RuntimeError(f"step {self._step} is committed, or has chunks not yet posted")
@@ -211,7 +269,7 @@ class Arena:
         self._is_open = False
 
     def discard(self) -> None:
-        """Make the step worthless on all ranks, because this rank's backward pass has failed.
+        """Discard the step on all ranks, because this rank's backward pass has failed.
 
         Waits until no rank works on it any more. Does nothing if the step is discarded already.
         """
@@ -232,7 +290,8 @@ class Arena:
         return posted_ns / 1e9, reduced_ns / 1e9
 
     def close(self) -> None:
-        """Stop summing and let go of the memory. Closing twice is fine."""
+        """Stop summing and release the memory. Closing twice is allowed."""
+        # The memory is unmapped when the last tensor that shows it is gone.
         self._native = None
         self.slots, self.slot, self.flags = (), torch.empty(0), torch.empty(0)
         self._peers.close()
@@ -255,7 +314,7 @@ class Arena:
             if status is Status.DISCARDED:
                 raise self._leave_discarded()
             if status is Status.PENDING and (gone := self._peers.gone()):
-                # A peer may have done its part and ended well: then the goal is reached by now.
+                # A peer may have done its part and then ended normally: the goal may be reached.
                 if native.wait(goal, self._step, chunk) is Status.REACHED:
                     return
                 for local_rank in gone:
@@ -267,7 +326,7 @@ class Arena:
                 raise WorkerLost(self._peers.why_lost(lost, self._step, self._deadline_s))
 
     def _leave_discarded(self) -> StepDiscarded:
-        """Wait until no rank works on the discarded step, and return what to say of it."""
+        """Wait until no rank works on the discarded step, and return the error to raise."""
         native = self._opened()
         if self._discarded is None:
             culprit = self._peers.name(native.discarded_by())

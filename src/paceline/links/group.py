@@ -1,15 +1,15 @@
-"""The process group of a run, and who is in it."""
+"""The process group of a run, its members, their cores, and messages between all pairs of them."""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -19,16 +19,52 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
+# Parts of gloo's and NCCL's messages: torch has no type of error for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
+_REPORTED_KEY = "paceline/reported"
+_REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
+
+
+def share_cores(device: torch.device) -> None:
+    """Give each rank of this machine cores of its own, and a thread for each.
+
+    Unpinned, the message that ends a rank's exchange wakes it on the sender's core, where it waits
+    behind the sender's computation for a time slice. A single rank, ranks on GPUs, more ranks than
+    cores, and what the user has set himself (an affinity, OMP_NUM_THREADS) are left alone. Threads
+    that exist already stay where they are.
+    """
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    usable = os.sched_getaffinity(0)
+    cores = physical_cores(usable)
+    own = len(cores) // num_ranks
+    if num_ranks == 1 or device.type != "cpu":
+        return
+    if own and len(usable) == os.cpu_count():
+        first = own * int(os.environ.get("LOCAL_RANK", "0"))
+        # Whole cores: two hardware threads of one core are no two cores.
+        os.sched_setaffinity(0, {cpu for core in cores[first : first + own] for cpu in core})
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, own))
+
+
+def physical_cores(usable: set[int]) -> list[tuple[int, ...]]:
+    """Return the usable processors grouped by the core whose hardware threads they are."""
+    groups: dict[str, list[int]] = {}
+    for cpu in sorted(usable):
+        path = Path(_SIBLINGS.format(cpu))
+        core = path.read_text() if path.exists() else str(cpu)
+        groups.setdefault(core, []).append(cpu)
+    return [tuple(cpus) for cpus in groups.values()]
 
 
 @dataclass(frozen=True)
 class Member:
-    """A rank as the others know it.
+    """The identity of a rank.
 
     Ranks with one `boot_id` run on one kernel and share its clock; only in one `pid_namespace` too
     do their process numbers mean the same.
@@ -60,6 +96,13 @@ class Group:
     deadline_s: float
     process_group: dist.ProcessGroup | None = None
 
+    @classmethod
+    def alone(
+        cls, device: torch.device, deadline_s: float, process_group: dist.ProcessGroup | None = None
+    ) -> Self:
+        """Return the group of a process that has nobody to exchange with."""
+        return cls(0, 1, device, (_myself(0, device),), None, None, deadline_s, process_group)
+
     @property
     def global_ranks(self) -> list[int]:
         """The members' ranks in torch's default group, in the order of their ranks here."""
@@ -73,7 +116,8 @@ class Group:
         if self.world_size == 1:
             return [json.loads(data)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in self.members]
-        with self.naming_the_lost():
+        with self.naming_lost_ranks():
+            # all_gather needs equal sizes, so send the lengths first and pad to the longest.
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
             padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -87,48 +131,38 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 sent = tensor.contiguous()  # torch sends memory as it lies, gaps and all
-                with self.naming_the_lost():
+                with self.naming_lost_ranks():
                     dist.broadcast(sent, group=self.process_group, group_src=0)
                 if sent is not tensor:
                     tensor.copy_(sent)
 
-    def broadcast_together(self, tensors: Sequence[Tensor]) -> None:
-        """Do the same with one message for each type: for many small tensors."""
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            same = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in same])
-            self.broadcast([flat])
-            for tensor, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
-                tensor.copy_(part.view_as(tensor))
-
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            with self.naming_the_lost():
+            with self.naming_lost_ranks():
                 dist.barrier(self.control)
 
     @contextmanager
-    def naming_the_lost(self) -> Iterator[None]:
-        """Say in a loop of the user's own which rank is gone; `process_group` says it elsewhere."""
+    def naming_lost_ranks(self) -> Iterator[None]:
+        """Raise WorkerLost with the lost rank, in a user's own loop; else `process_group` does."""
         try:
             yield
         except RuntimeError as error:
             if self.store is not None or not _is_loss(error):
                 raise
-            raise WorkerLost(_lost_peers(self) or _somebody(error)) from error
+            stopped = _names_in(self, "Tt")
+            silent = f"{stopped} does not answer: it is stopped" if stopped else None
+            raise WorkerLost(_dead_peers(self) or silent or _unknown_peer(error)) from error
 
-    def first_to_fail(self, reason: str) -> bool:
-        """Tell the others and the launcher why this rank ends, unless another was first."""
-        if self.store is None:
-            return True
-        if self.store.add(_FAILED_KEY, 1) > 1:
-            return False
-        self.store.set(_FAILURE_KEY, reason)
-        return True
+    def has_reported(self) -> None:
+        """Tell the other ranks that the first to fail has printed why, so that they may end."""
+        if self.store is not None:
+            with suppress(RuntimeError):  # the store may have ended with another rank
+                self.store.set(_REPORTED_KEY, "")
 
 
 def failure(store: Store) -> str | None:
-    """Return why the first rank that failed did so, if one has said it."""
+    """Return the reason that the first failed rank has published, if there is one."""
     return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
 
 
@@ -141,26 +175,43 @@ def process_group(deadline_s: float) -> Iterator[Group]:
     cannot form a group, WorkersFailed in place of an error if another rank has failed before.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = device_of_rank()
-    myself = _myself(rank, device)
+    device, deadline = device_of_rank(), timedelta(seconds=deadline_s)
     if world_size == 1:
-        yield Group(rank, world_size, device, (myself,), None, None, deadline_s)
+        yield Group.alone(device, deadline_s)
         return
-    store, members = _meet(myself, world_size, timedelta(seconds=deadline_s))
-    control = _connect(device, store, rank, world_size, timedelta(seconds=deadline_s))
+    store, members = _meet(_myself(rank, device), world_size, deadline)
+    on_gpu = device.type == "cuda"
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(
+        backend, timeout=deadline, world_size=world_size, rank=rank, store=store
+    )
+    # Values in host memory need gloo: nccl would make the host wait for the GPU.
+    control = dist.new_group(backend="gloo", timeout=deadline) if on_gpu else None
     group = Group(rank, world_size, device, members, store, control, deadline_s)
     try:
         yield group
     except (Exception, SystemExit) as error:
+        reason = f"worker {rank} failed: {error}"
         # torch's own kinds of errors are all RuntimeErrors
-        if isinstance(error, RuntimeError) and _is_loss(error):
-            raise WorkerLost(_why_lost(group, error)) from error
-        if isinstance(error, WorkerLost):
-            group.first_to_fail(str(error))
-            raise WorkerLost(f"worker {rank} stops: {error}") from error
-        if not group.first_to_fail(f"worker {rank} failed: {error}"):
-            raise WorkersFailed(2 if isinstance(error, InvalidInput) else 1) from error
-        raise
+        lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
+        if lost_in_torch:
+            reason = _dead_peers(group) or _unknown_peer(error)
+        elif isinstance(error, WorkerLost):
+            reason = str(error)
+        is_first = store.add(_FAILED_KEY, 1) == 1
+        if is_first:
+            store.set(_FAILURE_KEY, reason)
+        if lost_in_torch or isinstance(error, WorkerLost):
+            if lost_in_torch and not is_first:  # the first rank to notice decides it for all
+                reason = store.get(_FAILURE_KEY).decode()
+            raise WorkerLost(f"worker {rank} stops: {reason}") from error
+        if is_first:
+            raise
+        # torchrun kills all ranks as soon as one has ended: wait until the first has printed why.
+        # RuntimeError: it died without a word, and maybe the store with it.
+        with suppress(RuntimeError):
+            store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
+        raise WorkersFailed(2 if isinstance(error, InvalidInput) else 1) from error
     finally:
         # After an error the peers may be gone, and saying goodbye would wait for them.
         if sys.exc_info()[0] is None:
@@ -179,41 +230,34 @@ def joined(
     call it together. The deadline, where none is given, is that of the process group: 30 minutes,
     unless it was made with another one.
     """
+    timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
     if not dist.is_initialized() and "RANK" in os.environ:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_timedelta(deadline_s))
+        dist.init_process_group(backend, timeout=timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
         alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
-        return Group(0, 1, device, (_myself(0, device),), None, None, alone_s, process_group)
+        return Group.alone(device, alone_s, process_group)
     if deadline_s is None:
-        deadline_s = _timeout_s(process_group, device)
+        own = process_group or dist.group.WORLD
+        assert own is not None  # torch.distributed is initialised
+        timeout = own._get_backend(device).options._timeout
+        deadline_s = timeout.total_seconds()
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     myself = _myself(rank, device)
     control = process_group
+    # Values in host memory need gloo: nccl would make the host wait for the GPU.
     if dist.get_backend(process_group) != "gloo":
         control = dist.new_group(
             dist.get_process_group_ranks(process_group),
             backend="gloo",
-            timeout=_timedelta(deadline_s),
+            timeout=timeout,
             use_local_synchronization=process_group is not None,
         )
-    strangers = Group(
+    unknown = Group(
         rank, world_size, device, (myself,) * world_size, None, control, deadline_s, process_group
     )
-    members = tuple(Member(*row) for row in strangers.gather(list(astuple(myself))))
-    return replace(strangers, members=members)
-
-
-def _timedelta(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _timeout_s(process_group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return how long collectives of the group wait before they fail."""
-    group = process_group or dist.group.WORLD
-    assert group is not None  # torch.distributed is initialised
-    options = group._get_backend(device).options
-    return float(options._timeout.total_seconds())
+    members = tuple(Member(*row) for row in unknown.gather(list(astuple(myself))))
+    return replace(unknown, members=members)
 
 
 def _myself(rank: int, device: torch.device) -> Member:
@@ -222,7 +266,7 @@ def _myself(rank: int, device: torch.device) -> Member:
 
 
 def device_of_rank() -> torch.device:
-    """Return the GPU of this rank, or the CPU if this machine has not one GPU for each rank."""
+    """Return this rank's GPU, or the CPU if the machine has fewer GPUs than local ranks."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not torch.cuda.is_available() or torch.cuda.device_count() < local_ranks:
         return torch.device("cpu")
@@ -232,13 +276,12 @@ def device_of_rank() -> torch.device:
 
 
 def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
-    """Tell the others who this is, and learn who they are."""
+    """Exchange process numbers, machines and device types with all ranks through the store."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", myself.rank, world_size, timeout=deadline))
         store.set_timeout(deadline)
-        own = [myself.pid, myself.boot_id, myself.pid_namespace, myself.device_type]
-        store.set(f"paceline/member/{myself.rank}", json.dumps(own))
+        store.set(f"paceline/member/{myself.rank}", json.dumps(astuple(myself)))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
         raise InvalidInput(
@@ -249,7 +292,7 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
             f"worker {myself.rank} stops: not all of {world_size} workers came to {where} "
             f"within {deadline.total_seconds():g} s"
         ) from error
-    members = tuple(Member(rank, *row) for rank, row in enumerate(rows))
+    members = tuple(Member(*row) for row in rows)
     kinds = {member.device_type: member.rank for member in members}
     if len(kinds) > 1:
         ranks = ", ".join(f"rank {rank} on {kind}" for kind, rank in sorted(kinds.items()))
@@ -260,70 +303,101 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
     return store, members
 
 
-def _connect(
-    device: torch.device, store: Store, rank: int, world_size: int, deadline: timedelta
-) -> dist.ProcessGroup | None:
-    """Make the default group, and return the one for values in host memory if it is another."""
-    on_gpu = device.type == "cuda"
-    backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=deadline
-    )
-    return dist.new_group(backend="gloo", timeout=deadline) if on_gpu else None
-
-
-def _why_lost(group: Group, error: RuntimeError) -> str:
-    """Say which worker is to blame: what the first that noticed has said holds for all."""
-    reason = _dead_peers(group) or _somebody(error)
-    if not group.first_to_fail(reason):
-        assert group.store is not None
-        reason = group.store.get(_FAILURE_KEY).decode()
-    return f"worker {group.rank} stops: {reason}"
-
-
 def _is_loss(error: RuntimeError) -> bool:
     return any(mark in str(error) for mark in _LOST_MARKS)
 
 
-def _somebody(error: RuntimeError) -> str:
+def _unknown_peer(error: BaseException) -> str:
     return f"another worker does not answer ({str(error).splitlines()[0]})"
-
-
-def _lost_peers(group: Group) -> str | None:
-    """Name the workers of this machine that have died, or are stopped."""
-    stopped = [_name(member) for member in _neighbours(group) if _state(member.pid) in "Tt"]
-    silent = f"{', '.join(stopped)} does not answer: it is stopped" if stopped else None
-    return _dead_peers(group) or silent
 
 
 def _dead_peers(group: Group) -> str | None:
     """Name the workers of this machine that have died without having said why."""
     until = time.monotonic() + _SETTLING_S
     while group.store is None or not group.store.check([_FAILURE_KEY]):
-        gone = [_name(member) for member in _neighbours(group) if _state(member.pid) in "ZX"]
+        gone = _names_in(group, "ZX")
         if gone:
-            return f"{', '.join(gone)} died in the middle of the run"
+            return f"{gone} died in the middle of the run"
         if time.monotonic() > until:
             return None
         time.sleep(0.05)
     return None
 
 
-def _neighbours(group: Group) -> list[Member]:
-    """Return the members whose process numbers mean the same here."""
-    myself = group.members[group.rank]
-    here = (myself.boot_id, myself.pid_namespace)
-    return [member for member in group.members if (member.boot_id, member.pid_namespace) == here]
+def _names_in(group: Group, states: str) -> str:
+    """Name the workers on this kernel whose process is in one of the states, as proc(5) has them.
+
+    A process that is gone is in state X.
+    """
+    found, myself = [], group.members[group.rank]
+    for one in group.members:
+        if (one.boot_id, one.pid_namespace) != (myself.boot_id, myself.pid_namespace):
+            continue  # its process number means another process here
+        try:
+            state = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            state = "X"
+        if state in states:
+            found.append(f"worker {one.rank} (process {one.pid})")
+    return ", ".join(found)
 
 
-def _name(member: Member) -> str:
-    return f"worker {member.rank} (process {member.pid})"
+class Posted:
+    """A message to each other rank of a group and one from each, sent since construction.
+
+    `sent` has the message for each rank, uint8, and `nbytes` the length of that from each; this
+    rank's own are left out. All ranks post in the same order. No wait is longer than the group's
+    timeout.
+    """
+
+    def __init__(
+        self, sent: Sequence[Tensor], nbytes: Sequence[int], group: dist.ProcessGroup | None
+    ) -> None:
+        own, device = dist.get_rank(group), sent[0].device
+        lengths = [0 if rank == own else length for rank, length in enumerate(nbytes)]
+        empty = torch.empty(0, dtype=torch.uint8, device=device)
+        # Keep the tensors alive until they have been sent: torch holds no reference.
+        self._sent = [empty if rank == own else one for rank, one in enumerate(sent)]
+        self.sent_nbytes, self.received_nbytes = sum(map(len, self._sent)), sum(lengths)
+        whole = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+        self._received = whole.split(lengths)
+        # NCCL has a fast all-to-all of unequal sizes; gloo's own serialises both directions.
+        if device.type == "cpu":
+            peers = [rank for rank in range(len(self._sent)) if rank != own]
+            received = [self._received[peer] for peer in peers]
+            self._works = post_pairs(received, [self._sent[peer] for peer in peers], peers, group)
+        else:
+            sizes = [len(one) for one in self._sent]
+            self._sent = [torch.cat(self._sent)]
+            self._works = [
+                dist.all_to_all_single(whole, self._sent[0], lengths, sizes, group, async_op=True)
+            ]
+
+    def wait(self) -> list[Tensor]:
+        """Return the message from each rank, uint8, once all of them have come and gone out."""
+        for work in self._works:
+            assert work is not None  # this rank is one of the group
+            work.wait()
+        self._works, self._sent = [], []
+        return list(self._received)
 
 
-def _state(pid: int) -> str:
-    """Return the kernel's letter for what the process does; X if it has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "X"
-    return stat.rpartition(")")[2].split()[0]
+def post_pairs(
+    received: Iterable[Tensor],
+    sent: Iterable[Tensor],
+    peers: Sequence[int],
+    group: dist.ProcessGroup | None,
+) -> list[dist.Work | None]:
+    """Post a receive from each peer, and then a send to each.
+
+    gloo requests a message on the connection on which it sends: a request that follows a send would
+    wait for it, and the link would be used in one direction at a time.
+    """
+    works = [
+        dist.irecv(row, group=group, group_src=peer)
+        for peer, row in zip(peers, received, strict=True)
+    ]
+    works += [
+        dist.isend(row, group=group, group_dst=peer) for peer, row in zip(peers, sent, strict=True)
+    ]
+    return works

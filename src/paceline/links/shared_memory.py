@@ -1,10 +1,18 @@
-"""Which ranks share a machine, proved; and memory that they share, of which nothing can be left."""
+"""Memory that processes share, which the kernel frees with its last user."""
 
+import errno
 import fcntl
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
@@ -13,14 +21,14 @@ _NAME = "paceline"
 _NONCE_NBYTES = 16
 _MEMINFO = Path("/proc/meminfo")
 _PROC_SELF = Path("/proc/self")
+_ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this rank stands: global ranks, and the process numbers of those on this machine.
+class LocalRanks:
+    """The first ranks of all machines (`leaders`), and the ranks on this one (`members`).
 
-    `leaders` are the first ranks of all machines, ascending; `members` those on this rank's
-    machine, ascending, and `pids` theirs. `num_cores` is how many processors they may use.
+    Both ascend. `pids` are those of the members; `num_cores` is how many processors they may use.
     """
 
     leaders: tuple[int, ...]
@@ -29,8 +37,8 @@ class Place:
     num_cores: int
 
 
-def find_place(group: Group) -> Place:
-    """Find out who shares this rank's machine, collectively.
+def find_local_ranks(group: Group) -> LocalRanks:
+    """Find the ranks that share this rank's machine, collectively.
 
     A rank proves that it can reach another's memory by reading a secret there. Ranks in different
     containers may run on one machine and still be unable to; each of them is then a machine.
@@ -42,7 +50,7 @@ def find_place(group: Group) -> Place:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([os.getpid(), fd, nonce.hex(), usable])
-        # Where /proc is that of another namespace, it does not speak of the processes we can watch.
+        # In another PID namespace's /proc, process numbers mean other processes: trust none.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
@@ -54,7 +62,7 @@ def find_place(group: Group) -> Place:
         os.close(fd)
     members = tuple(r for r, leader in enumerate(leader_of) if leader == leader_of[group.rank])
     cores = {core for member in members for core in rows[member][3]}
-    return Place(
+    return LocalRanks(
         leaders=tuple(sorted(set(leader_of))),
         members=members,
         pids=tuple(rows[member][0] for member in members),
@@ -68,22 +76,27 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     Only this user may open it, and it is gone with its last descriptor and mapping. InvalidInput if
     the machine, or a limit, does not give so much; it says `what` would have been there.
     """
-    available = _available_nbytes()
-    if available is not None and nbytes > available:
-        raise _too_large(nbytes, f"{available:,} are available", what)
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        available = available_nbytes()
+        if available is not None and nbytes > available:
+            raise OSError(errno.ENOMEM, f"{available:,} are available")
         os.fchmod(fd, 0o600)
+        # ftruncate alone would turn a lack of memory into SIGBUS at some later access.
         os.posix_fallocate(fd, 0, nbytes)
+        # A file that shrinks would turn accesses of all its users into SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
         os.close(fd)
-        raise _too_large(nbytes, error.strerror, what) from None
+        raise InvalidInput(
+            f"shared memory: {what} need {nbytes:,} bytes of this machine, which it does not "
+            f"give: {error.strerror}; use fewer workers or a smaller model"
+        ) from None
     return fd
 
 
-def share(group: Group, place: Place, nbytes: int) -> int:
+def share(group: Group, place: LocalRanks, nbytes: int) -> int:
     """Return a descriptor of memory that the ranks of this machine share, collectively.
 
     InvalidInput, on all ranks, if any machine does not give so much.
@@ -102,33 +115,28 @@ def share(group: Group, place: Place, nbytes: int) -> int:
         raise InvalidInput(problems[0])
     if fd >= 0:
         return fd
+    # The leader keeps its descriptor until all ranks have mapped the memory.
     path = f"/proc/{place.pids[0]}/fd/{rows[place.members[0]][0]}"
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _read_nonce(pid: int, fd: int) -> bytes | None:
-    """Read what a process has written to its file in memory, if it can be reached and is one."""
+    """Return the nonce in another process's memfd; None if it cannot be opened or is none."""
     path = Path(f"/proc/{pid}/fd/{fd}")
-    try:
-        # In another container these numbers may mean somebody's terminal: look before opening.
-        if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
-            return None
-        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return os.pread(opened, _NONCE_NBYTES, 0)
-    except OSError:
-        return None
-    finally:
-        os.close(opened)
+    with suppress(OSError):
+        # Opening an unrelated file, as a terminal or a pipe, could block: check its name first.
+        if str(path.readlink()).startswith(f"/memfd:{_NAME}"):
+            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(opened, "rb", buffering=0) as file:
+                return file.read(_NONCE_NBYTES)
+    return None
 
 
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     """Return each rank's leader: the lowest leader that it has reached, or itself.
 
     `reached[rank]` are the lower ranks that a rank has reached, ascending. All ranks must come to
-    the same answer, even if not everybody reaches everybody.
+    the same answer, even if some ranks cannot reach others.
     """
     leader_of: list[int] = []
     for rank, lower in enumerate(reached):
@@ -136,10 +144,10 @@ def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     return leader_of
 
 
-def _available_nbytes() -> int | None:
-    """Return how much memory can be had without swapping, where the kernel says it.
+def available_nbytes() -> int | None:
+    """Return the bytes that can be allocated without swapping, if the kernel reports them.
 
-    Asking for more than that would not fail, but have the kernel kill a process to make room.
+    A larger allocation would not fail: the kernel would kill a process to make room.
     """
     try:
         lines = _MEMINFO.read_text().splitlines()
@@ -149,8 +157,56 @@ def _available_nbytes() -> int | None:
     return int(found[0]) * 1024 if found else None
 
 
-def _too_large(nbytes: int, why: str | None, what: str) -> InvalidInput:
-    return InvalidInput(
-        f"shared memory: {what} need {nbytes:,} bytes of this machine, which it does not "
-        f"give: {why}; use fewer workers or a smaller model"
-    )
+class TensorSpec(NamedTuple):
+    """The place of a tensor: its name, torch's name of its type, its shape and byte offset."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class SharedTensors:
+    """Named tensors in anonymous memory of mode 0600, which goes with its last user.
+
+    `fd` is the descriptor that other processes attach by; `memory` is all of it, as bytes.
+    """
+
+    def __init__(self, fd: int, entries: Sequence[TensorSpec]) -> None:
+        self.fd, self.entries = fd, tuple(entries)
+        self.memory = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
+        self.tensors: dict[str, Tensor] = {}
+        for name, dtype_name, shape, offset in self.entries:
+            dtype: torch.dtype = getattr(torch, dtype_name)
+            nbytes = prod(shape) * dtype.itemsize
+            values = self.memory[offset : offset + nbytes].view(dtype)
+            self.tensors[name] = values.view(shape)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:
+        """Return copies of the tensors in new memory.
+
+        InvalidInput, which says `what` they are, if the machine does not give so much.
+        """
+        entries, offset = [], 0
+        for name, tensor in tensors.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            entries.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
+            offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+        shared = cls(allocate(max(1, offset), what), entries)
+        for name, tensor in tensors.items():
+            shared.tensors[name].copy_(tensor.detach())
+        return shared
+
+    def close(self) -> None:
+        """Close the descriptor; the memory stays as long as tensors look at it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def pin(memory: Tensor) -> Callable[[], None]:
+    """Pin the memory of a tensor of bytes, and return what undoes it."""
+    runtime, check = torch.cuda.cudart(), torch.cuda.check_error
+    check(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+    return lambda: check(runtime.cudaHostUnregister(memory.data_ptr()))

@@ -11,44 +11,58 @@ gradient of a layer has been accumulated.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.models.alive import Alive
-from paceline.models.duplicate import duplicate
-from paceline.models.flops import tensors_in
-from paceline.models.layers import LayerModule, layers_of
-from paceline.models.trace import CostCounter, Counts, HandOver
+from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
+from paceline.models.layers import LayerModule, duplicate, layers_of
 
 _Batch = tuple[Tensor, ...]
+Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
+_Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
+
+_BLOCK = 16
+_FEW_CHANNELS = 4  # up to which a convolution reads its input as it lies
+# In backward these first copy a gradient that is not contiguous.
+_GATHERING = (
+    *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
+    torch.ops.aten.convolution_backward,
+)
 
 
 @dataclass
 class _Step:
-    """What one step showed. Layers are indices into `layers_of`; segments are numbered by entry.
+    """Observations of one step. Layers are indices into `layers_of`; segments are in entry order.
 
-    `ready` maps (layer, parameter) to the counts at its last gradient, in the order of those.
-    `laps` pairs the layer of each gradient, as they come, with the most bytes that were alive since
-    the one before it; the last lap is that from the last gradient to the end.
+    `ready`: each (layer, parameter) with a gradient, in the order of their last ones. `layer_ends`:
+    the counts at the last gradient of each layer, in the order of those.
+    `laps`: for each gradient, its layer and the peak of live bytes since the gradient before it;
+    the last lap is from the last gradient to the end.
     """
 
     entered: list[int] = field(default_factory=list)
     segment_ends: list[Counts] = field(default_factory=list)
-    handed_on: list[int] = field(default_factory=list)
+    activation_nbytes: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
-    ready: dict[tuple[int, int], Counts] = field(default_factory=dict)
+    ready: dict[tuple[int, int], None] = field(default_factory=dict)
+    layer_ends: dict[int, Counts] = field(default_factory=dict)
     laps: list[tuple[int | None, int]] = field(default_factory=list)
     backward_end: Counts = (0, 0, 0)
 
 
 def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None = None) -> Workload:
-    """Trace one training step of `model` on a batch like `example_batch` and say what it costs.
+    """Trace one training step of `model` on a batch like `example_batch`, and return its costs.
 
     The first dimension of the first tensor of `example_batch` is the batch size; the model is
     called with the tensors as positional arguments, in the mode (training or evaluation) in which
@@ -66,147 +80,104 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
     """
     batch = example_batch if isinstance(example_batch, tuple) else (example_batch,)
     label = name or type(model).__name__
-    _check_batch(batch, label)
+    if not batch or not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise InvalidInput(f"{label}: an example batch is a tensor or a tuple of tensors")
+    if batch[0].dim() == 0 or batch[0].shape[0] == 0:
+        raise InvalidInput(
+            f"{label}: the example batch has shape {tuple(batch[0].shape)}; its first dimension "
+            "must be the number of samples, at least 1"
+        )
     layers = layers_of(model)
     if not layers:
         raise InvalidInput(f"{label} has no trainable parameters")
     step = _trace(model, batch, label)
-    order = _forward_order(len(layers), step.entered)
+    order = list(step.entered)
+    for index in range(len(layers)):
+        if index not in step.entered:  # it follows the one registered before it
+            order.insert(order.index(index - 1) + 1 if index else 0, index)
+    never = [index for index in reversed(order) if index not in step.layer_ends]
     return Workload(
         name=label,
         batch_size=batch[0].shape[0],
         layers=_describe_layers(layers, order, step),
-        backward_order=_backward_order(order, step),
+        backward_order=tuple(order.index(index) for index in (*step.layer_ends, *never)),
         input_nbytes=sum(tensor.numel() * tensor.element_size() for tensor in batch),
     )
 
 
-def _check_batch(batch: tuple[object, ...], label: str) -> None:
-    if not batch or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise InvalidInput(f"{label}: an example batch is a tensor or a tuple of tensors")
-    first = batch[0]
-    assert isinstance(first, Tensor)
-    if first.dim() == 0 or first.shape[0] == 0:
-        raise InvalidInput(
-            f"{label}: the example batch has shape {tuple(first.shape)}; its first dimension must "
-            "be the number of samples, at least 1"
-        )
-
-
 def _trace(model: nn.Module, batch: _Batch, label: str) -> _Step:
+    """Run a step of a copy without values, or else of a copy with them; restore the generators."""
     devices = {parameter.device for parameter in model.parameters()}
-    with _generators_kept(devices), torch.inference_mode(False), torch.enable_grad():
-        try:
-            meta_batch = tuple(tensor.detach().to("meta") for tensor in batch)
-            meta_model = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-            with torch.device("meta"):
-                return _run(meta_model, meta_batch)
-        except InvalidInput:
-            raise
-        except Exception:  # noqa: S110 - whatever fails without values is tried with them
-            pass
-        try:
-            real_batch = tuple(tensor.detach().clone() for tensor in batch)
-            return _run(duplicate(model, torch.clone), real_batch)
-        except InvalidInput:
-            raise
-        except Exception as error:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch)
-            first_line = (str(error).strip().splitlines() or [""])[0]
-            raise InvalidInput(
-                f"{label} cannot run a training step on a batch of shape {shapes}: "
-                f"{type(error).__name__}: {first_line}"
-            ) from error
-
-
-@contextmanager
-def _generators_kept(devices: set[torch.device]) -> Iterator[None]:
     cuda = [device for device in devices if device.type == "cuda"]
     state = random.getstate()
     try:
-        with torch.random.fork_rng(devices=cuda):
-            yield
+        with torch.random.fork_rng(cuda), torch.inference_mode(False), torch.enable_grad():
+            try:
+                meta_batch = tuple(tensor.detach().to("meta") for tensor in batch)
+                empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+                with torch.device("meta"):
+                    return _run(empty, meta_batch)
+            except InvalidInput:
+                raise
+            except Exception:  # noqa: S110 - whatever fails without values is tried with them
+                pass
+            real_batch = tuple(tensor.detach().clone() for tensor in batch)
+            return _run(duplicate(model, torch.clone), real_batch)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch)
+        raise InvalidInput(
+            f"{label} cannot run a training step on a batch of shape {shapes}: {first_line(error)}"
+        ) from error
     finally:
         random.setstate(state)
 
 
 def _run(model: nn.Module, batch: _Batch) -> _Step:
-    """One forward and one backward pass of a model that may be used up."""
-    step, hand_over, alive = _Step(), HandOver(), Alive()
-    counter = CostCounter(hand_over, alive)
+    """Run one forward and one backward pass of a model that may be used up."""
+    step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
+    forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
 
     def enter(index: int) -> None:
         if index in step.entered:
             return
         if step.entered:
-            step.segment_ends.append(counter.counts)
-            hand_over.segment += 1
+            step.segment_ends.append(forward.counts)
+            activations.segment += 1
         step.entered.append(index)
 
-    layers = layers_of(model)
-    for index, layer in enumerate(layers):
-        layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
-    with counter:
-        outputs = list(tensors_in(model(*batch)))
-    step.segment_ends.append(counter.counts)
-    hand_over.read(outputs, outside=True)
-    step.handed_on = [hand_over.nbytes(i) for i in range(len(step.segment_ends))]
-    hand_over.in_backward = True
-    _run_backward(layers, outputs, step, CostCounter(hand_over, alive), alive)
-    step.kept = [hand_over.kept_nbytes(i) for i in range(len(step.segment_ends))]
-    return step
-
-
-def _run_backward(
-    layers: Sequence[LayerModule],
-    outputs: list[Tensor],
-    step: _Step,
-    counter: CostCounter,
-    alive: Alive,
-) -> None:
     def accumulated(key: tuple[int, int]) -> None:
-        step.ready.pop(key, None)  # moves it to the end: of several gradients the last one counts
-        step.ready[key] = counter.counts
+        # Removed first, to move to the end: of several gradients the last one counts.
+        step.ready.pop(key, None)
+        step.layer_ends.pop(key[0], None)
+        step.ready[key], step.layer_ends[key[0]] = None, backward.counts
         step.laps.append((key[0], alive.lap()))
 
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(layers_of(model)):
+        layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
         for number, (_, parameter) in enumerate(layer.parameters):
             key = (index, number)
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
+    with forward:
+        outputs = list(tensors_in(model(*batch)))
+    step.segment_ends.append(forward.counts)
+    activations.read(outputs, outside=True)
+    segments = range(len(step.segment_ends))
+    step.activation_nbytes = [activations.nbytes(i) for i in segments]
+    activations.in_backward = True
     trained = [output for output in outputs if output.requires_grad]
     if not trained:
         raise InvalidInput("no output of the model depends on a trainable parameter")
     gradients = [torch.ones_like(output) for output in trained]
     alive.made(gradients)
     alive.lap()
-    with counter:
+    with backward:
         torch.autograd.backward(trained, gradients)
-    step.backward_end = counter.counts
+    step.backward_end = backward.counts
     step.laps.append((None, alive.lap()))
-
-
-def _forward_order(num_layers: int, entered: list[int]) -> list[int]:
-    """Order the layers as entered; one never entered follows the one registered before it."""
-    order = list(entered)
-    for index in range(num_layers):
-        if index not in entered:
-            order.insert(order.index(index - 1) + 1 if index else 0, index)
-    return order
-
-
-def _ends_of_layers(step: _Step) -> dict[int, Counts]:
-    """Return the counts when the last gradient of each layer was ready, in the order of those."""
-    ends: dict[int, Counts] = {}
-    for (index, _), counts in step.ready.items():
-        ends.pop(index, None)
-        ends[index] = counts
-    return ends
-
-
-def _backward_order(order: list[int], step: _Step) -> tuple[int, ...]:
-    ready = _ends_of_layers(step)
-    never = [index for index in reversed(order) if index not in ready]
-    return tuple(order.index(index) for index in (*ready, *never))
+    step.kept = [activations.kept_nbytes(i) for i in segments]
+    return step
 
 
 def _describe_layers(
@@ -215,20 +186,26 @@ def _describe_layers(
     # Without any entry, everything belongs to the first layer.
     entered = step.entered or order[:1]
     forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
-    handed_on = dict(zip(entered, step.handed_on, strict=True))
+    activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
     kept = dict(zip(entered, step.kept, strict=True))
     working = _working(layers, kept, step)
-    ends = _ends_of_layers(step)
-    until = [*list(ends.values())[:-1], step.backward_end]
-    backward = dict(zip(ends, _differences(until), strict=True))
+    # What autograd does after the last gradient belongs to the last layer.
+    until = [*list(step.layer_ends.values())[:-1], step.backward_end]
+    backward = dict(zip(step.layer_ends, _differences(until), strict=True))
     described: list[Layer] = []
     for index in order:
         before = described[-1].activation_nbytes if described else 0
+        own = layers[index].parameters
+        numbers = [number for (of, number) in step.ready if of == index]
+        numbers += [number for number in range(len(own)) if number not in numbers]
+        in_ready_order = (own[number] for number in numbers)
         described.append(
             Layer(
                 name=layers[index].name,
-                parameters=_in_ready_order(layers[index], index, step),
-                activation_nbytes=handed_on.get(index, before),
+                parameters=tuple(
+                    Parameter(name, tuple(p.shape), p.element_size()) for name, p in in_ready_order
+                ),
+                activation_nbytes=activation_nbytes.get(index, before),
                 forward=forward.get(index, Cost()),
                 backward=backward.get(index, Cost()),
                 kept_nbytes=kept.get(index, 0),
@@ -239,35 +216,23 @@ def _describe_layers(
 
 
 def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
-    """Return what is alive in each layer's backward but for what is kept and the gradients.
+    """Return the live bytes of each layer's backward without kept tensors and gradients.
 
-    Kept is what this layer and those keep whose backward comes later; gradients are those of this
-    layer's parameters and of the layers before it.
+    Kept: the activations of this layer and of those whose backward comes later. Gradients: those of
+    this layer's parameters and of the layers whose backward came before.
     """
+    ends = list(step.layer_ends)
+    last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
+    # A layer's backward segment ends with its last gradient, that of the last layer with the pass.
+    stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
     working: dict[int, int] = {}
     held, gradients = sum(kept.values()), 0
-    for index, peak in _peaks(step).items():
+    for index, start, stop in zip(ends, [0, *stops], stops, strict=False):
+        peak = max(nbytes for _, nbytes in step.laps[start:stop])
         gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
         working[index] = max(0, peak - held - gradients)
         held -= kept.get(index, 0)
     return working
-
-
-def _peaks(step: _Step) -> dict[int, int]:
-    """Return the most bytes alive in each layer's backward segment, in the order of those."""
-    ends = list(_ends_of_layers(step))
-    last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
-    stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
-    parts = zip([0, *stops], stops, strict=False)
-    peaks = [max(nbytes for _, nbytes in step.laps[start:stop]) for start, stop in parts]
-    return dict(zip(ends, peaks, strict=True))
-
-
-def _in_ready_order(layer: LayerModule, index: int, step: _Step) -> tuple[Parameter, ...]:
-    numbers = [number for (of, number) in step.ready if of == index]
-    numbers += [number for number in range(len(layer.parameters)) if number not in numbers]
-    own = [layer.parameters[number] for number in numbers]
-    return tuple(Parameter(name, tuple(p.shape), p.element_size()) for name, p in own)
 
 
 def _differences(ends: Sequence[Counts]) -> list[Cost]:
@@ -276,3 +241,164 @@ def _differences(ends: Sequence[Counts]) -> list[Cost]:
         Cost(float(end[0] - start[0]), float(end[1] - start[1]), end[2] - start[2])
         for start, end in zip(starts, ends, strict=False)
     ]
+
+
+class LiveMemory:
+    """Counts the bytes of the storages that were made while tracing, and are still referred to.
+
+    `nbytes` are those of now, `peak_nbytes` the most since the last call of `lap`.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.peak_nbytes = 0
+        # The callback of a weak reference runs only while the reference itself is alive.
+        self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
+
+    def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
+        """Count the storages that an operation has returned, without those of its inputs."""
+        strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
+        before = {tensor.untyped_storage()._cdata for tensor in strided}
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            reference = weakref.ref(storage, self._gone)
+            if storage._cdata not in before and reference not in self._alive:
+                self._alive[reference] = storage.nbytes()
+                self.nbytes += storage.nbytes()
+
+    def update_peak(self, workspace_nbytes: int = 0) -> None:
+        """Raise the peak to the live bytes plus an operation's workspace."""
+        self.peak_nbytes = max(self.peak_nbytes, self.nbytes + workspace_nbytes)
+
+    def lap(self) -> int:
+        """Return the peak since the last call, and reset it."""
+        self.update_peak()
+        peak, self.peak_nbytes = self.peak_nbytes, self.nbytes
+        return peak
+
+    def _gone(self, reference: "weakref.ref[torch.UntypedStorage]") -> None:
+        self.nbytes -= self._alive.pop(reference, 0)
+
+
+def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
+    """Return the bytes that an operation of backward takes and gives back before it is done."""
+    if func.overloadpacket not in _GATHERING:
+        return 0
+    gradient = args[0]
+    gathered = 0 if gradient.is_contiguous() else gradient.nbytes
+    if func.overloadpacket is not torch.ops.aten.convolution_backward:
+        return int(gathered)
+    inputs, needs_gradient = args[1], args[10][0]
+    of_inputs = 2 * _blocked_nbytes(inputs) if needs_gradient else 0
+    return int(gathered + max(of_inputs, _blocked_nbytes(inputs) + _blocked_nbytes(gradient)))
+
+
+def _blocked_nbytes(tensor: Tensor) -> int:
+    channels = tensor.shape[1]
+    if channels < _FEW_CHANNELS:
+        return 0
+    return int(tensor.nbytes // channels * -(-channels // _BLOCK) * _BLOCK)
+
+
+class SegmentActivations:
+    """Finds what each segment of a forward pass hands on: made in it and read after it.
+
+    In a chain of layers that is the one tensor between two neighbours. Around a branch a tensor
+    counts where it was made, once, however many segments read it. A tensor changed in place counts
+    as made by the last segment that changed it.
+
+    Once `in_backward` is set, it finds what of each segment is kept until then: the storages that
+    backward reads.
+    """
+
+    def __init__(self) -> None:
+        self.segment = 0
+        self.in_backward = False
+        self._maker: dict[StorageWeakRef, int] = {}
+        self._read: dict[int, dict[_Slice, tuple[int, int]]] = defaultdict(dict)
+        self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
+
+    def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
+        """Record that the current segment, or code after the model, reads `tensors`."""
+        for tensor in tensors:
+            storage = _storage_of(tensor)
+            maker = None if storage is None else self._maker.get(storage)
+            if storage is None or maker is None:
+                continue
+            if self.in_backward:
+                self._kept[maker][storage] = tensor.untyped_storage().nbytes()
+            elif outside or maker < self.segment:
+                part = (storage, int(tensor.storage_offset()), tuple(tensor.shape))
+                limit = tensor.untyped_storage().nbytes()
+                self._read[maker][part] = (stored_nbytes(tensor), limit)
+
+    def made(self, tensors: Sequence[Tensor]) -> None:
+        """Record that the current segment made `tensors`; those of backward are not counted."""
+        for tensor in () if self.in_backward else tensors:
+            storage = _storage_of(tensor)
+            if storage is not None:
+                self._maker[storage] = self.segment
+
+    def nbytes(self, segment: int) -> int:
+        """Bytes that `segment` hands on: no more of a storage than there is, however many views."""
+        sizes: dict[StorageWeakRef, int] = defaultdict(int)
+        for (storage, _, _), (nbytes, limit) in self._read[segment].items():
+            sizes[storage] = min(limit, sizes[storage] + nbytes)
+        return sum(sizes.values())
+
+    def kept_nbytes(self, segment: int) -> int:
+        """Bytes that `segment` made and backward read."""
+        return sum(self._kept[segment].values())
+
+
+class CostCounter(TorchDispatchMode):
+    """Adds up the operations run while it is active, but for views: `counts` are those so far."""
+
+    def __init__(
+        self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counts = (0, 0, 0)
+        self._activations = activations
+        self._alive = alive
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        inputs = list(tensors_in((args, kwargs)))
+        out = func(*args, **kwargs)
+        outputs = list(tensors_in(out))
+        changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
+        storages = {_storage_of(tensor) for tensor in inputs} - {None}
+        is_alias = bool(outputs) and all(_storage_of(tensor) in storages for tensor in outputs)
+        view = is_alias and not changes
+        if not view:
+            flops, nbytes, num_calls = self.counts
+            flops += flops_of(func, args, kwargs, out)
+            nbytes += nbytes_of(func, inputs, outputs)
+            self.counts = (flops, nbytes, num_calls + (not allocates(func)))
+        if self._activations is not None:
+            self._activations.read(inputs)
+            if not view:
+                self._activations.made(outputs)
+        if self._alive is not None and not view:
+            self._alive.made(outputs, inputs)
+            # Autograd adds gradients of branches in place, but not under a dispatch mode, as here.
+            in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
+            if not in_place:
+                self._alive.update_peak(workspace_nbytes(func, args))
+        return out
+
+
+def _storage_of(tensor: Tensor) -> StorageWeakRef | None:
+    # A weak reference keeps the address from being given to another storage, not the memory.
+    if tensor.layout != torch.strided:
+        return None
+    return StorageWeakRef(tensor.untyped_storage())

@@ -46,25 +46,18 @@ _PER_INPUT = {
     "tanh_backward": 3,  # g (1 - y y)
     "silu_backward": 9,
     "gelu_backward": 12,
-    "_softmax": 5,  # maximum, difference, exponential, sum, quotient
-    "_safe_softmax": 5,
-    "_log_softmax": 5,
-    "_softmax_backward_data": 4,  # y (g - sum(g y))
-    "_log_softmax_backward_data": 4,
-    "native_layer_norm": 8,  # mean 1, variance 3, normalise and scale 4
-    "native_layer_norm_backward": 13,
-    "native_group_norm": 8,
-    "native_group_norm_backward": 13,
+    # Maximum, difference, exponential, sum, quotient.
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), 5),
+    # y (g - sum(g y))
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 4),
+    # Mean 1, variance 3, normalise and scale 4.
+    **dict.fromkeys(("native_layer_norm", "native_group_norm"), 8),
+    **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward"), 13),
     "_fused_rms_norm": 4,
     "_fused_rms_norm_backward": 9,
-    "var": 4,
-    "var_mean": 4,
-    "std": 4,
-    "_adaptive_avg_pool2d": 1,
-    "_adaptive_avg_pool3d": 1,
-    "adaptive_max_pool2d": 1,
-    "max_pool2d_with_indices_backward": 1,
-    "max_pool3d_with_indices_backward": 1,
+    **dict.fromkeys(("var", "var_mean", "std"), 4),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d"), 1),
+    **{f"max_pool{dims}_with_indices_backward": 1 for dims in ("2d", "3d")},
     "embedding_dense_backward": 1,  # each gradient row is added to its row of the table
 }
 
@@ -96,7 +89,7 @@ def stored_nbytes(tensor: Tensor) -> int:
 
 
 def allocates(func: OpOverload) -> bool:
-    """Whether `func` only takes memory, without reading or writing any."""
+    """Return True if `func` only allocates memory, without reading or writing any."""
     return _base_name(func) in _ALLOCATIONS
 
 
@@ -120,7 +113,7 @@ def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], o
     if name in _MOVES:
         return 0
     if name in _FORMULAS:
-        return _FORMULAS[name](args, out)
+        return int(_FORMULAS[name](args, out))
     if func.overloadpacket in flop_registry:
         return int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
     if not any(t.is_floating_point() for t in tensors_in((args, out))):
@@ -145,24 +138,10 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
     return int(product * (mask[0] + mask[1]) + gradient.numel() * mask[2])
 
 
-def _batch_norm(args: Sequence[Any], out: Any) -> int:
-    """Mean 1, variance 3 (both only in training), normalise and scale 4."""
-    return int(args[0].numel() * (8 if args[5] else 4))
-
-
-def _batch_norm_backward(args: Sequence[Any], out: Any) -> int:
-    """Normalise again 2, two sums 3, gradient of the input 4 (1 where the statistics are fixed)."""
-    return int(args[0].numel() * (9 if args[7] else 6))
-
-
 def _pool(args: Sequence[Any], out: Any) -> int:
     """One operation per value of the window and value returned."""
     output: Tensor = next(tensors_in(out))
     return output.numel() * _window(args[1], args[0].dim())
-
-
-def _average_pool_backward(args: Sequence[Any], out: Any) -> int:
-    return int(args[0].numel() * _window(args[2], args[0].dim()))
 
 
 def _window(size: Sequence[int], dim: int) -> int:
@@ -176,16 +155,6 @@ def _rnn(args: Sequence[Any], out: Any) -> int:
     return int(2 * prod(x.shape[:-1]) * sum(w.numel() for w in weights if w.dim() == 2))
 
 
-def _rnn_backward(args: Sequence[Any], out: Any) -> int:
-    return 2 * _rnn(args, out)
-
-
-def _power(args: Sequence[Any], out: Any) -> int:
-    """Count x * x, sqrt(x) and 1 / x as one operation and exp(b log(x)) as three."""
-    single = not isinstance(args[1], Tensor) and args[1] in {2, 0.5, -1}
-    return int(out.numel() * (1 if single else 3))
-
-
 def _trilinear(args: Sequence[Any], out: Any) -> int:
     """Two multiplications and an addition per point of the space that the three tensors span."""
     shapes = []
@@ -197,19 +166,13 @@ def _trilinear(args: Sequence[Any], out: Any) -> int:
     return 3 * int(prod(torch.broadcast_shapes(*shapes)))
 
 
-def _attention(args: Sequence[Any], out: Any) -> int:
-    formula = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
-    return int(formula(*args[:3], out_val=out))
-
-
-def _attention_backward(args: Sequence[Any], out: Any) -> int:
-    formula = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward]
-    return int(formula(*args[:4], out_val=out))
-
-
+_aten = torch.ops.aten
 _FORMULAS: dict[str, _Formula] = {
     "convolution_backward": _convolution_backward,
-    "pow": _power,
+    # x * x, sqrt(x) and 1 / x are one operation and exp(b log(x)) is three.
+    "pow": lambda args, out: (
+        out.numel() * (3 if isinstance(args[1], Tensor) or args[1] not in {2, 0.5, -1} else 1)
+    ),
     "_trilinear": _trilinear,
     "mv": lambda args, out: 2 * args[0].numel(),
     "addmv": lambda args, out: 2 * args[1].numel(),
@@ -219,17 +182,23 @@ _FORMULAS: dict[str, _Formula] = {
     "index_add": lambda args, out: args[3].numel(),
     "scatter_add": lambda args, out: args[3].numel(),
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
-    "native_batch_norm": _batch_norm,
-    "cudnn_batch_norm": _batch_norm,
-    "native_batch_norm_backward": _batch_norm_backward,
-    "mkldnn_rnn_layer": _rnn,
-    "mkldnn_rnn_layer_backward": _rnn_backward,
-    "_cudnn_rnn": _rnn,
-    "_cudnn_rnn_backward": _rnn_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    # Normalise again 2, two sums 3, gradient of the input 4 (1 where the statistics are fixed).
+    "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
+    "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[
+        _aten._scaled_dot_product_flash_attention
+    ](*args[:3], out_val=out),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args, out: flop_registry[
+        _aten._scaled_dot_product_flash_attention_backward
+    ](*args[:4], out_val=out),
 }
+for _backend in ("native", "cudnn"):
+    # Mean 1, variance 3 (both only in training), normalise and scale 4.
+    _FORMULAS[f"{_backend}_batch_norm"] = lambda args, out: args[0].numel() * (8 if args[5] else 4)
+for _layer in ("mkldnn_rnn_layer", "_cudnn_rnn"):
+    _FORMULAS[_layer] = _rnn
+    _FORMULAS[f"{_layer}_backward"] = lambda args, out: 2 * _rnn(args, out)
 for _dims in ("2d", "3d"):
-    _FORMULAS[f"max_pool{_dims}_with_indices"] = _pool
-    _FORMULAS[f"avg_pool{_dims}"] = _pool
-    _FORMULAS[f"avg_pool{_dims}_backward"] = _average_pool_backward
+    _FORMULAS[f"max_pool{_dims}_with_indices"] = _FORMULAS[f"avg_pool{_dims}"] = _pool
+    _FORMULAS[f"avg_pool{_dims}_backward"] = lambda args, out: (
+        args[0].numel() * _window(args[2], args[0].dim())
+    )

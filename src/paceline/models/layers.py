@@ -1,8 +1,10 @@
-"""What a layer of a model is: shared by the description of a model and by its recordings."""
+"""The layers of a model, and copies of a model with other tensors."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import InvalidInput
@@ -48,3 +50,28 @@ def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
         if own:
             layers.append(LayerModule(name or ROOT, module, tuple(own)))
     return tuple(layers)
+
+
+def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a deep copy of `model` with `substitute(tensor)` in place of every tensor.
+
+    Shared tensors stay shared, and parameters keep being parameters, trainable or frozen as
+    before. `model` itself is only read. The hooks are those of `model`, not copies: a hook may
+    belong to an object that cannot be copied. Raises InvalidInput if a module cannot be copied.
+    """
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        owned = (module._parameters, module._buffers, vars(module))
+        for tensor in (value for values in owned for value in values.values()):
+            if isinstance(tensor, Tensor) and id(tensor) not in memo:
+                new = substitute(tensor.detach())
+                is_parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+        for attribute, hooks in vars(module).items():
+            if attribute.endswith("_hooks") and isinstance(hooks, dict):
+                memo.update((id(hook), hook) for hook in hooks.values())
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        name = type(model).__name__
+        raise InvalidInput(f"{name} cannot be copied: {type(error).__name__}: {error}") from error

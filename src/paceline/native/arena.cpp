@@ -13,13 +13,13 @@
 namespace paceline {
 namespace {
 
-// How long a rank that waits looks before it sleeps: to wake it takes about as long as the first.
-// Where it keeps nobody from computing it looks for as long as ranks are commonly apart.
+// The time that a waiting rank spins before it sleeps. Waking it takes about as long as the first.
+// A rank with a core of its own spins for as long as ranks are commonly apart.
 constexpr std::int64_t short_spin_ns = 50'000;
 constexpr std::int64_t long_spin_ns = 500'000;
 constexpr std::int64_t slice_ns = 50'000'000;
 constexpr std::uint32_t all = INT_MAX;
-// Summing less takes less time than to wake a thread for it.
+// Below this size, summing takes less time than waking a thread for it.
 constexpr std::size_t worth_a_call_nbytes = std::size_t{256} << 10;
 
 }  // namespace
@@ -72,7 +72,7 @@ void Arena::begin(std::uint32_t step) {
         num_posted_ = 0;
     }
     if (options_.with_thread && !thread_) {
-        // Signals are for the threads that Python knows.
+        // Block all signals in the new thread: Python's handlers need one of Python's threads.
         sigset_t every, before;
         sigfillset(&every);
         pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -86,15 +86,18 @@ void Arena::post(std::size_t chunk) {
     const std::shared_lock shared(gate_);
     if (step_ == 0) return;
     ++num_posted_;
+    // All counters are sequentially consistent: a rank that reads the full count of a chunk, and
+    // then sums it, sees the gradients that were written to the slots before.
     posted(chunk, rank_) = step_;
     if (tick(chunk_states_[chunk].posted, step_) == layout_.num_ranks) open(chunk);
 }
 
-// Let everybody sum a chunk that all ranks have posted.
+// Let all ranks sum a chunk that all ranks have posted.
 void Arena::open(std::size_t chunk) {
     ChunkState& state = chunk_states_[chunk];
     const std::uint32_t num_blocks = chunks_[chunk].num_blocks();
     state.posted_ns = now_ns();
+    // Before `ready` lists the chunk: from then on any thread of any rank may claim its blocks.
     state.claimed = tagged(step_, 0);
     if (num_blocks == 0) {
         complete(chunk);
@@ -103,7 +106,7 @@ void Arena::open(std::size_t chunk) {
     const std::uint32_t place = tick(header_.ready, step_) - 1;
     order_[place] = tagged(step_, static_cast<std::uint32_t>(chunk));
     notify(num_blocks);
-    // Ranks that compute are left alone where one that waits, or is about to, can do the work.
+    // Do not wake reducer threads beside ranks that compute, if a waiting rank can do the work.
     const bool about_to_wait = num_posted_ == chunks_.size();
     const bool left_alone = header_.waiting > 0 || about_to_wait ||
                             chunks_[chunk].nbytes < worth_a_call_nbytes;
@@ -112,7 +115,7 @@ void Arena::open(std::size_t chunk) {
 
 void Arena::complete(std::size_t chunk) {
     ChunkState& state = chunk_states_[chunk];
-    state.reduced_ns = now_ns();
+    state.reduced_ns = now_ns();  // before the flag: who sees that may read the time
     state.reduced = step_;
     const bool last = tick(header_.reduced, step_) == chunks_.size();
     if (last || header_.waiting_for_chunk > 0) notify(all);
@@ -174,6 +177,7 @@ Status Arena::wait(Goal goal, std::uint32_t step, std::size_t chunk) {
     const std::int64_t spin_ns = options_.own_core ? long_spin_ns : short_spin_ns;
     const std::int64_t start = now_ns();
     for (std::int64_t last_work = start;;) {
+        // Read before the goal is checked: the sleep ends at once if it was reached in between.
         const std::uint32_t seen = header_.news;
         if (reached(goal, step, chunk)) return Status::reached;
         if (goal != Goal::drained && is_discarded(step)) return Status::discarded;

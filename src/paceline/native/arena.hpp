@@ -37,7 +37,7 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks);
 
 enum class Goal { chunk, step, drained };
 enum class Status { reached, pending, discarded, lost };
-// What a rank has not done, or that it is dead.
+// The operation that a rank has not done, or its death.
 enum class Fault : std::uint32_t { none, died, post, commit, sum, publish, drain };
 
 // One rank's view. A thread may wait or publish while another posts; a step that is drained takes no
@@ -47,7 +47,7 @@ public:
     struct Options {
         double scale;
         bool held;        // a step is complete only when every chunk has been published
-        bool own_core;    // a rank that waits keeps nobody from computing
+        bool own_core;    // a rank that spins takes no core from a rank that computes
         bool spare_core;  // a reducer thread need not stop while its rank waits and sums
         bool with_thread;
     };
@@ -72,20 +72,20 @@ public:
     // Sum blocks and sleep until the goal is reached, for at most 50 ms or until a signal.
     Status wait(Goal goal, std::uint32_t step, std::size_t chunk);
 
-    // Make the step worthless for all ranks; `drain` must follow. Wait for Goal::drained after it.
+    // Discard the step on all ranks; `drain` must follow. Wait for Goal::drained after it.
     void discard();
-    // Sum no more of this step, and say so.
+    // Stop summing this step, and count this rank as drained.
     void drain();
     bool is_discarded(std::uint32_t step) const;
     std::size_t discarded_by() const;
 
-    // Which ranks keep a goal from being reached, and why.
+    // The ranks that keep a goal from being reached, and the reasons.
     std::vector<std::pair<std::size_t, Fault>> missing(Goal goal, std::uint32_t step,
                                                        std::size_t chunk) const;
     void give_up(std::size_t rank, Fault fault);
     std::vector<std::pair<std::size_t, Fault>> lost() const;
 
-    // When the last rank had posted the chunk, and when its sum was complete, in ns.
+    // The times at which the last rank posted the chunk and its sum was complete, in ns.
     std::pair<std::int64_t, std::int64_t> times(std::size_t chunk) const;
 
 private:

@@ -1,4 +1,4 @@
-// Which codec kernels this processor runs, the portable ones, and how threads share the blocks.
+// The choice of codec kernels for this processor, the portable kernels, and their threads.
 
 #include "codec_plain.hpp"
 

@@ -1,7 +1,7 @@
-// What stands where in the memory that the ranks of a machine share.
+// The layout of the memory that the ranks of a machine share.
 //
-// Nothing is ever reset: each word carries the number of the step that it speaks of, and steps only
-// grow. Fresh memory is zero, which is no step.
+// Nothing is ever reset, which would need a barrier: each word carries the number of its step, and
+// steps only grow. Fresh memory is zero, which is no step.
 
 #pragma once
 
@@ -44,12 +44,12 @@ private:
 };
 
 struct Header {
-    // What waiting threads sleep on: changed whenever one of them may have something to do.
+    // The futex of waiting threads: changed whenever one of them may have something to do.
     alignas(64) std::atomic<std::uint32_t> news;
     std::atomic<std::uint32_t> asleep;             // on `news`
     std::atomic<std::uint32_t> waiting;            // asleep or spinning
     std::atomic<std::uint32_t> waiting_for_chunk;  // those of them that wait for one chunk
-    // What reducer threads sleep on: changed when there are sums that no waiting thread will take.
+    // The futex of reducer threads: changed when there are sums that no waiting thread will take.
     alignas(64) std::atomic<std::uint32_t> work;
     std::atomic<std::uint32_t> idle;  // on `work`
     alignas(64) Tagged ready;  // chunks that all ranks have posted

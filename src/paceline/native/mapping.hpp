@@ -1,4 +1,4 @@
-// Files in memory as this process sees them.
+// Mappings of files into this process.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a worker needs of its operating system and processor and Python's standard library lacks.
+// Functions of the operating system and the processor that Python's standard library lacks.
 
 #include <cerrno>
 #include <csignal>

@@ -136,7 +136,7 @@ std::size_t sum_groups(const void* const* sources, std::size_t num_sources, doub
 
 constexpr std::size_t line_nbytes = 64;
 
-// How many elements stand before the first that begins a cache line; none if none ever does.
+// The number of elements before the first one that begins a cache line; 0 if none ever does.
 std::size_t before_line(const void* address, std::size_t element_nbytes, std::size_t count) {
     const std::size_t past = reinterpret_cast<std::uintptr_t>(address) % line_nbytes;
     if (past % element_nbytes != 0) return 0;
@@ -154,7 +154,7 @@ void sum_all(const void* const* sources, std::size_t num_sources, double scale, 
     const void* aligned = static_cast<const typename Lanes::Element*>(result) + next;
     if (streaming && reinterpret_cast<std::uintptr_t>(aligned) % line_nbytes == 0) {
         next = sum_groups<Lanes, unroll, true>(sources, num_sources, scale, result, next, count);
-        Lanes::fence();
+        Lanes::fence();  // streaming stores are weakly ordered: others read after our counter
     } else {
         next = sum_groups<Lanes, unroll, false>(sources, num_sources, scale, result, next, count);
     }

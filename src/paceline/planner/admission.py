@@ -1,10 +1,10 @@
-"""Whether a worker helps: what all reach with it, and without, before it joins."""
+"""Admission of workers: the predicted throughput of all with a worker, and without."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.apportion import apportion
-from paceline.core.plan import Kind
+from paceline.core.balance import apportion
+from paceline.core.plan import Kind, PriceKey
 from paceline.planner.forecast import Forecast
 
 _GAIN = 1.02  # what a worker has to gain to be worth having
@@ -12,7 +12,7 @@ _GAIN = 1.02  # what a worker has to gain to be worth having
 
 @dataclass(frozen=True)
 class Admission:
-    """What a worker does for the others: samples a second of all with it and without.
+    """The effect of a worker: samples a second of all with it and without.
 
     With it, batches are `equal_samples_per_s` if all workers get equal parts, and
     `balanced_samples_per_s` if the parts follow the workers' speeds; `is_balanced` says which of
@@ -53,7 +53,7 @@ def admit(
     balanced: bool = True,
     most: Sequence[int | None] | None = None,
 ) -> tuple[Admission, ...]:
-    """Say of each worker, in rank order, whether it helps.
+    """Judge each worker, in rank order.
 
     `speeds` are samples a second of each worker by itself. Two or more exchange gradients, which
     takes `exchange_s` of a step that nothing hides. `most` bounds the samples of each in a batch.
@@ -66,8 +66,14 @@ def admit(
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
 
     def rate(ranks: Sequence[int], is_balanced: bool) -> float:
-        own = [speeds[rank] for rank in ranks]
-        return _rate(own, [bounds[rank] for rank in ranks], batch_size, exchange_s, is_balanced)
+        """Return the samples a second of these together; 0 if a batch does not fit into them."""
+        own, fit = [speeds[rank] for rank in ranks], [bounds[rank] for rank in ranks]
+        if sum(batch_size if bound is None else bound for bound in fit) < batch_size:
+            return 0.0
+        parts = apportion(batch_size, own if is_balanced else [1.0] * len(own), fit)
+        # All wait for the slowest; one worker alone exchanges nothing.
+        slowest_s = max(part / speed for part, speed in zip(parts, own, strict=True))
+        return batch_size / (slowest_s + exchange_s * (len(own) > 1))
 
     rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
@@ -87,41 +93,18 @@ def admit(
 
 def admit_profiled(
     forecast: Forecast,
-    durations: Mapping[tuple[str, Kind, str], float],
+    durations: Mapping[PriceKey, float],
     samples: float,
     batch_size: int,
 ) -> tuple[Admission, ...]:
-    """Say of each device of a forecast whether it helps in balanced batches.
+    """Judge each device of a forecast in balanced batches.
 
     `durations` are the measured seconds of the parts of a step with `samples` on each device. What
     the forecast's step takes beyond the slowest device's own is the exchange's.
     """
     own_s = dict.fromkeys(forecast.devices, 0.0)
-    for (device, kind, _), seconds in durations.items():
-        if device in own_s and kind in (Kind.FORWARD, Kind.BACKWARD):
-            own_s[device] += seconds
+    for key, seconds in durations.items():
+        if key.owner in own_s and key.kind in (Kind.FORWARD, Kind.BACKWARD):
+            own_s[key.owner] += seconds
     exchange_s = max(0.0, forecast.step_s - max(own_s.values()))
     return admit([samples / seconds for seconds in own_s.values()], batch_size, exchange_s)
-
-
-def refused(verdicts: Sequence[Admission]) -> tuple[Admission, ...]:
-    """Return those workers that do not help."""
-    return tuple(verdict for verdict in verdicts if not verdict.helps)
-
-
-def _rate(
-    speeds: Sequence[float],
-    most: Sequence[int | None],
-    batch_size: int,
-    exchange_s: float,
-    is_balanced: bool,
-) -> float:
-    """Return the samples a second of these workers together; 0 if a batch does not fit into them.
-
-    In equal batches all wait for the slowest.
-    """
-    if sum(batch_size if bound is None else bound for bound in most) < batch_size:
-        return 0.0
-    parts = apportion(batch_size, speeds if is_balanced else [1.0] * len(speeds), most)
-    slowest_s = max(part / speed for part, speed in zip(parts, speeds, strict=True))
-    return batch_size / (slowest_s + exchange_s * (len(speeds) > 1))

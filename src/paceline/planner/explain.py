@@ -2,33 +2,21 @@
 
 from collections.abc import Iterable
 
-from paceline.core.plan import Kind, Resource
+from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
 _WIDTH = 72
-_MARKS = {
-    Kind.LOAD: "L",
-    Kind.FORWARD: "F",
-    Kind.BACKWARD: "B",
-    Kind.ENCODE: "e",
-    Kind.DECODE: "d",
-    Kind.D2H: "<",
-    Kind.H2D: ">",
-    Kind.SEND: "=",
-    Kind.REDUCE: "+",
-    Kind.STEP: "U",
-}
-_WORDS = {
-    Kind.LOAD: "load",
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.ENCODE: "encode",
-    Kind.DECODE: "decode",
-    Kind.D2H: "to the host",
-    Kind.H2D: "from the host",
-    Kind.SEND: "send",
-    Kind.REDUCE: "reduce",
-    Kind.STEP: "update",
+_LEGEND = {  # the mark of each kind, and its meaning
+    Kind.LOAD: ("L", "load"),
+    Kind.FORWARD: ("F", "forward"),
+    Kind.BACKWARD: ("B", "backward"),
+    Kind.ENCODE: ("e", "encode"),
+    Kind.DECODE: ("d", "decode"),
+    Kind.D2H: ("<", "to the host"),
+    Kind.H2D: (">", "from the host"),
+    Kind.SEND: ("=", "send"),
+    Kind.REDUCE: ("+", "reduce"),
+    Kind.STEP: ("U", "update"),
 }
 
 
@@ -44,7 +32,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
     rows: dict[Resource, list[Span]] = {}
     for resource, track in timeline.tracks.items():
         within = [span for span in track if span.end_s > start and span.start_s < end]
-        if within and resource.lane != "exchange":
+        if within and resource.lane is not Lane.EXCHANGE:
             rows[resource] = within
     shown = list(rows.items())[:most_lanes]
     width = max(len(str(resource)) for resource, _ in shown)
@@ -52,7 +40,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
     if len(rows) > len(shown):
         lines.append(f"{'':>{width}}  and {len(rows) - len(shown)} lanes more")
     used = {span.kind for _, spans in shown for span in spans}
-    legend = ", ".join(f"{_MARKS[kind]} {_WORDS[kind]}" for kind in Kind if kind in used)
+    legend = ", ".join(" ".join(_LEGEND[kind]) for kind in Kind if kind in used)
     lines.append(f"{'':>{width}}  {(end - start) * 1e3:.4g} ms: {legend}")
     return "\n".join(lines)
 
@@ -75,7 +63,7 @@ def _row(spans: Iterable[Span], start: float, end: float) -> str:
         for place in range(first, last + 1):
             left, right = start + place * size, start + (place + 1) * size
             within = min(span.end_s, right) - max(span.start_s, left)
-            mark = _MARKS[span.kind]
+            mark, _ = _LEGEND[span.kind]
             taken[place][mark] = taken[place].get(mark, 0.0) + within
     # What takes less than a tenth of a character's time would look ten times as long.
     return "".join(

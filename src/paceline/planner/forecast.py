@@ -1,30 +1,34 @@
-"""What a strategy would take on a machine: seconds a step, and where they go."""
+"""Forecasts: the predicted seconds of a strategy's step on a machine, and the advice they give."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
-from paceline.core.breakdown import Breakdown, breakdown
+from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Roofline
 from paceline.core.machine import Machine
-from paceline.core.memory import replica_nbytes
-from paceline.core.plan import COMMUNICATION, Plan
-from paceline.core.simulate import makespan_s, period, simulate
+from paceline.core.plan import COMMUNICATION, Lane, Plan
+from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Timeline
-from paceline.core.workload import Workload
-from paceline.tune.chunk import candidates
+from paceline.core.workload import Workload, replica_nbytes
+from paceline.strategies import EXCHANGES
 
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
 _SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one before
 _MANY_TASKS = 8_000  # of a step
+_WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
+_ALL = 0.99  # of a step
+_GAIN = 1.02  # what more workers have to gain to be worth using
+# Mean absolute error of a predicted step: benchmarks/planner.
+ERROR_BAR = 0.06
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What one strategy would take: seconds a step, and where they go.
+    """The prediction for one strategy: seconds a step, and the parts of a step's time.
 
     `link_nbytes` are the bytes that a step sends in each direction of each link, `memory_nbytes`
     what each device needs, and each host that holds anything. `placement` says which devices it
@@ -67,7 +71,7 @@ class Forecast:
         links = [
             sum(span.duration_s for span in track)
             for resource, track in self.timeline.tracks.items()
-            if resource.lane == "wire"
+            if resource.lane is Lane.WIRE
         ]
         return max(links, default=0.0) / self.timeline.num_steps() / self.step_s
 
@@ -78,7 +82,7 @@ class Forecast:
 
     @property
     def why(self) -> str:
-        """One sentence: what the step's time goes to."""
+        """One sentence about the parts of the step's time."""
         parts = self.breakdown
         # Asynchronous devices have steps of their own.
         share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
@@ -99,7 +103,7 @@ def forecast(
     samples_per_step: float,
     cost: CostModel | None = None,
 ) -> Forecast:
-    """Return what a strategy would take on a machine, whose rates price it unless `cost` does.
+    """Predict a strategy on a machine, priced by the machine's rates or by `cost`.
 
     `workload` is one worker's part of a step, the largest if the samples do not divide evenly;
     `samples_per_step` are those of all workers. InvalidInput if the strategy does not fit.
@@ -112,14 +116,22 @@ def forecast(
     num_steps = _SHORT_WINDOW if len(window(1)) > _MANY_TASKS else _WINDOW
     plan = window(num_steps)
     timeline = simulate(plan, model)
+    # The difference of two windows: the first step starts cold, the last one overlaps with none.
     step_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
+    link_nbytes: dict[str, float] = defaultdict(float)
+    sorts, sort_of = plan.priced_alike
+    for number, times in Counter(sort_of).items():
+        task = sorts[number]
+        for resource in task.on if task.kind in COMMUNICATION else ():
+            if resource.lane is Lane.WIRE:
+                link_nbytes[resource.owner] += times * task.cost.nbytes
     return Forecast(
         strategy.name,
         config,
         config.workers,
         step_s,
         samples_per_step / step_s,
-        {link: nbytes / num_steps for link, nbytes in _link_nbytes(plan).items()},
+        {link: nbytes / num_steps for link, nbytes in link_nbytes.items()},
         memory(workload, machine, strategy, config),
         breakdown(timeline),
         machine,
@@ -142,33 +154,143 @@ def memory(
     return {device.name: replica_nbytes(workload) for device in devices}
 
 
-def chunk_seconds(
-    workload: Workload,
-    machine: Machine,
-    strategy: Strategy,
-    config: Any,
-    cost: CostModel | None = None,
-) -> dict[int, float]:
-    """Return the predicted seconds of a step for each chunk size that a tuner would try.
+@dataclass(frozen=True)
+class Advice:
+    """The advice about codecs: the best forecast without one, and the best with one.
 
-    Of short windows: many sizes are looked at, and only compared with each other.
+    `beside` is the best without one on as many workers as the one with it.
     """
-    model = cost or Roofline.of(machine)
 
-    def seconds(chunk: int) -> float:
-        other = replace(config, chunk=chunk)
-        return period(lambda n: strategy.plan(workload, machine, other, Window(n)), model, 1)
+    plain: Forecast
+    encoded: Forecast
+    beside: Forecast
 
-    return {chunk: seconds(chunk) for chunk in candidates(len(workload.layers))}
+    @property
+    def pays(self) -> bool:
+        """True if a step is so much faster that it is worth the rounding of the codec."""
+        return self.encoded.step_s < _WORTH * self.plain.step_s
+
+    @property
+    def speedup(self) -> float:
+        """The speed-up of a step by the codec."""
+        return self.plain.step_s / self.encoded.step_s
+
+    @property
+    def sentence(self) -> str:
+        """The advice as a sentence, with its reason."""
+        plain, encoded = self.plain, self.encoded
+        times = f"({_seconds(encoded.step_s)} for {_seconds(plain.step_s)})"
+        if not self.pays:
+            would = f"{_named(encoded)} would be {_compared(self.speedup)} {times}"
+            return f"no codec pays: {self._why_not()}; {would}"
+        faster = f"{_named(encoded)} is {_compared(self.speedup)} than"
+        alike = (plain.strategy, plain.workers) == (encoded.strategy, encoded.workers)
+        without = "without" if alike else f"{_named(plain)} without"
+        return (
+            f"a codec pays: {faster} {without} {times}; the link is busy "
+            f"{100 * self.beside.link_busy:.0f} % of a plain step; codecs round gradients: "
+            "compare the accuracy, too"
+        )
+
+    def _why_not(self) -> str:
+        if self.plain.workers == 1:
+            return "one worker alone is faster, and exchanges nothing"
+        if not self.plain.link_busy:
+            return f"{self.plain.strategy} sends nothing over a link"
+        if self.plain.breakdown.compute_s > _ALL * self.plain.step_s:
+            return "the exchange hides behind backward"
+        if self.speedup > 1:
+            return "it saves less than predictions may err"
+        return "encoding takes longer than it saves"
 
 
-def _link_nbytes(plan: Plan) -> dict[str, float]:
-    load: dict[str, float] = {}
-    sorts, sort_of = plan.priced_alike
-    for number, times in Counter(sort_of).items():
-        task = sorts[number]
-        if task.kind in COMMUNICATION:
-            for resource in task.on:
-                if resource.lane == "wire":
-                    load[resource.owner] = load.get(resource.owner, 0.0) + times * task.cost.nbytes
-    return load
+def _named(forecast: Forecast) -> str:
+    codec = f" with {forecast.codec}" if forecast.codec else ""
+    workers = f"{forecast.workers} worker{'s' * (forecast.workers > 1)}"
+    return f"{forecast.strategy}{codec} on {workers}"
+
+
+def _compared(speedup: float) -> str:
+    factor = f"{max(speedup, 1 / speedup):.2f}"
+    if factor == "1.00":
+        return "as fast"
+    return f"{factor}x {'faster' if speedup > 1 else 'slower'}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A strategy that cannot be used on so many workers, and why."""
+
+    strategy: str
+    workers: int
+    placement: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Ranking(Sequence[Forecast]):
+    """Forecasts, best first, and what was refused."""
+
+    forecasts: tuple[Forecast, ...]
+    refused: tuple[Refusal, ...]
+    batch_size: int
+
+    def __len__(self) -> int:
+        return len(self.forecasts)
+
+    @overload
+    def __getitem__(self, index: int) -> Forecast: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Forecast]: ...
+    def __getitem__(self, index: int | slice) -> Forecast | Sequence[Forecast]:
+        return self.forecasts[index]
+
+    @cached_property
+    def advice(self) -> Advice | None:
+        """The advice about codecs of gradients, where whole replicas exchange them, or None."""
+        replicas = [one for one in self.forecasts if one.strategy in EXCHANGES]
+        plain = [one for one in replicas if one.codec is None]
+        encoded = next((one for one in replicas if one.codec is not None), None)
+        if encoded is None:
+            return None
+        beside = next(one for one in plain if one.workers == encoded.workers)
+        return Advice(plain[0], encoded, beside)
+
+    @cached_property
+    def best_of(self) -> dict[int, Forecast]:
+        """The best forecast for each number of workers, by that number."""
+        best: dict[int, Forecast] = {}
+        for forecast in self.forecasts:
+            best.setdefault(forecast.workers, forecast)
+        return dict(sorted(best.items()))
+
+    @property
+    def worth(self) -> int:
+        """The fewest workers beyond which more hardly gain, or lose."""
+        most = self.forecasts[0].samples_per_s
+        return next(
+            workers
+            for workers, forecast in self.best_of.items()
+            if forecast.samples_per_s * _GAIN >= most
+        )
+
+    @property
+    def workers_sentence(self) -> str:
+        """A sentence about the number of workers worth using, and the effect of more."""
+        worth, best = self.worth, self.best_of
+        one = best.get(1)
+        gain = ""
+        if one is not None and worth > 1:
+            gain = f", {best[worth].samples_per_s / one.samples_per_s:.2f}x one worker"
+        plural = "worker is" if worth == 1 else "workers are"
+        sentence = f"{worth} {plural} worth using{gain}"
+        more = [workers for workers in best if workers > worth]
+        if not more:
+            return sentence
+        last = best[more[-1]].samples_per_s / best[worth].samples_per_s
+        change = f"gain {100 * (last - 1):.0f} %" if last >= 1 else f"lose {100 * (1 - last):.0f} %"
+        return f"{sentence}; {more[-1]} would {change}"

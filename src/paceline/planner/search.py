@@ -1,17 +1,20 @@
-"""Every way of training that a machine allows: strategy, codec, chunk, workers and placement."""
+"""Search over strategies, codecs, chunks, numbers of workers and placements."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from paceline.core.chunks import candidates
+from paceline.core.cost import CostModel, Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Device, Host, Machine
+from paceline.core.machine import Device, Machine, Station
 from paceline.core.plan import Kind
+from paceline.core.simulate import period
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
-from paceline.planner.forecast import Forecast, chunk_seconds, forecast, memory, rank
-from paceline.planner.ranking import Ranking, Refusal
+from paceline.planner.forecast import Forecast, Ranking, Refusal, forecast, memory, rank
 
 # The four 8-bit types are equally fast: one stands for all.
 _CODECS = ("half", "bfloat16", "dynamic8", "onebit")
@@ -19,47 +22,33 @@ _FEW_DEVICES = 8
 _LISTED = "as listed"
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The machine with the devices that workers take put first, and what tells this choice."""
+def placements(machine: Machine, workers: int) -> dict[str, Machine]:
+    """Return the machine with the devices that workers take put first, by the name of the choice.
 
-    name: str
-    machine: Machine
-
-
-def placements(machine: Machine, workers: int) -> list[Placement]:
-    """Return the choices of devices that differ: as listed, spread over hosts, the fastest.
-
-    Within each the order of the machine is kept, which is that of the ranks.
+    The choices that differ are: as listed, spread over hosts, the fastest. Within each the order of
+    the machine is kept, which is that of the ranks.
     """
-    listed = machine.first_devices(workers)
-    chosen: dict[frozenset[str], Placement] = {}
+    turns, of_host = dict[str, int](), Counter[str]()
+    for device in machine.devices:  # the first of each host, then the second of each, and so on
+        turns[device.name] = of_host[device.host]
+        of_host[device.host] += 1
+    chosen: dict[frozenset[str], tuple[str, Machine]] = {}
     for name, devices in (
-        (_LISTED, listed),
-        ("spread", _spread(machine.devices)[:workers]),
-        ("fastest", sorted(machine.devices, key=lambda device: -device.flops_per_s)[:workers]),
+        (_LISTED, machine.first_devices(workers)),
+        ("spread", sorted(machine.devices, key=lambda device: turns[device.name])),
+        ("fastest", sorted(machine.devices, key=lambda device: -device.flops_per_s)),
     ):
-        alike = frozenset(device.name for device in devices)
-        chosen.setdefault(alike, Placement(name, _first(machine, devices)))
-    return list(chosen.values())
+        taken = frozenset(device.name for device in devices[:workers])
+        chosen.setdefault(taken, (name, _with_first(machine, taken)))
+    return dict(chosen.values())
 
 
-def _spread(devices: Iterable[Device]) -> list[Device]:
-    """Return the first device of each host, then the second of each, and so on."""
-    number: dict[str, int] = {}
-    turns = []
-    for device in devices:
-        number[device.host] = turn = number.get(device.host, -1) + 1
-        turns.append((turn, device))
-    return [device for _, device in sorted(turns, key=lambda pair: pair[0])]
-
-
-def _first(machine: Machine, devices: Iterable[Device]) -> Machine:
-    wanted = {device.name for device in devices}
-    ordered = sorted(machine.devices, key=lambda device: device.name not in wanted)
-    if tuple(ordered) == machine.devices:
+def _with_first(machine: Machine, names: Collection[str]) -> Machine:
+    """Return the machine with these devices put first, or itself if they are."""
+    ordered = tuple(sorted(machine.devices, key=lambda device: device.name not in names))
+    if ordered == machine.devices:
         return machine
-    return machine.model_copy(update={"devices": tuple(ordered)})
+    return machine.model_copy(update={"devices": ordered})
 
 
 def worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> list[int]:
@@ -98,35 +87,38 @@ def search(
     of a step over all workers. InvalidInput if so many workers do not fit.
     """
     known = tuple(strategies)
-    alone = _Alone(known[0])
+    speeds: dict[tuple[float, ...], float] = {}
     forecasts: list[Forecast] = []
     refused: list[Refusal] = []
     for count in worker_counts(machine, batch_size, workers):
+        # Where samples do not divide evenly, the worker with the most decides the step's time.
         workload = workload_of(-(-batch_size // count))
         # One worker has nobody to exchange with, and all strategies are the same.
         for strategy in known if count > 1 else known[:1]:
             try:
-                places = _places(machine, strategy, count)
+                part = machine.for_workers(count, strategy.symmetric)
+                places = placements(machine, count) if part is machine else {_LISTED: part}
             except InvalidInput as error:
                 refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
                 continue
-            for place in places:
-                found, why = _Study(workload, place, strategy, count, batch_size).outcome()
-                chosen = machine if machine.num_devices > len(machine.devices) else place.machine
-                together = alone.samples_per_s(workload, chosen, count)
-                forecasts += [replace(one, alone_samples_per_s=together) for one in found]
-                refused += why
+            for name, place in places.items():
+                # Of a cluster every node has the same devices.
+                chosen = machine if machine.num_devices > len(machine.devices) else place
+                nodes, rest = divmod(count, len(chosen.devices))
+                own = [_speed(workload, chosen, one, known[0], speeds) for one in chosen.devices]
+                alone = nodes * sum(own) + sum(own[:rest])
+                found, why = _forecasts(workload, place, strategy, count, batch_size)
+                forecasts += [
+                    replace(one, placement=name, alone_samples_per_s=alone) for one in found
+                ]
+                if why is not None:
+                    refused.append(Refusal(strategy.name, count, name, why))
     return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size)
 
 
-def _places(machine: Machine, strategy: Strategy, workers: int) -> list[Placement]:
-    part = machine.for_workers(workers, strategy.symmetric)
-    return placements(machine, workers) if part is machine else [Placement(_LISTED, part)]
-
-
 def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
-    """Return what does not fit into a device or host, by the bytes that each needs, if anything."""
-    stations: tuple[Device | Host, ...] = (*machine.devices, *machine.hosts)
+    """Return a sentence that names the device or host with too little memory, or None."""
+    stations: tuple[Station, ...] = (*machine.devices, *machine.hosts)
     for station in stations:
         nbytes = needed.get(station.name, 0)
         if nbytes > station.memory_bytes:
@@ -138,103 +130,86 @@ def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Study:
-    """One strategy on so many workers in one place."""
+def with_best_chunk(
+    workload: Workload,
+    machine: Machine,
+    strategy: Strategy,
+    config: Any,
+    cost: CostModel | None = None,
+) -> Any:
+    """Return the configuration with the chunk of the shortest step among those a tuner would try.
 
-    workload: Workload
-    placement: Placement
-    strategy: Strategy
-    workers: int
-    batch_size: int
+    Of short windows: many sizes are looked at, and only compared with each other.
+    """
+    model = cost or Roofline.of(machine)
 
-    def outcome(self) -> tuple[list[Forecast], list[Refusal]]:
-        """Return the forecasts, and why others cannot be."""
-        found: list[Forecast] = []
-        try:
-            for config in self._configs():
-                problem = self._does_not_fit(config)
-                if problem:
-                    return found, [self._refusal(problem)]
-                found += self._with_codecs(config)
-        except InvalidInput as error:
-            return found, [self._refusal(str(error))]
-        return found, []
+    def step_s(other: Any) -> float:
+        return period(lambda n: strategy.plan(workload, machine, other, Window(n)), model, 1)
 
-    def _refusal(self, why: str) -> Refusal:
-        return Refusal(self.strategy.name, self.workers, self.placement.name, why)
-
-    def _configs(self) -> Iterator[Any]:
-        variants = self.strategy.variants
-        for config in variants(self.workers) if variants else [self._usual]:
-            if hasattr(config, "chunk") and self.workers > 1:
-                seconds = chunk_seconds(
-                    self.workload, self.placement.machine, self.strategy, config
-                )
-                config = replace(config, chunk=min(seconds, key=seconds.__getitem__))
-            yield config
-
-    def _does_not_fit(self, config: Any) -> str | None:
-        machine = self.placement.machine
-        return shortage(machine, memory(self.workload, machine, self.strategy, config))
-
-    @property
-    def _usual(self) -> Any:
-        return self.strategy.config(workers=self.workers)
-
-    def _forecast(self, config: Any) -> Forecast:
-        machine = self.placement.machine
-        found = forecast(self.workload, machine, self.strategy, config, self.batch_size)
-        return replace(found, placement=self.placement.name)
-
-    def _with_codecs(self, plain: Any) -> list[Forecast]:
-        """Return what the strategy takes as it comes, and with each codec that it could use.
-
-        These are the codecs that encode something there, and whose speed the machine says.
-        """
-        found = [self._forecast(plain)]
-        formats: dict[tuple[str, float], Forecast] = {}
-        fields = codec_fields(plain)
-        for codec in _CODECS if fields else ():
-            if codec == "onebit" and "activations" in fields:
-                continue  # a sign is too little of an activation (Dettmers 2016, section 4.2)
-            config = replace(plain, **dict.fromkeys(fields, codec))
-            known = wire_format(codec)
-            alike = known.kernel, known.nbytes_per_value
-            if alike in formats:
-                found.append(replace(formats[alike], config=config))
-            elif self._encodes(config):
-                formats[alike] = self._forecast(config)
-                found.append(formats[alike])
-        return found
-
-    def _encodes(self, config: Any) -> bool:
-        """Return whether a plan with the codec can be made, and encodes anything."""
-        try:
-            plan = self.strategy.plan(self.workload, self.placement.machine, config, Window(1))
-        except InvalidInput:
-            return False
-        return any(task.kind is Kind.ENCODE for task in plan.tasks)
+    sizes = candidates(len(workload.layers))
+    return min((replace(config, chunk=size) for size in sizes), key=step_s)
 
 
-class _Alone:
-    """What devices would reach together if each trained on its own batches."""
+def _forecasts(
+    workload: Workload, machine: Machine, strategy: Strategy, workers: int, batch_size: int
+) -> tuple[list[Forecast], str | None]:
+    """Return the forecasts of a strategy on so many workers, and why others cannot be."""
+    found: list[Forecast] = []
+    try:
+        variants = strategy.variants
+        for each in variants(workers) if variants else [strategy.config(workers=workers)]:
+            config = each
+            if hasattr(config, "chunk") and workers > 1:
+                config = with_best_chunk(workload, machine, strategy, config)
+            problem = shortage(machine, memory(workload, machine, strategy, config))
+            if problem:
+                return found, problem
+            found += _with_codecs(workload, machine, strategy, config, batch_size)
+    except InvalidInput as error:
+        return found, str(error)
+    return found, None
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        self._speeds: dict[tuple[float, ...], float] = {}
 
-    def samples_per_s(self, workload: Workload, machine: Machine, workers: int) -> float:
-        """Return the sum over the devices of the workers; of a cluster every node has the same."""
-        nodes, rest = divmod(workers, len(machine.devices))
-        speeds = [self._speed(workload, machine, device) for device in machine.devices]
-        return nodes * sum(speeds) + sum(speeds[:rest])
+def _with_codecs(
+    workload: Workload, machine: Machine, strategy: Strategy, plain: Any, batch_size: int
+) -> list[Forecast]:
+    """Return the forecasts of the strategy without a codec, and with each that it can use.
 
-    def _speed(self, workload: Workload, machine: Machine, device: Device) -> float:
-        rates = (device.flops_per_s, device.memory_bandwidth_bytes_per_s, device.call_latency_s)
-        alike = (workload.batch_size, *rates)
-        if alike not in self._speeds:
-            own, config = _first(machine, [device]), self._strategy.config(workers=1)
-            found = forecast(workload, own, self._strategy, config, workload.batch_size)
-            self._speeds[alike] = found.samples_per_s
-        return self._speeds[alike]
+    These are the codecs that encode something there, and whose speed the machine says.
+    """
+    found = [forecast(workload, machine, strategy, plain, batch_size)]
+    formats: dict[tuple[str, float], Forecast] = {}
+    fields = codec_fields(plain)
+    for codec in _CODECS if fields else ():
+        if codec == "onebit" and "activations" in fields:
+            continue  # a sign is too little of an activation (Dettmers 2016, section 4.2)
+        config = replace(plain, **dict.fromkeys(fields, codec))
+        known = wire_format(codec)
+        alike = known.kernel, known.nbytes_per_value
+        if alike not in formats:
+            try:
+                plan = strategy.plan(workload, machine, config, Window(1))
+            except InvalidInput:
+                continue
+            if not any(task.kind is Kind.ENCODE for task in plan.tasks):
+                continue
+            formats[alike] = forecast(workload, machine, strategy, config, batch_size)
+        found.append(replace(formats[alike], config=config))
+    return found
+
+
+def _speed(
+    workload: Workload,
+    machine: Machine,
+    device: Device,
+    strategy: Strategy,
+    known: dict[tuple[float, ...], float],
+) -> float:
+    """Return the samples a second of a device that trains alone; `known` has its equals'."""
+    rates = (device.flops_per_s, device.memory_bandwidth_bytes_per_s, device.call_latency_s)
+    alike = (workload.batch_size, *rates)
+    if alike not in known:
+        own, config = _with_first(machine, {device.name}), strategy.config(workers=1)
+        found = forecast(workload, own, strategy, config, workload.batch_size)
+        known[alike] = found.samples_per_s
+    return known[alike]

@@ -1,38 +1,25 @@
-"""The crossover chart: what each way would reach as the links between hosts get faster."""
+"""The crossover chart: the throughput of each strategy as the links between hosts get faster."""
 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import inf
-from typing import Literal
+from itertools import groupby
+from math import inf, log10
+from typing import Literal, get_args
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
-from paceline.planner.ranking import Ranking
+from paceline.planner.forecast import Forecast, Ranking
 from paceline.planner.search import search
 
 Quantity = Literal["bandwidth", "latency"]
-_QUANTITIES: dict[str, Quantity] = {"bandwidth": "bandwidth", "latency": "latency"}
 _NUM_POINTS = 7
-_PREFIXES = {
-    "": 1.0,
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    "k": 1e3,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-}
+_PREFIXES = dict(zip("numkKMGT", (1e-9, 1e-6, 1e-3, 1e3, 1e3, 1e6, 1e9, 1e12), strict=True))
 _UNITS = {"bandwidth": "(?:bit/s|bit|b)?", "latency": "s?"}
-_EXAMPLES = {
-    "bandwidth": "bandwidth=100M:10G, in bits a second",
-    "latency": "latency=10u:1m, in seconds",
-}
+_EXAMPLES = "bandwidth=100M:10G, in bits a second or latency=10u:1m, in seconds"
 
 
 @dataclass(frozen=True)
@@ -45,7 +32,7 @@ class Range:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """All values, first to last."""
+        """The values, first to last."""
         ratio = self.last / self.first
         return tuple(self.first * ratio ** (i / (_NUM_POINTS - 1)) for i in range(_NUM_POINTS))
 
@@ -53,18 +40,14 @@ class Range:
 def parse_range(text: str) -> Range:
     """Return the range of "bandwidth=100M:10G" or "latency=10u:1m"; InvalidInput for others."""
     name, _, both = text.partition("=")
-    quantity = _QUANTITIES.get(name)
-    if quantity is not None:
-        ends = [_number(part, quantity) for part in both.split(":")]
-        if len(ends) == 2 and 0 < ends[0] < ends[1] < inf:
-            return Range(quantity, *ends)
-    examples = " or ".join(_EXAMPLES.values())
-    raise InvalidInput(f"sweep: {text!r} is no range from less to more, such as {examples}")
-
-
-def _number(text: str, quantity: Quantity) -> float:
-    match = re.fullmatch(rf"([0-9]+(?:\.[0-9]+)?)\s*([numkMGT]?){_UNITS[quantity]}", text.strip())
-    return float(match[1]) * _PREFIXES[match[2]] if match else 0.0
+    for quantity in get_args(Quantity):
+        if quantity == name:
+            number = rf"([0-9]+(?:\.[0-9]+)?)\s*([numkMGT]?){_UNITS[quantity]}"
+            found = [re.fullmatch(number, part.strip()) for part in both.split(":")]
+            ends = [float(one[1]) * _PREFIXES.get(one[2], 1.0) if one else 0.0 for one in found]
+            if len(ends) == 2 and 0 < ends[0] < ends[1] < inf:
+                return Range(quantity, *ends)
+    raise InvalidInput(f"sweep: {text!r} is no range from less to more, such as {_EXAMPLES}")
 
 
 @dataclass(frozen=True)
@@ -77,21 +60,24 @@ class Sweep:
     @property
     def series(self) -> dict[str, tuple[float | None, ...]]:
         """Samples a second of each way, by its name: a strategy, with or without a codec."""
-        points = [_best_by_way(ranking) for ranking in self.rankings]
+        points: list[dict[str, float]] = []
+        for ranking in self.rankings:
+            points.append({})
+            for forecast in ranking:  # best first
+                points[-1].setdefault(_label(forecast), forecast.samples_per_s)
         names = dict.fromkeys(name for point in points for name in point)
         return {name: tuple(point.get(name) for point in points) for name in names}
 
     @property
     def sentences(self) -> list[str]:
-        """Say what is best from where to where."""
-        found: list[tuple[str, float, float]] = []
-        for value, ranking in zip(self.range.values, self.rankings, strict=True):
-            best = _way(ranking, 0)
-            if found and found[-1][0] == best:
-                found[-1] = (best, found[-1][1], value)
-            else:
-                found.append((best, value, value))
-        return [f"{_span(self.range, first, last)}: {name}" for name, first, last in found]
+        """One sentence for each stretch of the range, with its best strategy."""
+        sentences = []
+        pairs = zip(self.range.values, self.rankings, strict=True)
+        for name, stretch in groupby(pairs, key=lambda pair: _label(pair[1][0])):
+            values = [shown(self.range, value) for value, _ in stretch]
+            ends = dict.fromkeys((values[0], values[-1]))  # one, if they are the same
+            sentences.append(f"{' to '.join(ends)}: {name}")
+        return sentences
 
 
 def sweep(
@@ -121,13 +107,21 @@ def sweep(
 
 
 def _with(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    facts = {"bandwidth_bytes_per_s": value / 8}
-    if quantity == "latency":
-        facts = {"latency_s": value}
+    facts = {"latency_s": value}
+    if quantity == "bandwidth":
+        facts = {"bandwidth_bytes_per_s": value / 8}
     if isinstance(machine, Cluster):
         levels = tuple(level.model_copy(update=facts) for level in machine.levels)
         return machine.model_copy(update={"levels": levels})
-    host_of = _hosts_of(machine)
+    # The host of each device, and of each switch that joins what is in one host.
+    host_of = {host.name: host.name for host in machine.hosts}
+    host_of |= {device.name: device.host for device in machine.devices}
+    joined: dict[str, set[str]] = {switch.name: set() for switch in machine.switches}
+    for link in machine.links:
+        for one, other in (link.between, reversed(link.between)):
+            if one in joined:
+                joined[one].add(host_of.get(other, other))
+    host_of |= {name: min(hosts) for name, hosts in joined.items() if len(hosts) == 1}
     outside = [len({host_of.get(end, end) for end in link.between}) > 1 for link in machine.links]
     every = not any(outside)
     links = tuple(
@@ -137,33 +131,8 @@ def _with(machine: Machine, quantity: Quantity, value: float) -> Machine:
     return machine.model_copy(update={"links": links})
 
 
-def _hosts_of(machine: Machine) -> dict[str, str]:
-    """Return the host of each device, and of each switch that joins what is in one host."""
-    host_of = {host.name: host.name for host in machine.hosts}
-    host_of |= {device.name: device.host for device in machine.devices}
-    joined: dict[str, set[str]] = {switch.name: set() for switch in machine.switches}
-    for link in machine.links:
-        for one, other in (link.between, reversed(link.between)):
-            if one in joined:
-                joined[one].add(host_of.get(other, other))
-    return host_of | {name: min(hosts) for name, hosts in joined.items() if len(hosts) == 1}
-
-
-def _best_by_way(ranking: Ranking) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for i, forecast in enumerate(ranking):
-        best.setdefault(_way(ranking, i), forecast.samples_per_s)
-    return best
-
-
-def _way(ranking: Ranking, number: int) -> str:
-    forecast = ranking.forecasts[number]
+def _label(forecast: Forecast) -> str:
     return f"{forecast.strategy} + codec" if forecast.codec else forecast.strategy
-
-
-def _span(over: Range, first: float, last: float) -> str:
-    one, other = shown(over, first), shown(over, last)
-    return one if one == other else f"{one} to {other}"
 
 
 def shown(over: Range, value: float) -> str:
@@ -171,3 +140,44 @@ def shown(over: Range, value: float) -> str:
     if over.quantity == "bandwidth":
         return f"{value / 1e9:.3g} Gbit/s" if value >= 1e9 else f"{value / 1e6:.3g} Mbit/s"
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
+
+
+_ROWS = 16
+_STRIDE = 9  # characters between two values
+_MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def chart(found: Sweep) -> str:
+    """Return the chart; where two ways are as fast, the better of them is shown."""
+    series = found.series
+    names = sorted(series, key=lambda name: -(series[name][-1] or 0.0))
+    values = [value for line in series.values() for value in line if value is not None]
+    low, high = log10(min(values)), log10(max(values))
+    extent = (high - low) or 1.0
+    num_columns = _STRIDE * (len(found.range.values) - 1) + 1
+    grid = [[" "] * num_columns for _ in range(_ROWS)]
+    for mark, name in reversed(list(zip(_MARKS, names, strict=False))):
+        rows = [
+            None if value is None else round((_ROWS - 1) * (high - log10(value)) / extent)
+            for value in series[name]
+        ]
+        # A mark at each value, and dots between two that follow one another.
+        for column in range(num_columns):
+            number, i = divmod(column, _STRIDE)
+            row, after = rows[number], rows[min(number + 1, len(rows) - 1)]
+            if row is not None and i == 0:
+                grid[row][column] = mark
+            elif row is not None and after is not None:
+                between = round(row + (after - row) * i / _STRIDE)
+                if grid[between][column] == " ":
+                    grid[between][column] = "."
+    top, bottom = f"{10**high:.4g}", f"{10**low:.4g}"
+    width = max(len(top), len(bottom))
+    labels = [top, *[""] * (_ROWS - 2), bottom]
+    lines = [f"{label:>{width}} |{''.join(row)}" for label, row in zip(labels, grid, strict=True)]
+    ends = [shown(found.range, value) for value in (found.range.first, found.range.last)]
+    gap = " " * max(1, len(grid[0]) - sum(map(len, ends)))
+    lines.append(f"{'':>{width}}  {ends[0]}{gap}{ends[1]}")
+    lines.append(f"{'':>{width}}  samples/s against {found.range.quantity}")
+    lines += [f"{'':>{width}}  {mark} {name}" for mark, name in zip(_MARKS, names, strict=False)]
+    return "\n".join(lines)

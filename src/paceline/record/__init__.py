@@ -1,1 +1,1 @@
-"""What really happened: spans of a running model, merged over its ranks, and written as traces."""
+"""Recordings: spans of a running model, merged over its ranks, and written as traces."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,11 +14,9 @@ class Clock(Protocol):
 
     def mark(self) -> Any:
         """Return a mark for this moment of the work that was issued so far."""
-        ...
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Return the times of the marks, waiting for the device where that is needed."""
-        ...
 
 
 class HostClock:
@@ -33,11 +31,7 @@ class HostClock:
         return [mark * 1e-9 for mark in marks]
 
 
-class CudaMark(NamedTuple):
-    """An event, and the anchor from which its time is counted."""
-
-    event: torch.cuda.Event
-    anchor: int
+CudaMark = tuple[torch.cuda.Event, int]  # and the number of the anchor from which it is timed
 
 
 class CudaClock:
@@ -64,14 +58,14 @@ class CudaClock:
         if now - self._anchored_s > _ANCHOR_EVERY_S:
             self._anchors.append(event)
             self._anchored_s = now
-        return CudaMark(event, len(self._anchors) - 1)
+        return event, len(self._anchors) - 1
 
     def seconds(self, marks: Sequence[CudaMark]) -> list[float]:
         """Wait for the device, then return when each event was reached."""
         torch.cuda.synchronize()
         for i in range(len(self._anchor_times), len(self._anchors)):
             self._anchor_times.append(self._after(i - 1, self._anchors[i]))
-        return [self._after(mark.anchor, mark.event) for mark in marks]
+        return [self._after(anchor, event) for event, anchor in marks]
 
     def _after(self, anchor: int, event: torch.cuda.Event) -> float:
         elapsed_ms: float = self._anchors[anchor].elapsed_time(event)

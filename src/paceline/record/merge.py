@@ -9,6 +9,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from paceline.core.cost import exchange_lane
+from paceline.core.plan import TaskId
 from paceline.core.timeline import Origin, Span, Timeline
 from paceline.links.group import Group
 
@@ -18,14 +19,14 @@ _SPANS = TypeAdapter(list[Span])
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far this rank's clock is ahead of rank 0's, and how wrong that may be at the most."""
+    """The lead of this rank's clock over rank 0's, and the largest possible error."""
 
     ahead_s: float
     error_s: float
 
 
 def gather_timeline(
-    spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = "measured"
+    spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = Origin.MEASURED
 ) -> Timeline:
     """Return one timeline of all ranks' spans, on every rank. Its first span starts at zero.
 
@@ -40,52 +41,40 @@ def gather_timeline(
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
     """Return one timeline of spans that share a clock.
 
-    Spans of one name are one collective. It starts when the last rank has joined it, for what the
-    others do until then is waiting, and ends when the first rank has its result: what holds up a
-    rank after that is its own.
+    Spans of one identity are one collective. It starts when the last rank has joined it, since the
+    others wait until then, and ends when the first rank has its result: what delays a rank after
+    that is its own.
     """
-    merged: dict[str, Span] = {}
+    merged: dict[TaskId, Span] = {}
     for spans in ranks:
         for span in spans:
-            other = merged.get(span.name)
-            merged[span.name] = span if other is None else _join(other, span)
-    in_turn = _in_turn(merged.values())
-    start = min((span.start_s for span in in_turn), default=0.0)
-    return Timeline((_shift(span, -start) for span in in_turn), origin)
-
-
-def _join(one: Span, other: Span) -> Span:
-    start_s = max(one.start_s, other.start_s)
-    return one._replace(
-        on=tuple(dict.fromkeys((*one.on, *other.on))),
-        start_s=start_s,
-        end_s=max(start_s, min(one.end_s, other.end_s)),
-    )
+            if (other := merged.get(span.id)) is not None:
+                start_s = max(other.start_s, span.start_s)
+                end_s = max(start_s, min(other.end_s, span.end_s))
+                on = tuple(dict.fromkeys((*other.on, *span.on)))
+                span = other._replace(on=on, start_s=start_s, end_s=end_s)
+            merged[span.id] = span
+    # A backend may have several transfers in flight. They share the wire, so that a transfer's span
+    # is the time which it adds after the one before it.
+    in_turn: list[Span] = []
+    free: dict[str, float] = {}
+    for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
+        # Only exchange lanes: layers of one device follow one another anyway.
+        lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
+        start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
+        end = max(start, span.end_s)
+        free.update(dict.fromkeys(lanes, end))
+        in_turn.append(span._replace(start_s=start, end_s=end))
+    first = min((span.start_s for span in in_turn), default=0.0)
+    return Timeline((_shift(span, -first) for span in in_turn), origin)
 
 
 def _shift(span: Span, by_s: float) -> Span:
     return span._replace(start_s=span.start_s + by_s, end_s=span.end_s + by_s)
 
 
-def _in_turn(spans: Iterable[Span]) -> list[Span]:
-    """Let transfers on one lane follow one another.
-
-    A backend may have several in flight. They share the wire, so that a transfer's span is the time
-    which it adds after the one before it.
-    """
-    result: list[Span] = []
-    free: dict[str, float] = {}
-    for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
-        lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
-        start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
-        end = max(start, span.end_s)
-        free.update(dict.fromkeys(lanes, end))
-        result.append(span._replace(start_s=start, end_s=end))
-    return result
-
-
 def clock_offset(group: Group) -> ClockOffset:
-    """Return how far this rank's monotonic clock is ahead of rank 0's.
+    """Measure the lead of this rank's monotonic clock over rank 0's.
 
     Ranks on one kernel share it, and have no offset; the others measure theirs. All ranks must
     call it together.

@@ -1,4 +1,4 @@
-"""Records one rank's steps as spans under the names that plans give their tasks.
+"""Recorder of one rank's steps, as spans with the identities of the plan's tasks.
 
 Every step leaves one mark at its end. A traced step leaves marks at the borders of its phases, at
 the first entry of each layer in forward, and when each layer's gradients are ready in backward.
@@ -7,52 +7,141 @@ the exchange. A layer that leaves no mark (never entered, or without gradients) 
 where `describe` has it.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import Kind, Resource, task_name
+from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.models.layers import LayerModule, layers_of
 from paceline.record.clock import Clock, HostClock
-from paceline.record.shares import before, between_copies, between_entries, end_of_run, up_to_last
+
+Borders = list[tuple[str, Any]]  # layers, with marks or times where their shares begin or end
+Shares = list[tuple[str, float, float]]  # layers, with the start and the end of each, in seconds
 
 
-@dataclass
-class _Phase:
-    """Part of a traced step; `borders` pairs layers with where their share begins or ends."""
+class LayerMarks:
+    """Takes a mark where a layer is entered, and where its gradients are ready."""
 
-    step: int
+    def __init__(self, layers: Sequence[LayerModule], clock: Clock) -> None:
+        self._clock = clock
+        self._layers = layers
+        self._hooks: list[RemovableHandle] = []
+        self.names = tuple(layer.name for layer in layers)
+        self.forward: Borders = []
+        self.backward: Borders = []
+
+    def watch(self, wanted: bool) -> None:
+        """Begin a phase or a batch of which marks are wanted, or not."""
+        self.forward, self.backward = [], []
+        if wanted and not self._hooks:
+            for layer in self._layers:
+                self._hook(layer)
+        elif not wanted and self._hooks:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+
+    def _hook(self, layer: LayerModule) -> None:
+        def entered(module: nn.Module, inputs: Any) -> None:
+            self.forward.append((layer.name, self._clock.mark()))
+
+        def ready(parameter: Tensor) -> None:
+            self.backward.append((layer.name, self._clock.mark()))
+
+        self._hooks.append(layer.module.register_forward_pre_hook(entered))
+        for _, parameter in layer.parameters:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
+
+    def seconds(self) -> tuple[Borders, Borders]:
+        """Return the borders with their times in seconds; waits for the device."""
+        return in_seconds(self.forward, self._clock), in_seconds(self.backward, self._clock)
+
+
+def in_seconds(borders: Borders, clock: Clock) -> Borders:
+    """Return the borders with times in place of marks; waits for the device."""
+    times = clock.seconds([mark for _, mark in borders])
+    return [(name, time) for (name, _), time in zip(borders, times, strict=True)]
+
+
+class Phase(NamedTuple):
+    """Forward or backward: its end by the arithmetic, and after the wait of a slower device."""
+
     kind: Kind
-    start: Any
-    end: Any = None
-    borders: list[tuple[str, Any]] = field(default_factory=list)
+    start_s: float
+    computed_s: float
+    end_s: float
+    borders: Borders
 
 
-class _Transfer(NamedTuple):
-    """What this rank did alone for an exchange."""
+def layer_spans(
+    step: int, worker: int, lane: Resource, names: Sequence[str], phases: Sequence[Phase]
+) -> Iterator[Span]:
+    """Yield the spans of the layers in forward and in backward."""
+    for kind, start_s, computed_s, end_s, borders in phases:
+        if computed_s > start_s:
+            # On the slower device all of the arithmetic takes longer in proportion.
+            slow = (end_s - start_s) / (computed_s - start_s)
+            slowed = [(part, start_s + (time_s - start_s) * slow) for part, time_s in borders]
+        else:
+            slowed = [(part, end_s) for part, _ in borders]
+        for part, begin_s, done_s in layer_shares(kind, slowed, start_s, end_s, names):
+            yield Span(kind, step, part, worker, (lane,), begin_s, done_s)
+
+
+def layer_shares(
+    kind: Kind, borders: Borders, start: float, end: float, layers: Sequence[str]
+) -> Shares:
+    """Divide a phase among the layers.
+
+    In forward, each has the time from its first entry to the first entry of the next; in backward,
+    the time until the last of its gradients is ready. Those without a mark have an empty share: in
+    forward after the layer registered before it, in backward at the end.
+    """
+    if kind is Kind.BACKWARD:
+        last: dict[str, float] = {}
+        for part, time in borders:
+            last.pop(part, None)  # its place is that of its last gradient
+            last[part] = time
+        ends = list(last.values())
+        end = ends[-1] if ends else start
+        never = [(layer, end, end) for layer in layers if layer not in last]
+        return [*zip(last, [start, *ends[:-1]], ends, strict=False), *never]
+    first: dict[str, float] = {} if borders else {layers[0]: start}
+    for part, time in borders:
+        first.setdefault(part, time)
+    starts = [start, *list(first.values())[1:]]
+    shares = list(zip(first, starts, [*starts[1:], end], strict=False))
+    for i, layer in enumerate(layers):
+        if layer not in first:
+            parts = [part for part, _, _ in shares]
+            at = parts.index(layers[i - 1]) + 1 if i else 0
+            time = shares[at - 1][2] if at else start
+            shares.insert(at, (layer, time, time))
+    return shares
+
+
+@dataclass(slots=True)
+class Activity:
+    """Part of a traced step: a phase, a collective, or work of this rank alone for an exchange.
+
+    A collective lasts from joining it to its end. `start` and `end` are marks of the clock, `end`
+    None until it is done. Only phases have `borders` of layers.
+    """
 
     step: int
     kind: Kind
     part: str
     start: Any
-    end: Any
-
-
-@dataclass
-class _Exchange:
-    """A collective: from when this rank joined it until it was done here."""
-
-    step: int
-    kind: Kind
-    part: str
-    start: Any
     end: Any = None
+    alone: bool = True
+    borders: Borders = field(default_factory=list)
 
 
 class Recorder:
@@ -63,45 +152,33 @@ class Recorder:
     """
 
     def __init__(self, clock: Clock, device: str, rank: int) -> None:
-        self._clock = clock
-        self._device = device
-        self._rank = rank
-        self._hooks: list[RemovableHandle] = []
-        self._layers: list[str] = []
+        self._clock, self._device, self._rank = clock, device, rank
+        self._marks = LayerMarks((), clock)
         self._step = 0
-        self._phases: list[_Phase] = []
-        self._exchanges: list[_Exchange] = []
-        self._transfers: list[_Transfer] = []
-        self._sums: list[tuple[int, Span]] = []
+        self._phases: list[Activity] = []
+        self._exchanges: list[Activity] = []
+        self._sums: list[Span] = []
         self._step_ends: list[Any] = []
-        self._phase: _Phase | None = None
+        self._phase: Activity | None = None
         self._kept: int | None = None
         self.tracing = False
 
     def start_trace(self, model: nn.Module) -> None:
         """Record the spans of the following steps of `model`, until `stop_trace`."""
-        self._begin_trace()
-        layers = layers_of(model)
-        self._layers = [layer.name for layer in layers]
-        for layer in layers:
-            self._watch(layer)
+        self.start_phases(None, layers_of(model))
 
-    def start_phases(self, num_steps: int) -> None:
-        """Record phases and exchanges, but no layers; keep the last `num_steps` steps or more."""
-        self._begin_trace()
-        self._layers, self._kept = [], num_steps
-
-    def _begin_trace(self) -> None:
-        self.tracing, self._kept = True, None
-        self._step = 0
-        self._phases, self._exchanges, self._transfers, self._sums = [], [], [], []
+    def start_phases(self, num_kept: int | None, layers: Sequence[LayerModule] = ()) -> None:
+        """Record phases, exchanges and `layers`; keep the last `num_kept` steps or more, or all."""
+        self.stop_trace()
+        self._marks = LayerMarks(layers, self._clock)
+        self._marks.watch(True)
+        self.tracing, self._kept, self._step = True, num_kept, 0
+        self._phases, self._exchanges, self._sums = [], [], []
 
     def stop_trace(self) -> None:
         """Remove all hooks; the spans stay."""
         self.tracing = False
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._marks.watch(False)
 
     @contextmanager
     def phase(self, kind: Kind) -> Iterator[None]:
@@ -113,160 +190,143 @@ class Recorder:
     def begin_phase(self, kind: Kind) -> None:
         """Record what follows as a part of this step, until `end_phase`."""
         if self.tracing:
-            self._phase = _Phase(self._step, kind, self._clock.mark())
+            self._marks.watch(True)
+            self._phase = Activity(self._step, kind, "", self._clock.mark())
 
     @property
     def idle(self) -> bool:
-        """Whether it records, and no phase has begun."""
+        """True if it records, and no phase has begun."""
         return self.tracing and self._phase is None
 
     def end_phase(self) -> None:
         """End the phase, if one has begun."""
-        if self._phase is not None:
-            self._phase.end = self._clock.mark()
-            self._phases.append(self._phase)
-            self._phase = None
+        phase, self._phase = self._phase, None
+        if phase is not None:
+            phase.end = self._clock.mark()
+            # Others are those of a forward within backward, which computes activations again.
+            if phase.kind is Kind.FORWARD:
+                phase.borders = self._marks.forward
+            elif phase.kind is Kind.BACKWARD:
+                phase.borders = self._marks.backward
+            self._phases.append(phase)
 
     def end_step(self) -> None:
-        """Count the step, and note when it ended."""
+        """Count the step, and record its end."""
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._clock.mark())
         elif self._step % self._kept == 0:  # not in each step: it looks at all that is kept
-            self._forget(self._step - self._kept)
-
-    def _forget(self, first: int) -> None:
-        self._phases = [phase for phase in self._phases if phase.step >= first]
-        self._exchanges = [exchange for exchange in self._exchanges if exchange.step >= first]
-        self._transfers = [transfer for transfer in self._transfers if transfer.step >= first]
-        self._sums = [(step, span) for step, span in self._sums if step >= first]
+            first = self._step - self._kept
+            self._phases = [phase for phase in self._phases if phase.step >= first]
+            self._exchanges = [exchange for exchange in self._exchanges if exchange.step >= first]
+            self._sums = [span for span in self._sums if span.step >= first]
 
     def step_ends(self) -> list[float]:
         """Return when the steps ended since the last call, in seconds of this host's clock."""
         ends, self._step_ends = self._step_ends, []
         return self._clock.seconds(ends)
 
-    def join_exchange(self, part: str, kind: Kind = Kind.REDUCE) -> _Exchange | None:
-        """Note that this rank joins a collective; None while not tracing."""
+    def join_exchange(
+        self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
+    ) -> Activity | None:
+        """Record that this rank joins a collective, or begins work of its own, if `alone`.
+
+        Returns None while not tracing.
+        """
         if not self.tracing:
             return None
-        exchange = _Exchange(self._step, kind, part, self._clock.mark())
+        exchange = Activity(self._step, kind, part, self._clock.mark(), alone=alone)
         self._exchanges.append(exchange)
         return exchange
 
-    def leave_exchange(self, exchange: _Exchange | None) -> None:
-        """Note that the collective is done on this rank."""
+    def leave_exchange(self, exchange: Activity | None) -> None:
+        """Record that the collective, or the work, is done on this rank."""
         if exchange is not None:
             exchange.end = self._clock.mark()
 
-    def mark(self) -> Any:
-        """Return a mark of this moment, for `add_transfer`."""
-        return self._clock.mark()
-
-    def add_transfer(self, kind: Kind, part: str, start: Any) -> None:
-        """Note what this rank has done alone for an exchange since the mark `start`."""
+    def add_exchange(
+        self, kind: Kind, part: str, start_s: float, end_s: float, sub_batch: int | None = None
+    ) -> None:
+        """Record a collective whose times are known, in seconds of this host's clock."""
         if self.tracing:
-            end = self._clock.mark()
-            self._transfers.append(_Transfer(self._step, kind, part, start, end))
-
-    def add_exchange(self, kind: Kind, part: str, start_s: float, end_s: float) -> None:
-        """Note a collective whose times are known, in seconds of this host's clock."""
-        if self.tracing:
-            name = task_name(self._step, kind, part)
-            on = (exchange_lane(self._device),)
-            span = Span(name, kind, on, start_s, max(start_s, end_s), part)
-            self._sums.append((self._step, span))
+            on, end_s = (exchange_lane(self._device),), max(start_s, end_s)
+            span = Span(kind, self._step, part, None, on, start_s, end_s, sub_batch)
+            self._sums.append(span)
 
     def spans(self) -> list[Span]:
         """Return the spans of the traced steps; waits for the device where marks need that."""
-        transfers = self._moves()
-        copies = [span for span in transfers if span.on == (compute_lane(self._device),)]
-        reductions = self._reductions()
-        phases = [
-            span
-            for phase in self._phases
-            for span in self._cut(phase, reductions if phase.kind is Kind.STEP else copies)
-        ]
-        return phases + transfers + [span for _, span in self._sums] + reductions
+        phases = self._timed(self._phases)
+        backward = {one.step: one for one in reversed(phases) if one.kind is Kind.BACKWARD}
+        moves, reductions = list[Span](), list[Span]()
+        for one in self._timed(one for one in self._exchanges if one.end is not None):
+            if one.alone:
+                on = (self._lane(one.kind),)
+                span = Span(one.kind, one.step, one.part, self._rank, on, one.start, one.end)
+                moves.append(span)
+            else:
+                start, on = one.start, (exchange_lane(self._device),)
+                if one.step in backward:
+                    start = _end_of_layer(backward[one.step].borders, start)
+                end = max(start, one.end)
+                reductions.append(Span(one.kind, one.step, one.part, None, on, start, end))
+        on = (compute_lane(self._device),)
+        copies = [span for span in moves if span.on == on]
+        computed = []
+        for phase in phases:
+            beside = reductions if phase.kind is Kind.STEP else copies
+            inside = [c for c in beside if phase.start <= c.start_s and c.end_s <= phase.end]
+            for part, start, end in self._shares(phase, inside):
+                # A layer's own work ended before its gradient's hook copied.
+                within = (c.start_s for c in inside if start <= c.start_s and c.end_s <= end)
+                end = min(within, default=end)
+                computed.append(Span(phase.kind, phase.step, part, self._rank, on, start, end))
+        return computed + moves + self._sums + reductions
 
-    def _watch(self, layer: LayerModule) -> None:
-        def entered(module: nn.Module, inputs: Any) -> None:
-            if self._phase is not None and self._phase.kind is Kind.FORWARD:
-                self._phase.borders.append((layer.name, self._clock.mark()))
-
-        def ready(parameter: Tensor) -> None:
-            if self._phase is not None and self._phase.kind is Kind.BACKWARD:
-                self._phase.borders.append((layer.name, self._clock.mark()))
-
-        self._hooks.append(layer.module.register_forward_pre_hook(entered))
-        for _, parameter in layer.parameters:
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
-
-    def _moves(self) -> list[Span]:
-        starts = self._clock.seconds([transfer.start for transfer in self._transfers])
-        ends = self._clock.seconds([transfer.end for transfer in self._transfers])
+    def _timed(self, activities: Iterable[Activity]) -> list[Activity]:
+        """Return the activities with times in seconds for marks; waits for the device."""
+        known = list(activities)
+        starts = self._clock.seconds([one.start for one in known])
+        ends = self._clock.seconds([one.end for one in known])
         return [
-            Span(
-                task_name(transfer.step, transfer.kind, transfer.part, self._rank),
-                transfer.kind,
-                (self._lane(transfer.kind),),
-                start,
-                end,
-                transfer.part,
-            )
-            for transfer, start, end in zip(self._transfers, starts, ends, strict=True)
+            replace(one, start=start, end=end, borders=in_seconds(one.borders, self._clock))
+            for one, start, end in zip(known, starts, ends, strict=True)
         ]
 
     def _lane(self, kind: Kind) -> Resource:
-        """Return the lane of a core, which copies by itself; a GPU has engines for that."""
+        # A core copies with the thread that computes; a GPU has engines for that, but adds
+        # gradients where it computes.
         by_itself = isinstance(self._clock, HostClock) or kind is Kind.REDUCE
-        return compute_lane(self._device) if by_itself else Resource(self._device, kind.value)
+        return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
-    def _cut(self, phase: _Phase, copies: Sequence[Span]) -> Iterator[Span]:
-        marks = self._clock.seconds([phase.start, *(mark for _, mark in phase.borders), phase.end])
-        borders = [(part, time) for (part, _), time in zip(phase.borders, marks[1:], strict=False)]
-        if not self._layers:
-            shares = [*between_copies(copies, marks[0], marks[-1])]
-        elif phase.kind is Kind.FORWARD:
-            shares = between_entries(borders, marks[0], marks[-1], self._layers)
-        elif phase.kind is Kind.BACKWARD:
-            shares = up_to_last(borders, marks[0], self._layers)
-        else:
-            shares = [("", marks[0], marks[-1])]
-        on = (compute_lane(self._device),)
-        for part, start, end in shares:
-            name = task_name(phase.step, phase.kind, part, self._rank)
-            yield Span(name, phase.kind, on, start, before(copies, start, end), part)
+    def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
+        """Return the shares of the layers, or where none are known, of what is between copies.
 
-    def _reductions(self) -> list[Span]:
-        exchanges = [exchange for exchange in self._exchanges if exchange.end is not None]
-        starts = self._clock.seconds([exchange.start for exchange in exchanges])
-        ends = self._clock.seconds([exchange.end for exchange in exchanges])
-        on = (exchange_lane(self._device),)
-        return [
-            Span(
-                task_name(exchange.step, exchange.kind, exchange.part),
-                exchange.kind,
-                on,
-                started,
-                max(started, end),
-                exchange.part,
-            )
-            for exchange, start, end in zip(exchanges, starts, ends, strict=True)
-            for started in (self._after_layer(exchange.step, start),)
-        ]
-
-    def _after_layer(self, step: int, start: float) -> float:
-        """Return when the layer is done in whose midst a collective was joined.
-
-        A bucket may close between two gradients of a layer, which autograd has computed together
-        and hands over one by one. A plan has them ready at once, and so has the recording.
+        Each of the latter has the name of the copy that follows it; the last one has none.
         """
-        for phase in self._phases:
-            if phase.step == step and phase.kind is Kind.BACKWARD:
-                times = self._clock.seconds([mark for _, mark in phase.borders])
-                return end_of_run([part for part, _ in phase.borders], times, start)
-        return start
+        start = phase.start
+        if self._marks.names:
+            if phase.kind in (Kind.FORWARD, Kind.BACKWARD):
+                names = self._marks.names
+                return layer_shares(phase.kind, phase.borders, start, phase.end, names)
+            return [("", start, phase.end)]
+        shares = []
+        for copy in sorted(copies, key=lambda span: span.start_s):
+            if copy.start_s >= start:  # copies may overlap
+                shares.append((copy.part, start, copy.start_s))
+                start = copy.end_s
+        return [*shares, ("", start, phase.end)]
+
+
+def _end_of_layer(borders: Borders, moment: float) -> float:
+    """Return when the layer is done in whose midst a collective was joined.
+
+    A bucket may close between two gradients of a layer, which autograd has computed together and
+    hands over one by one. A plan has them ready at once, and so has the recording.
+    """
+    last = bisect_right(borders, moment, key=lambda border: border[1])
+    while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:
+        moment, last = borders[last][1], last + 1
+    return moment
 
 
 @contextmanager
@@ -274,13 +334,7 @@ def noted(
     recorder: Recorder | None, kind: Kind, part: str, *, alone: bool = False
 ) -> Iterator[None]:
     """Record what runs inside, if there is a recorder: a collective, or this rank's own work."""
-    if recorder is None:
-        yield
-    elif alone:
-        start = recorder.mark()
-        yield
-        recorder.add_transfer(kind, part, start)
-    else:
-        exchange = recorder.join_exchange(part, kind)
-        yield
+    exchange = recorder.join_exchange(part, kind, alone=alone) if recorder is not None else None
+    yield
+    if recorder is not None:
         recorder.leave_exchange(exchange)

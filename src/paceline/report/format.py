@@ -28,7 +28,7 @@ class Quantity(str):
         return quantity
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, float, str]]:
-        """Return what makes a copy of it, as plotly does."""
+        """Reduce it to a plain string, since plotly copies values by pickling."""
         return type(self), (str(self), self.value, self.unit)
 
 
@@ -86,10 +86,20 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
     return Quantity(text, percent, "%")
 
 
+def optional_share(fraction: float | None, missing: str = "-", signed: bool = False) -> str:
+    """Return a fraction in percent, or what stands for a missing one."""
+    return missing if fraction is None else share(fraction, signed=signed)
+
+
 def number(value: float) -> Quantity:
     """Return a plain number or a rate: "0.123", "12.3" or "12,345"."""
     text = _three_digits(value) if abs(value) < 99.95 else f"{value:,.0f}"
     return Quantity(text, value)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, as "1 worker" or "2 workers"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _three_digits(value: float) -> str:

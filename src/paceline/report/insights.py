@@ -1,33 +1,298 @@
-"""What a page says first: sentences that answer, each with the figures that it rests on."""
+"""Insights about a run or a rehearsal: whether it is good, and what to change.
 
-from collections.abc import Iterable
+All is computed from the saved result. "Would" is arithmetic with the parts of a typical step: what
+computes a worker's samples divides among workers, all else stays as it is.
+"""
 
-from paceline.core.insight import Insight, Topic
-from paceline.report.markup import Html, element
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import itemgetter
 
-_LABELS: dict[Topic, str] = {
-    "limit": "what limits",
-    "change": "what to change",
-    "method": "method",
-    "workers": "workers",
-    "memory": "memory",
-}
-_NOTHING = "Too little is known of it to say anything."
+from paceline.core.compare import Breakdown, breakdown_by_device
+from paceline.core.outcome import Epoch, Insight
+from paceline.core.timeline import Origin, Timeline
+from paceline.planner import ERROR_BAR
+from paceline.records.result import PlanRow, RunResult
+from paceline.report.format import duration, nbytes, number, share
+
+_GOOD, _FAIR = 0.9, 0.7  # shares of what could be reached
+WORTH = 0.03  # of a step: less is not worth a change
+_UNEVEN = 1.15  # times the mean
+_FULL = 0.8  # of the memory
+_BUSY = 0.8  # of the time
+_HARDLY = 0.01  # of the loss
+_MOST_FIGURES = 8
 
 
-def insights(rows: Iterable[Insight]) -> Html:
-    """Return the first section of a page: what was found, in the order in which it comes."""
-    found = [_item(row) for row in rows]
-    content = element("ul", *found, class_="says") if found else element("p", _NOTHING)
-    return element("section", element("h2", "What it says"), content)
+def verdict(reached: float) -> str:
+    """Return Good, Fair or Poor for a share of what could be reached."""
+    return "Good" if reached >= _GOOD else "Fair" if reached >= _FAIR else "Poor"
 
 
-def _item(row: Insight) -> Html:
-    figures = (element("span", f"{name} ", element("b", value)) for name, value in row.figures)
-    return element(
-        "li",
-        element("span", _LABELS[row.topic], class_="topic"),
-        element(
-            "div", element("span", row.sentence), element("div", *figures, class_="rests soft")
-        ),
+def _off_by(error: float) -> str:
+    than = "no more than" if abs(error) <= ERROR_BAR else "more than"
+    usual = f"{share(ERROR_BAR, 0)} of predictions on average"
+    return f"off by {share(error, signed=True)}, {than} the {usual}."
+
+
+@dataclass(frozen=True)
+class _InStep:
+    """A run of workers in step, as its insights need it.
+
+    `parts` are those of a typical traced step, on average over the devices; `slowest` is by how
+    many times the slowest device computes longer than they do on average. `best_other` is the
+    fastest of the others that were predicted for as many workers, with a codec or without.
+    """
+
+    result: RunResult
+    step_s: float
+    predicted_step_s: float
+    parts: Breakdown
+    slowest: float
+    best_other: PlanRow | None
+
+    @property
+    def divides_s(self) -> float:
+        """Seconds of a step that another worker would take a part of."""
+        return self.parts.load_s + self.parts.forward_s + self.parts.backward_s
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Seconds of a step that are neither forward nor backward, by what they go to."""
+        return {
+            "exposed communication": self.parts.exposed_s,
+            "waiting": self.parts.idle_s,
+            "loading": self.parts.load_s,
+            "the weight update": self.parts.update_s,
+        }
+
+    @property
+    def largest_loss(self) -> tuple[str, float]:
+        return max(self.losses.items(), key=itemgetter(1))
+
+
+def of_run(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Insight]:
+    """Yield the insights about workers in step, the most important first."""
+    assert result.comparison is not None  # or the workers have no steps in common
+    assert result.step_s is not None
+    seconds = {f"{row.quantity}_s": row.right_s for row in result.comparison.rows}
+    timeline = timelines.get(result.origin)
+    by_device = breakdown_by_device(timeline).values() if timeline is not None else ()
+    computing = [part.forward_s + part.backward_s for part in by_device]
+    total, workers = sum(computing), int(result.settings.workers)
+    plans = () if result.is_rehearsal else result.plans
+    others = [one for one in plans if one.strategy != result.strategy and one.workers == workers]
+    run = _InStep(
+        result,
+        result.step_s,
+        result.predicted_step_s or result.step_s,
+        Breakdown(**{field.name: seconds.get(field.name, 0.0) for field in fields(Breakdown)}),
+        slowest=max(computing) * len(computing) / total if total else 1.0,
+        best_other=min(others, key=lambda plan: plan.step_s, default=None),
     )
+    if run.parts.step_s > 0:
+        yield _limit(run)
+        yield _change(run)
+        yield _method(run)
+        if result.shares is None:
+            yield _workers(run, workers)
+    if not result.is_rehearsal:
+        yield from of_epochs(result.epochs, result.score)
+        yield from _memory(result)
+
+
+def _limit(run: _InStep) -> Insight:
+    parts, whole = run.parts, run.parts.step_s
+    useful = (parts.forward_s + parts.backward_s) / whole
+    spent = f"{verdict(useful)}: forward and backward passes take {share(useful)} of a step"
+    name, lost_s = run.largest_loss
+    most = f"{name}, {share(lost_s / whole)}"
+    if useful >= _GOOD:
+        rest = f", so that computation limits; most of the rest is {most}."
+    elif lost_s > parts.forward_s + parts.backward_s:
+        rest = f"; what limits is {most}."
+    else:
+        rest = f"; what costs most beside them is {most}."
+    shown = {"traced step": whole} | {name: value for name, value in run.losses.items() if value}
+    return Insight("limit", spent + rest, tuple((name, duration(s)) for name, s in shown.items()))
+
+
+def _change(run: _InStep) -> Insight:
+    name, saved_s = run.largest_loss
+    whole = run.parts.step_s
+    left_s = whole - saved_s
+    times = whole / left_s if left_s > 0 else float("inf")
+    if saved_s < WORTH * whole:
+        sentence = (
+            f"Change nothing in how the workers work together: without all {name} a step would be "
+            f"{times:.2f} times as fast. What is left is the computation itself: lower precision, "
+            "a compiled model, a faster device."
+        )
+        return Insight("change", sentence, (("step", duration(whole)), (name, duration(saved_s))))
+    sentence = (
+        f"{_advice(name, run)}: without {name} a step would take {duration(left_s)} instead of "
+        f"{duration(whole)}, at best {times:.2f} times as fast."
+    )
+    figures = [(name, share(saved_s / whole) + " of a step")]
+    if name in ("exposed communication", "the weight update"):
+        doubled = 2 * whole / (whole + run.divides_s)
+        figures.append(("twice the batch size", f"at best {doubled:.2f} times the samples/s"))
+    return Insight("change", sentence, tuple(figures))
+
+
+def _advice(name: str, run: _InStep) -> str:
+    if name == "loading":
+        return "Prepare the samples beforehand, or make them smaller"
+    if name == "the weight update":
+        return "Take larger batches, which need fewer updates, or a lighter optimizer"
+    if run.slowest > _UNEVEN and run.result.shares is None:
+        times = f"{run.slowest:.2f} times the mean"
+        return f"Balance the batches (--balance auto), for the slowest worker computes {times}"
+    other = run.best_other
+    if other is not None and other.step_s < (1 - ERROR_BAR) * run.predicted_step_s:
+        return f"Try {other.strategy}, predicted to take {duration(other.step_s)} a step"
+    if name == "waiting":
+        return "Look at the two steps below for what the workers wait for"
+    return "Exchange less: larger batches, or gradients in fewer bytes (codec)"
+
+
+def _method(run: _InStep) -> Insight:
+    strategy, predicted_s = run.result.strategy, run.predicted_step_s
+    sentence = (
+        f"{strategy} took {duration(run.step_s)} a step, {run.result.origin}; the prediction was "
+        f"{_off_by(predicted_s / run.step_s - 1)}"
+    )
+    figures = [(f"{strategy}, predicted", duration(predicted_s))]
+    other = run.best_other
+    if other is not None:
+        times = other.step_s / predicted_s
+        close = ", too close to tell them apart" if abs(times - 1) <= ERROR_BAR else ""
+        long = f"{times:.2f} times as long{close}"
+        sentence += f" Of the others, {other.strategy} was predicted to take {long}."
+        figures.append((f"{other.strategy}, predicted", duration(other.step_s)))
+    return Insight("method", sentence, tuple(figures))
+
+
+def _workers(run: _InStep, workers: int) -> Insight:
+    divides_s, whole = run.divides_s, run.parts.step_s
+    another_s = divides_s * workers / (workers + 1) + whole - divides_s
+    gain = whole / another_s
+    worth = "may pay" if gain > 1 + WORTH else "does not pay"
+    bound = f"at best {gain:.2f} times as fast, if nothing but the computation changed"
+    another = ("step with another worker, at best", duration(another_s))
+    if workers == 1:
+        return Insight("workers", f"A second worker {worth}: {bound}.", (another,))
+    alone_s = divides_s * workers + run.parts.update_s
+    sentence = (
+        f"The {workers} workers are {alone_s / whole:.2f} times as fast as one of them would be "
+        f"with all samples of a step. Another one {worth}: {bound}."
+    )
+    alone = ("step of one worker alone, by its parts", duration(alone_s))
+    return Insight("workers", sentence, (alone, another))
+
+
+def _memory(result: RunResult) -> Iterator[Insight]:
+    whole, peaks = result.machine.get("memory_bytes"), result.peak_memory_bytes
+    if not isinstance(whole, int | float) or not whole or not peaks:
+        return
+    used = sum(peaks) / whole
+    room = "Memory is nearly full" if used > _FULL else "Memory leaves room"
+    who = "the worker" if len(peaks) == 1 else f"the {len(peaks)} workers, each at its peak,"
+    sentence = f"{room}: {who} held {share(used)} of the machine's."
+    figures = (("the fullest worker", nbytes(max(peaks))), ("the machine", nbytes(whole)))
+    yield Insight("memory", sentence, figures)
+
+
+def of_epochs(epochs: Sequence[Epoch], score: str) -> Iterator[Insight]:
+    """Yield advice about the number of epochs, if two or more; `score` names the accuracy."""
+    if len(epochs) < 2:
+        return
+    before, last = epochs[-2:]
+    best = min(epochs, key=lambda epoch: epoch.test_loss)
+    highest = max(epochs, key=lambda epoch: epoch.accuracy)
+    since = f"The test loss was lowest after epoch {best.number + 1} of {len(epochs)}"
+    fell = 1 - last.test_loss / before.test_loss if before.test_loss else 0.0
+    if best is last and fell > _HARDLY:
+        fallen = f"The test loss still fell by {share(fell)} in the last epoch"
+        sentence = f"{fallen}: train for more epochs."
+    elif best is last:
+        fallen = f"The test loss fell by only {share(fell)} in the last epoch"
+        sentence = f"{fallen}: more epochs with this learning rate would hardly help."
+    elif not best.test_loss or last.test_loss <= (1 + _HARDLY) * best.test_loss:
+        sentence = f"{since}, and has hardly changed since: fewer epochs would do."
+    else:
+        sentence = f"{since}, and is {share(last.test_loss / best.test_loss - 1)} higher now"
+        if highest.number > best.number:
+            sentence += f"; but the {score} was best after epoch {highest.number + 1}."
+        else:
+            sentence += ": train for fewer epochs, or with a smaller learning rate."
+    figures = (
+        ("last test loss", f"{last.test_loss:.4f}"),
+        ("lowest", f"{best.test_loss:.4f} after epoch {best.number + 1}"),
+        (f"last {score}", share(last.accuracy, 2)),
+    )
+    yield Insight("change", sentence, figures)
+
+
+def of_asynchronous(result: RunResult) -> Iterator[Insight]:
+    """Yield the insights about workers that have no steps in common, the most important first."""
+    tried = [row.tried_samples_per_s for row in result.workers]
+    alone = sum(speed for speed in tried if speed is not None)
+    if alone and None not in tried:
+        reached = result.samples_per_s / alone
+        sentence = (
+            f"{verdict(reached)}: together the workers reach {share(reached)} of the samples/s "
+            "that they reached one by one before the training."
+        )
+        together = f"{number(result.samples_per_s)} samples/s"
+        yield Insight("limit", sentence, (("together", together), ("one by one", number(alone))))
+    if result.utilisation:
+        yield _idlest(result)
+    if travelling := [row for row in result.traffic if row.travels and row.nbytes]:
+        most = max(travelling, key=lambda row: row.nbytes)
+        part = share(most.nbytes / sum(row.nbytes for row in travelling))
+        sentence = f"Of what travels, {most.purpose} are {part} of the bytes"
+        if most.nbytes >= most.planned_nbytes:  # as they are, not encoded
+            sentence += "; a codec for them (--codec) would save most"
+        yield Insight("method", f"{sentence}.", ((most.purpose, nbytes(most.nbytes)),))
+    yield from _prediction(result)
+    yield from of_epochs(result.epochs, result.score)
+    if result.updates is not None and result.updates.staleness:
+        mean = result.updates.mean_staleness
+        sentence = f"A batch missed {mean:.1f} updates of other workers on average."
+        figures = []
+        for name, times in list(result.updates.staleness.items())[:_MOST_FIGURES]:
+            missed = sum(missed * count for missed, count in times.items())
+            figures.append((f"{name} missed", f"{missed / (sum(times.values()) or 1):.1f}"))
+        yield Insight("method", sentence, tuple(figures))
+
+
+def _idlest(result: RunResult) -> Insight:
+    """Return how busy the idlest device was, and what would give it more to do."""
+    name, busy = min(result.utilisation.items(), key=itemgetter(1))
+    figures = tuple((device, share(value)) for device, value in result.utilisation.items())
+    shown = figures[:_MOST_FIGURES]
+    if busy >= _BUSY:
+        sentence = f"All devices are busy: the idlest, {name}, computed for {share(busy)} of the"
+        return Insight("workers", f"{sentence} time.", shown)
+    lanes = result.config.get("lanes")
+    advice = f"Give {name} larger batches, or leave it out"
+    if lanes is not None:
+        advice = f"Let more workers alternate on a device (--set lanes={lanes + 1})"
+    return Insight(
+        "change", f"{advice}: {name} computed for only {share(busy)} of the time.", shown
+    )
+
+
+def _prediction(result: RunResult) -> Iterator[Insight]:
+    """Yield the error of the predicted samples/s or, if only that is known, of the step."""
+    if result.predicted_samples_per_s is not None and result.samples_per_s:
+        what, error = "samples/s", result.predicted_samples_per_s / result.samples_per_s - 1
+        predicted = number(result.predicted_samples_per_s)
+    elif result.predicted_step_s is not None and result.prediction_error is not None:
+        what, error = "a step", result.prediction_error
+        predicted = duration(result.predicted_step_s)
+    else:
+        return
+    sentence = f"The prediction of {what} was {_off_by(error)}"
+    yield Insight("method", sentence, (("predicted", predicted),))

@@ -1,83 +1,66 @@
-"""The sections of a saved plan: every way of training a model on a machine, as it was predicted."""
+"""The page of a saved plan: every way of training a model on a machine, as it was predicted."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
 
 import plotly.graph_objects as go
 
-from paceline.plan_result import PlanResult, read_plan
+from paceline.core.outcome import Insight
 from paceline.record.trace import read_trace
-from paceline.report.figures import styled
-from paceline.report.format import duration, nbytes, number, share
-from paceline.report.header import Drawn, Tile, header
-from paceline.report.insights import insights
-from paceline.report.markup import Html, element, fact_table, table
-from paceline.report.sections import figure_of, readable, section, steps
-from paceline.report.worth import of_plan
-from paceline.result import PlanRow, RankingRows
+from paceline.records.result import PlanResult, PlanRow, RankingRows
+from paceline.report.figures import COLOURS, HOVER, escaped, figure_of, styled
+from paceline.report.format import counted, duration, nbytes, number, optional_share, share
+from paceline.report.insights import WORTH, verdict
+from paceline.report.markup import Drawn, Html, columns_of, folded, header, insights, section, table
+from paceline.report.steps import two_steps
+from paceline.strategies import EXCHANGES
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _BEST = 12
-_HEIGHT, _LEFT = 330, 60  # pixels
 _HEAD = (
     *("strategy", "workers", "devices", "step", "samples/s", "efficiency", "exposed", "wire/step"),
     *("memory", "why"),
 )
 
 
-def drawn(folder: Path) -> Drawn | None:
-    """Return the page of the folder of a plan; None if it is of another kind."""
-    result = read_plan(folder)
-    if result is None:
-        return None
-    timelines = list(read_trace(folder / "trace.json").values())
-    body = [_header(result), insights(of_plan(result.ranking)), *_sections(result)]
-    if timelines:
-        body.append(steps(timelines))
-    return f"{result.model} planned, {result.id}", [*body, _facts(result)]
-
-
-def _header(result: PlanResult) -> Html:
+def drawn(result: PlanResult, folder: Path) -> Drawn:
+    """Return the page of a plan."""
+    ranking = result.ranking
     line = f"predicted on {result.machine}, {result.batch_size} samples a step; nothing has run"
-    return header(result.model, line, result.id, _tiles(result.ranking))
+    body = [header(result.model, line, result.id, _tiles(ranking)), insights(of_plan(ranking))]
+    if ranking.plans:
+        body.append(_plans(ranking.plans))
+    if len({plan.workers for plan in ranking.plans}) > 1:
+        body.append(_by_workers(ranking.plans))
+    if ranking.refused:
+        rows = [(row.strategy, str(row.workers), row.placement, row.why) for row in ranking.refused]
+        refused = table(("strategy", "workers", "devices", "why"), rows, (0, 2, 3))
+        body.append(section("Refused", "What cannot be used, and why.", refused))
+    timelines = list(read_trace(folder / "trace.json").values())
+    if timelines:
+        body.append(two_steps(timelines))
+    asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
+    asked |= {"input_shape": result.input_shape} if result.input_shape else {}
+    body.append(columns_of("Settings", {"Asked for": asked, "Made with": result.facts}))
+    return f"{result.model} planned, {result.id}", body
 
 
-def _tiles(ranking: RankingRows) -> tuple[Tile, ...]:
+def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     if not ranking.plans:
-        return (("plans", "none", "see what was refused, and why"),)
+        return [("plans", "none", "see what was refused, and why")]
     best = ranking.plans[0]
-    reached = "-" if best.efficiency is None else share(best.efficiency)
-    plural = "s" * (best.workers > 1)
-    return (
-        ("best plan", _named(best), f"{best.workers} worker{plural}, {best.placement}"),
+    where = f"{counted(best.workers, 'worker')}, {best.placement}"
+    return [
+        ("best plan", _named(best), where),
         ("predicted step", duration(best.step_s), f"give or take {share(ranking.error_bar, 0)}"),
         ("samples/s", number(best.samples_per_s), "predicted"),
-        ("efficiency", reached, "of what its devices reach alone"),
-        ("memory", nbytes(_fullest(best)), "of the fullest device"),
-    )
+        ("efficiency", optional_share(best.efficiency), "of what its devices reach alone"),
+        ("memory", nbytes(best.fullest_nbytes), "of the fullest device"),
+    ]
 
 
 def _named(plan: PlanRow) -> str:
     return f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
-
-
-def _fullest(plan: PlanRow) -> int:
-    return max(plan.memory_nbytes.values(), default=0)
-
-
-def _sections(result: PlanResult) -> Iterator[Html]:
-    ranking = result.ranking
-    if ranking.plans:
-        yield _plans(ranking.plans)
-    if len({plan.workers for plan in ranking.plans}) > 1:
-        yield _by_workers(ranking.plans)
-    if ranking.refused:
-        rows = [(row.strategy, str(row.workers), row.placement, row.why) for row in ranking.refused]
-        head = ("strategy", "workers", "devices", "why")
-        drawn = table(head, rows, text_columns=(0, 2, 3))
-        yield section("Refused", "What cannot be used, and why.", drawn)
 
 
 def _plans(plans: Sequence[PlanRow]) -> Html:
@@ -85,54 +68,39 @@ def _plans(plans: Sequence[PlanRow]) -> Html:
         "Best first. Exposed: communication during which a device computes nothing. Wire: bytes of "
         "a step on the busiest link, in one direction. Memory: that of the fullest device."
     )
+    rows = []
+    for plan in plans:
+        speed = duration(plan.step_s), number(plan.samples_per_s), optional_share(plan.efficiency)
+        sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
+        asked = _named(plan), str(plan.workers), plan.placement
+        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.why))
     text = (0, 2, len(_HEAD) - 1)
-    first = element("div", table(_HEAD, map(_row, plans[:_BEST]), text), class_="wide plan")
-    if len(plans) <= _BEST:
-        return section("Plans", note, first)
-    every = element("div", table(_HEAD, map(_row, plans), text), class_="wide plan")
-    return section(
-        "Plans", note, first, element("details", element("summary", f"All {len(plans)}"), every)
-    )
-
-
-def _row(plan: PlanRow) -> tuple[str, ...]:
-    return (
-        _named(plan),
-        str(plan.workers),
-        plan.placement,
-        duration(plan.step_s),
-        number(plan.samples_per_s),
-        "-" if plan.efficiency is None else share(plan.efficiency),
-        duration(plan.exposed_s),
-        nbytes(plan.wire_nbytes_per_step),
-        nbytes(_fullest(plan)),
-        plan.why,
-    )
+    content = [table(_HEAD, rows[:_BEST], text, class_="wide plan")]
+    if len(rows) > _BEST:
+        content.append(folded(f"All {len(rows)}", table(_HEAD, rows, text, class_="wide plan")))
+    return section("Plans", note, *content)
 
 
 def _by_workers(plans: Sequence[PlanRow]) -> Html:
-    """Return what each strategy reaches, with its best plan, on so many workers."""
     best: dict[str, dict[int, PlanRow]] = {}
     for plan in plans:
         best.setdefault(plan.strategy, {}).setdefault(plan.workers, plan)
     figure = go.Figure()
     for i, (strategy, by_workers) in enumerate(best.items()):
-        points = sorted(by_workers.items())
-        figure.add_trace(
-            go.Scatter(
-                x=[workers for workers, _ in points],
-                y=[plan.samples_per_s for _, plan in points],
-                name=escape(strategy, quote=False),
-                mode="lines+markers",
-                line={"color": _COLOURS[i % len(_COLOURS)]},
-                marker={"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8},
-                customdata=[
-                    f"{escape(_named(plan), quote=False)}, {workers} workers<br>"
-                    f"{number(plan.samples_per_s)} samples/s"
-                    for workers, plan in points
-                ],
-                hovertemplate="%{customdata}<extra></extra>",
-            )
+        points = [plan for _, plan in sorted(by_workers.items())]
+        figure.add_scatter(
+            x=[plan.workers for plan in points],
+            y=[plan.samples_per_s for plan in points],
+            name=escaped(strategy),
+            mode="lines+markers",
+            line={"color": COLOURS[i % len(COLOURS)]},
+            marker={"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8},
+            customdata=[
+                f"{escaped(_named(plan))}, {plan.workers} workers<br>"
+                f"{number(plan.samples_per_s)} samples/s"
+                for plan in points
+            ],
+            hovertemplate=HOVER,
         )
     counts = {plan.workers for plan in plans}
     kind = "log" if max(counts) > 32 * min(counts) else "linear"
@@ -141,15 +109,84 @@ def _by_workers(plans: Sequence[PlanRow]) -> Html:
         figure.update_xaxes(tickvals=sorted(counts))
     figure.update_yaxes(title_text="samples/s", rangemode="tozero")
     note = "Each strategy at its best on so many workers: codec, chunk and choice of devices."
-    drawn = figure_of(styled(figure, _HEIGHT, _LEFT), "workers")
-    return section("How far it scales", note, drawn)
+    return section("How far it scales", note, figure_of(styled(figure, 330), "workers"))
 
 
-def _facts(result: PlanResult) -> Html:
-    asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
-    asked |= {"input_shape": result.input_shape} if result.input_shape else {}
-    columns = (
-        element("div", element("h3", "Asked for"), fact_table(readable(asked))),
-        element("div", element("h3", "Made with"), fact_table(readable(result.facts))),
-    )
-    return section("Settings", "", element("div", *columns, class_="pair"))
+def of_plan(ranking: RankingRows) -> Iterator[Insight]:
+    """Yield the insights about the plans, the most important first."""
+    if not ranking.plans:
+        sentence = "Nothing can be planned: every strategy was refused, for the reasons below."
+        yield Insight("method", sentence, (("refused", str(len(ranking.refused))),))
+        return
+    best = ranking.plans[0]
+    yield _method(ranking.plans, ranking.error_bar)
+    figures = [("exposed communication", duration(best.exposed_s))]
+    sentence = f"The best plan {best.why}."
+    if best.efficiency is not None:
+        reached = share(best.efficiency)
+        figures.append(("efficiency", reached))
+        sentence = (
+            f"{verdict(best.efficiency)}: it reaches {reached} of what its devices would on their "
+            f"own; it {best.why}."
+        )
+    yield Insight("limit", sentence, tuple(figures))
+    yield _change(ranking, best)
+    if ranking.workers_sentence:
+        rates: dict[int, float] = {}
+        for plan in ranking.plans:
+            rates[plan.workers] = max(rates.get(plan.workers, 0.0), plan.samples_per_s)
+        found = [(counted(n, "worker"), f"{number(r)} samples/s") for n, r in sorted(rates.items())]
+        yield Insight("workers", f"{_capital(ranking.workers_sentence)}.", tuple(found[:8]))
+    if best.memory_nbytes:
+        name = max(best.memory_nbytes, key=best.memory_nbytes.__getitem__)
+        sentence = f"The fullest, {name}, needs {nbytes(best.memory_nbytes[name])} of memory."
+        held = tuple((one, nbytes(count)) for one, count in best.memory_nbytes.items())
+        yield Insight("memory", sentence, held[:4])
+
+
+def _described(plan: PlanRow) -> str:
+    codec = f" with {plan.codec}" if plan.codec else ""
+    return f"{plan.strategy}{codec} on {counted(plan.workers, 'worker')}"
+
+
+def _method(plans: Sequence[PlanRow], error_bar: float) -> Insight:
+    best = plans[0]
+    rate = f"{number(best.samples_per_s)} samples/s"
+    sentence = f"{_described(best)} is predicted to be the fastest: {rate}"
+    figures = [(_described(best), f"{duration(best.step_s)} a step")]
+    other = next((plan for plan in plans if plan.strategy != best.strategy), None)
+    if other is not None:
+        times = best.samples_per_s / other.samples_per_s
+        sentence += f", {times:.2f} times those of {_described(other)}, the best of the others"
+        if times <= 1 + error_bar:
+            sentence += f"; that is within the {share(error_bar, 0)} that predictions err on"
+            sentence += " average: rehearse both"
+        figures.append((_described(other), f"{duration(other.step_s)} a step"))
+    return Insight("method", f"{sentence}.", tuple(figures))
+
+
+def _change(ranking: RankingRows, best: PlanRow) -> Insight:
+    step = ("step", duration(best.step_s))
+    figures: list[tuple[str, str]] = [("exposed communication", duration(best.exposed_s)), step]
+    left_s = best.step_s - best.exposed_s
+    advice = ranking.advice
+    if advice is not None and advice.pays:
+        figures.append(("the link is busy", f"{share(advice.link_busy)} of a plain step"))
+        return Insight("change", f"{_capital(advice.sentence)}.", tuple(figures))
+    if best.strategy not in EXCHANGES:  # whose devices have no steps in common
+        sentence = f"Rehearse {_described(best)} before anything is changed for it"
+    elif best.exposed_s > WORTH * best.step_s and left_s > 0:
+        sentence = (
+            "Change the exchange first (a faster link, larger batches): without exposed "
+            f"communication a step would take {duration(left_s)} instead of "
+            f"{duration(best.step_s)}, at best {best.step_s / left_s:.2f} times as fast"
+        )
+    else:
+        sentence = "The exchange hides, or costs nothing: only faster devices would make it faster"
+    if advice is not None:
+        sentence += f". As to codecs, {advice.sentence}"
+    return Insight("change", f"{sentence}.", tuple(figures))
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

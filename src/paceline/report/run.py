@@ -1,112 +1,206 @@
-"""The sections of a run of a synchronous strategy, or of a rehearsal of one."""
+"""The page of a training or a rehearsal: a section for everything that its result has."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from paceline.core.compare import Comparison, breakdown
+from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch
 from paceline.core.timeline import Origin, Timeline
-from paceline.record.trace import read_trace
-from paceline.report.answers import of_run
-from paceline.report.beside import beside, rehearsed_timeline
-from paceline.report.format import duration, number, share
-from paceline.report.header import Drawn, Tile, header
-from paceline.report.insights import insights
-from paceline.report.markup import Html
-from paceline.report.sections import (
-    conformity,
-    facts,
-    learning,
-    parts,
-    plans,
-    steps,
-    traffic,
-    trials,
-)
-from paceline.report.through import through_time
-from paceline.result import RehearsalResult, Result, read_result
+from paceline.record.trace import read_timeline, read_trace
+from paceline.records.result import RunResult, read_run
+from paceline.report import markup
+from paceline.report.figures import PARTS, figure_of, learning_curves, step_parts
+from paceline.report.format import counted, duration, nbytes, number, optional_share, share
+from paceline.report.insights import of_asynchronous, of_run
+from paceline.report.markup import Drawn, Html, element, folded, header, listed, section, table
+from paceline.report.steps import swatched, through_time, two_steps
+from paceline.report.workers import worker_sections
 
-_ORIGINS: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
+_TELLING = ("policy", "lanes", "head")  # of a configuration, also where nobody has named them
+_ALIKE = ("model", "workers", "batch_size")  # settings of a run and of a rehearsal beside it
+_MOST_FAULTS = 20
 
 
-def drawn(folder: Path, rehearsal: Path | None = None) -> Drawn:
-    """Return the page of the folder of a run or, with that of a rehearsal of it, of both."""
-    result = read_result(folder)
+def drawn(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Drawn:
+    """Return the page of a run or, with the folder of a rehearsal of it, of both."""
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
-        timelines["rehearsed"] = rehearsed_timeline(result, rehearsal)
-    what = "rehearsal" if isinstance(result, RehearsalResult) else "run"
+        timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
+    what = "rehearsal" if result.is_rehearsal else "run"
     return f"{result.settings.model}, {what} {result.id}", _sections(result, timelines)
 
 
-def _sections(
-    result: Result | RehearsalResult, timelines: Mapping[Origin, Timeline]
-) -> Iterator[Html]:
-    shown = [timelines[origin] for origin in _ORIGINS if origin in timelines]
+def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
+    """Return the timeline of a rehearsal in `folder`; InvalidInput if it is not of this run."""
+    if result.comparison is None:
+        raise InvalidInput(
+            f"{result.id}: no rehearsal can stand beside it; a run of workers in step can have one"
+        )
+    other = read_run(folder)
+    if not other.is_rehearsal:
+        raise InvalidInput(f"{folder}: is a run and no rehearsal")
+    if result.is_rehearsal:
+        raise InvalidInput(f"{result.id}: is itself a rehearsal; name a run, and this beside it")
+    for field in _ALIKE:
+        one, rehearsed = getattr(result.settings, field), getattr(other.settings, field)
+        if one != rehearsed:
+            raise InvalidInput(
+                f"{folder}: rehearses {field} {rehearsed}, and run {result.id} has {one}"
+            )
+    if result.strategy != other.settings.strategy:
+        rehearsed = other.settings.strategy
+        used = f"run {result.id} used {result.strategy}"
+        raise InvalidInput(f"{folder}: rehearses strategy {rehearsed}, and {used}")
+    return read_timeline(folder / "trace.json", Origin.REHEARSED)
+
+
+def _sections(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
+    shown = [timelines[origin] for origin in Origin if origin in timelines]
     yield _header(result)
-    yield insights(of_run(result, timelines))
-    yield from _rehearsal(result) if isinstance(result, RehearsalResult) else _run(result)
-    if len(shown) == len(_ORIGINS):
-        yield beside(timelines)
-    yield from through_time(shown)
-    yield steps(shown)
-    yield facts(result)
-    yield conformity(result.faults)
-
-
-def _run(result: Result) -> Iterator[Html]:
-    yield plans(result)
-    yield learning(result.epochs, result.score)
-    yield parts(result.comparison)
-    if result.split is not None:
-        yield traffic(result.split)
-
-
-def _rehearsal(result: RehearsalResult) -> Iterator[Html]:
+    in_step = result.comparison is not None
+    yield markup.insights(of_run(result, timelines) if in_step else of_asynchronous(result))
+    if in_step and not result.is_rehearsal:
+        yield _plans(result)
+    if result.epochs:
+        yield _learning(result.epochs, result.score)
     if result.trials:
-        yield trials(result)
-    yield parts(result.comparison)
-
-
-def _header(result: Result | RehearsalResult) -> Html:
-    settings = result.settings
-    workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
-    if isinstance(result, Result):
-        what, used, tiles = f"on {result.settings.data}", result.strategy, _tiles(result)
+        yield _trials(result)
+    if result.comparison is not None:
+        yield _parts(result.comparison)
+    yield from worker_sections(result)
+    if len(shown) == len(Origin):
+        yield _beside(timelines)
+    if in_step:
+        yield from through_time(shown)
+    yield two_steps(shown)
+    yield markup.facts(result.settings, result.machine, result.peak_memory_bytes)
+    if result.lost:
+        yield section("Lost workers", "", listed(result.lost))
+    if result.faults:
+        note = f"The trace departs from the plan in {counted(len(result.faults), 'place')}:"
+        faults, missing = list(result.faults[:_MOST_FAULTS]), len(result.faults) - _MOST_FAULTS
+        faults += [f"and {missing} more, in result.json"] if missing > 0 else []
+        yield section("Conformity", note, listed(faults, class_="faults"))
     else:
-        what, used = f"rehearsed, not trained: {result.devices}", settings.strategy
-        tiles = _rehearsed_tiles(result)
-    chosen = " (auto)" if used != settings.strategy else ""
-    line = f"{what}, strategy {used}{chosen}, {workers}, {settings.batch_size} samples a step"
-    return header(settings.model, line, result.id, tiles)
+        yield section("Conformity", "The trace conforms to the plan.")
 
 
-def _tiles(result: Result) -> Iterable[Tile]:
-    epochs = len(result.epochs)
-    return (
-        (
-            f"test {result.score}",
-            share(result.accuracy, 2),
-            f"after {epochs} epoch{'s' * (epochs != 1)}",
-        ),
-        ("predicted step", duration(result.predicted_step_s), "before training"),
-        ("measured step", duration(result.measured_step_s), "median of the untraced steps"),
-        (
-            "prediction error",
-            share(result.prediction_error, signed=True),
-            "predicted against measured",
-        ),
-        ("samples/s", number(result.samples_per_s), "measured"),
+def _header(result: RunResult) -> Html:
+    settings = result.settings
+    rehearsed = f"rehearsed, not trained: {result.devices}"
+    what = f"on {settings.data}" if settings.kind == "train" else rehearsed
+    workers = f"workers {settings.workers}"
+    if isinstance(settings.workers, int) or settings.workers.isdecimal():
+        workers = counted(int(settings.workers), "worker")
+    chosen = " (auto)" if result.strategy != settings.strategy else ""
+    used = {name: result.config.get(name) for name in _TELLING} | settings.options
+    options = "".join(f", {name} {value}" for name, value in used.items() if value is not None)
+    line = (
+        f"{what}, strategy {result.strategy}{chosen}{options}, {workers}, "
+        f"{settings.batch_size} samples a step"
+    )
+    return header(settings.model, line, result.id, list(_tiles(result)))
+
+
+def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
+    if result.accuracy is not None:
+        note = f"after {counted(len(result.epochs), 'epoch')}"
+        yield f"test {result.score}", share(result.accuracy, 2), note
+    if result.updates is not None and result.epochs:
+        yield "test loss", f"{result.epochs[-1].test_loss:.4f}", "at the end"
+    if result.predicted_step_s is not None:
+        before = "before the rehearsal" if result.is_rehearsal else "before training"
+        yield "predicted step", duration(result.predicted_step_s), before
+    if result.step_s is not None:
+        note = "median of the untraced steps"
+        if result.is_rehearsal and result.lower_quartile_s and result.upper_quartile_s:
+            lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
+            note = f"quartiles {lower} and {upper}"
+        yield f"{result.origin} step", duration(result.step_s), note
+    if result.prediction_error is not None:
+        error = share(result.prediction_error, signed=True)
+        yield "prediction error", error, f"predicted against {result.origin}"
+    if result.step_s is None and result.trained_s is not None:
+        yield "training", duration(result.trained_s), "without the tests between epochs"
+    yield "samples/s", number(result.samples_per_s), result.origin
+
+
+def _plans(result: RunResult) -> Html:
+    rows = []
+    for plan in result.plans:
+        name = f"{plan.strategy}, {plan.codec}" if plan.codec else plan.strategy
+        if (plan.strategy, plan.workers) == (result.strategy, result.settings.workers):
+            chip = element("span", "this run", class_="chip")
+            name = element("span", element("b", name), chip)
+        wire = nbytes(plan.wire_nbytes_per_step)
+        rate = number(plan.samples_per_s)
+        rows.append((name, str(plan.workers), duration(plan.step_s), rate, wire, plan.why))
+    head = ("strategy", "workers", "predicted step", "predicted samples/s", "wire per step", "why")
+    note = (
+        "Predicted before the training, best first. Wire: bytes that a step sends over the "
+        "busiest link, in one direction."
+    )
+    decisions = [element("p", decision) for decision in result.decisions]
+    return section("Plan", note, table(head, rows, (0, 5), class_="wide plan"), *decisions)
+
+
+def _learning(epochs: Sequence[Epoch], score: str) -> Html:
+    rows = []
+    for epoch in epochs:
+        losses = f"{epoch.train_loss:.4f}", f"{epoch.test_loss:.4f}"
+        reached = share(epoch.accuracy, 2), duration(epoch.seconds)
+        rows.append((str(epoch.number + 1), *losses, *reached))
+    head = ("epoch", "train loss", "test loss", f"test {score}", "time")
+    figure = figure_of(learning_curves(epochs, score), "learning")
+    return section(
+        f"Loss and {score}", "", figure, folded("The same in numbers", table(head, rows))
     )
 
 
-def _rehearsed_tiles(result: RehearsalResult) -> Iterable[Tile]:
-    lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
-    return (
-        ("predicted step", duration(result.predicted_step_s), "before the rehearsal"),
-        ("rehearsed step", duration(result.rehearsed_step_s), f"quartiles {lower} and {upper}"),
-        (
-            "prediction error",
-            share(result.prediction_error, signed=True),
-            "predicted against rehearsed",
-        ),
-        ("samples/s", number(result.samples_per_s), "rehearsed"),
+def _trials(result: RunResult) -> Html:
+    chosen, rows = element("span", "chosen", class_="chip"), []
+    for trial in result.trials:
+        mark = chosen if trial.chunk == result.config["chunk"] else ""
+        seconds = duration(trial.predicted_s), duration(trial.rehearsed_s)
+        rows.append((str(trial.chunk), *seconds, mark))
+    note = "Layers that are exchanged together, in the order in which the search tried them."
+    head = ("layers", "predicted step", "rehearsed step", "")
+    return section("Chunk search", note, table(head, rows))
+
+
+def _parts(comparison: Comparison) -> Html:
+    note = (
+        f"A step as {comparison.left} and as {comparison.right}, on average over the devices "
+        "and over the typical steps: the middle half by duration. "
+        f"What is {comparison.right} here are the traced steps, which recording makes a little "
+        "slower. Hidden communication runs beside the computation and adds nothing to the step; "
+        "exposed communication does."
     )
+    rows = []
+    for row in comparison.rows:
+        fill = PARTS.get(row.quantity)
+        name = swatched(fill) if fill else element("b", row.quantity)
+        error = optional_share(row.error, signed=True)
+        rows.append((name, duration(row.left_s), duration(row.right_s), error))
+    head = ("per step", comparison.left, comparison.right, f"error of {comparison.left}")
+    # The table below names the colours, and wraps as a legend would not.
+    figure = figure_of(step_parts(comparison).update_layout(showlegend=False), "parts")
+    return section("Where a step goes", note, figure, table(head, rows))
+
+
+def _beside(timelines: Mapping[Origin, Timeline]) -> Html:
+    columns = {
+        origin: {"step": timelines[origin].typical_step_s()} | breakdown(timelines[origin]).seconds
+        for origin in reversed(Origin)
+    }
+    measured, rows = columns.pop(Origin.MEASURED), []
+    for quantity, measured_s in measured.items():
+        row = [quantity]
+        for seconds in columns.values():
+            error = seconds[quantity] / measured_s - 1 if measured_s else None
+            row += [duration(seconds[quantity]), optional_share(error, signed=True)]
+        rows.append([*row, duration(measured_s)])
+    head = ("per step", Origin.PREDICTED, "error", Origin.REHEARSED, "error", Origin.MEASURED)
+    note = "A rehearsal paces the layers as a device would compute them; its exchange is real."
+    return section("Predicted, rehearsed and measured", note, table(head, rows))

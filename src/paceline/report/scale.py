@@ -1,98 +1,102 @@
-"""The sections of a scaling study."""
+"""The page of a scaling study; its figures are after figures 3, 4 and 5 of Mojumder et al. 2018."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
+from typing import Any
+
+import plotly.graph_objects as go
 
 from paceline.core.timeline import Origin
-from paceline.report.format import duration, nbytes, number, share
-from paceline.report.header import Drawn, Tile, header
-from paceline.report.insights import insights
-from paceline.report.markup import Html, element, fact_table, table
-from paceline.report.scale_figures import breakdowns, epoch_times, weak_times
-from paceline.report.sections import figure_of, readable, section
-from paceline.scale_result import Cell, ScaleResult, read_scale
-from paceline.scale_settings import Point
+from paceline.records.scale import Point, ScaleCell, ScaleResult
+from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
+from paceline.report.format import counted, duration, nbytes, number, share
+from paceline.report.markup import Drawn, Html, facts, header, insights, listed, section, table
 
-_REAL: tuple[Origin, ...] = ("measured", "rehearsed", "predicted")
 _EPOCH = (
     "An epoch is its steps times the median step of the repetitions; only some steps are really "
     "taken. Whiskers are quartiles."
 )
+_SCALINGS = {
+    "strong": "Workers share a batch, and an epoch keeps its samples.",
+    "weak": "Each worker has a batch of its own, and samples grow with the workers.",
+}
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+_PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
+_ROW, _REST = 190, 110  # pixels
+_OTHER = Fill("loading and other", "#f0e442")
+_STACK = ("forward", "backward", "exposed", "update", "idle")
 
 
-def drawn(folder: Path) -> Drawn | None:
-    """Return the page of the folder of a study; None if it is one of another kind."""
-    result = read_scale(folder)
-    if result is None:
-        return None
+def drawn(result: ScaleResult) -> Drawn:
+    """Return the page of a scaling study."""
     return f"{result.settings.model}, scaling study {result.id}", _sections(result)
 
 
 def _sections(result: ScaleResult) -> Iterator[Html]:
-    yield _header(result)
-    yield insights(result.insights)
-    good = [cell for cell in result.cells if cell.error is None]
-    strong = [cell for cell in good if cell.scaling == "strong"]
-    weak = [cell for cell in good if cell.scaling == "weak"]
-    if strong:
-        note = f"Workers share a batch, and an epoch keeps its samples. {_EPOCH}"
-        yield section("Strong scaling", note, figure_of(epoch_times(strong), "strong"))
-    if weak:
-        note = f"Each worker has a batch of its own, and samples grow with the workers. {_EPOCH}"
-        yield section("Weak scaling", note, figure_of(weak_times(weak), "weak"))
-    if len({cell.workers for cell in good}) > 1:
-        yield _speedups(good)
-    yield from _overhead(good)
-    if good:
-        yield _where_it_goes(good)
-    yield from _side_by_side(good)
-    yield _cells(result.cells)
-    yield from _failures(result.cells)
-    yield _facts(result)
-
-
-def _header(result: ScaleResult) -> Html:
     settings = result.settings
     workers, batches = (", ".join(map(str, each)) for each in (settings.workers, settings.batch))
     line = (
         f"{' and '.join(settings.kinds)}: {', '.join(settings.exchange)} on {workers} workers, "
         f"batches of {batches}, {' and '.join(settings.scaling)} scaling"
     )
-    return header(settings.model, line, result.id, _tiles(result))
+    yield header(settings.model, line, result.id, _tiles(result))
+    yield insights(result.insights)
+    good = [cell for cell in result.cells if cell.error is None]
+    for scaling, note in _SCALINGS.items():
+        if cells := [cell for cell in good if cell.scaling == scaling]:
+            figure = figure_of(_epoch_times(cells), scaling)
+            yield section(f"{scaling.capitalize()} scaling", f"{note} {_EPOCH}", figure)
+    if len({cell.workers for cell in good}) > 1:
+        yield _speedups(good)
+    yield from _overhead(good)
+    if kind := _most_real(good):
+        shown = [cell for cell in kind if cell.scaling == kind[0].scaling]
+        note = (
+            f"Of {shown[0].kind} epochs, {shown[0].scaling} scaling. Parts of traced steps, as "
+            "shares of the median step. Hidden communication runs beside the computation, and is "
+            "not there."
+        )
+        yield section("Where an epoch goes", note, figure_of(_breakdowns(shown), "breakdowns"))
+    yield from _side_by_side(good)
+    yield _cells(result.cells)
+    failed = [f"{', '.join(_asked(cell))}: {cell.error}" for cell in result.cells if cell.error]
+    if failed:
+        faults = listed(failed, class_="faults")
+        yield section("Failed cells", "method, workers, batch, scaling, kind", faults)
+    yield facts(result.settings, result.machine)
 
 
-def _tiles(result: ScaleResult) -> Iterator[Tile]:
-    done = sum(cell.error is None for cell in result.cells)
-    yield "cells", f"{done} of {len(result.cells)}", "have gone well"
-    timed = [cell for cell in _most_real(result.cells) if cell.scaling == "strong"]
+def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
+    good = [cell for cell in result.cells if cell.error is None]
+    yield "cells", f"{len(good)} of {len(result.cells)}", "have gone well"
+    timed = [cell for cell in _most_real(good) if cell.scaling == "strong"]
     if not timed:
         return
-    best = min(timed, key=lambda cell: cell.epoch_s or 0.0)
-    workers = f"{best.workers} worker{'s' * (best.workers > 1)}"
-    where = f"{best.method}, {workers}, batch {best.batch}"
-    yield "fastest epoch", duration(best.epoch_s or 0.0), f"{best.kind}: {where}"
+    best = min(timed, key=_seconds)
+    where = f"{best.method}, {counted(best.workers, 'worker')}, batch {best.batch}"
+    yield "fastest epoch", duration(_seconds(best)), f"{best.kind}: {where}"
     yield "exposed", share((best.exposed_s or 0.0) / (best.epoch_s or 1.0)), "of that epoch"
     yield "memory", nbytes(best.memory_bytes or 0), "of its fullest worker"
 
 
-def _most_real(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells that have gone well of the kind that is the most real."""
-    good = [cell for cell in cells if cell.error is None]
-    kinds = {cell.kind for cell in good}
-    first = next((kind for kind in _REAL if kind in kinds), None)
-    return [cell for cell in good if cell.kind == first]
+def _seconds(cell: ScaleCell) -> float:
+    return cell.epoch_s or 0.0
 
 
-def _speedups(cells: Sequence[Cell]) -> Html:
-    """Return how many times as many samples pass in a second as on the fewest workers."""
+def _most_real(good: Sequence[ScaleCell]) -> list[ScaleCell]:
+    """Return the cells of the most real kind that there is."""
+    first = next((kind for kind in Origin if any(cell.kind is kind for cell in good)), None)
+    return [cell for cell in good if cell.kind is first]
+
+
+def _speedups(cells: Sequence[ScaleCell]) -> Html:
     counts = sorted({cell.workers for cell in cells})
     found = {(cell.kind, cell.point): cell for cell in cells}
     sorts = dict.fromkeys((one.kind, one.scaling, one.method, one.batch) for one in cells)
     rows = []
     for kind, scaling, method, batch in sorts:
         rates = {
-            workers: _rate(cell)
+            workers: cell.num_shares / (cell.epoch_s or 1.0)
             for workers in counts
             if (cell := found.get((kind, Point(method, workers, batch, scaling)))) is not None
         }
@@ -104,107 +108,169 @@ def _speedups(cells: Sequence[Cell]) -> Html:
     return section("Speed-up", note, table(head, rows, text_columns=(0, 2, 3)))
 
 
-def _rate(cell: Cell) -> float:
-    return (cell.workers if cell.scaling == "weak" else 1) / (cell.epoch_s or 1.0)
-
-
-def _overhead(cells: Sequence[Cell]) -> Iterator[Html]:
-    """Yield what each method costs one worker, which has nobody to exchange with."""
+def _overhead(cells: Sequence[ScaleCell]) -> Iterator[Html]:
+    """Yield the overhead of each method on one worker, which exchanges with no other."""
     alone = [cell for cell in cells if cell.workers == 1 and cell.scaling == cells[0].scaling]
     methods = list(dict.fromkeys(cell.method for cell in alone))
     if len(methods) < 2:
         return
+    by_batch: dict[tuple[Origin, int], dict[str, float]] = {}
+    for cell in alone:
+        by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = _seconds(cell)
     rows = []
-    for kind, batch in dict.fromkeys((cell.kind, cell.batch) for cell in alone):
-        seconds = {
-            cell.method: cell.epoch_s or 0.0
-            for cell in alone
-            if (cell.kind, cell.batch) == (kind, batch)
-        }
+    for (kind, batch), seconds in by_batch.items():
         least = min(seconds.values())
-        shown = [
-            share(seconds[name] / least - 1, signed=True) if name in seconds else "-"
-            for name in methods
-        ]
+        times = {name: share(one / least - 1, signed=True) for name, one in seconds.items()}
+        shown = [times.get(name, "-") for name in methods]
         rows.append((kind, str(batch), duration(least), *shown))
     head = ("kind", "batch", "least epoch", *methods)
     note = "By how much an epoch is longer than with the method that costs least."
-    drawn = table(head, rows, text_columns=(0,))
-    yield section("A method's overhead on one worker", note, drawn)
+    yield section("A method's overhead on one worker", note, table(head, rows))
 
 
-def _where_it_goes(cells: Sequence[Cell]) -> Html:
-    kind = _most_real(cells)
-    shown = [cell for cell in kind if cell.scaling == kind[0].scaling]
-    note = (
-        f"Of {shown[0].kind} epochs, {shown[0].scaling} scaling. Parts of traced steps, as shares "
-        "of the median step. Hidden communication runs beside the computation, and is not there."
-    )
-    return section("Where an epoch goes", note, figure_of(breakdowns(shown), "breakdowns"))
+def _side_by_side(cells: Sequence[ScaleCell]) -> Iterator[Html]:
+    predicted = {cell.point: _seconds(cell) for cell in cells if cell.kind is Origin.PREDICTED}
+    rows, errors = [], []
+    for cell in cells:
+        if cell.kind is not Origin.PREDICTED and cell.point in predicted:
+            predicted_s = predicted[cell.point]
+            errors.append(predicted_s / (cell.epoch_s or 1.0) - 1)
+            times = duration(predicted_s), duration(_seconds(cell))
+            rows.append((*_asked(cell), *times, share(errors[-1], signed=True)))
+    if rows:
+        head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
+        note = f"Predictions are off by {share(fmean(map(abs, errors)))} on average."
+        yield section("Predicted beside found", note, table(head, rows, text_columns=(0, 3, 4)))
 
 
-def _side_by_side(cells: Sequence[Cell]) -> Iterator[Html]:
-    """Yield the predicted cells beside others of the same point, and how far they are off."""
-    found = {(cell.kind, cell.point): cell.epoch_s or 0.0 for cell in cells}
-    pairs = [
-        (cell, predicted)
-        for cell in cells
-        if cell.kind != "predicted"
-        and (predicted := found.get(("predicted", cell.point))) is not None
-    ]
-    if not pairs:
-        return
-    errors = [predicted / (cell.epoch_s or 1.0) - 1 for cell, predicted in pairs]
-    rows = [
-        (
-            *_point(cell),
-            duration(predicted),
-            duration(cell.epoch_s or 0.0),
-            share(error, signed=True),
-        )
-        for (cell, predicted), error in zip(pairs, errors, strict=True)
-    ]
-    head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
-    note = f"Predictions are off by {share(fmean(map(abs, errors)))} on average."
-    yield section("Predicted beside found", note, table(head, rows, text_columns=(0, 3, 4)))
-
-
-def _point(cell: Cell) -> tuple[str, str, str, str, str]:
+def _asked(cell: ScaleCell) -> tuple[str, str, str, str, str]:
     return cell.method, str(cell.workers), str(cell.batch), cell.scaling, cell.kind
 
 
-def _cells(cells: Sequence[Cell]) -> Html:
-    """Return all cells; seconds are of an epoch."""
+def _cells(cells: Sequence[ScaleCell]) -> Html:
     asked = ("method", "workers", "batch", "scaling", "kind")
     timed = ("epoch", "lower quartile", "upper", "forward", "backward", "exposed", "memory")
-    rows = [(*_point(cell), *_found(cell)) for cell in cells]
-    drawn = element("div", table((*asked, *timed), rows, text_columns=(0, 3, 4)), class_="wide")
+    rows = []
+    for cell in cells:
+        found = ("failed", *["-"] * 6)
+        if cell.error is None and cell.epoch_s is not None and cell.spread is not None:
+            parts = [value or 0.0 for value in (cell.forward_s, cell.backward_s, cell.exposed_s)]
+            seconds = map(duration, (cell.epoch_s, *cell.spread, *parts))
+            found = (*seconds, nbytes(cell.memory_bytes or 0))
+        rows.append((*_asked(cell), *found))
+    drawn = table((*asked, *timed), rows, text_columns=(0, 3, 4), class_="wide")
     return section("All cells", "Times are of an epoch.", drawn)
 
 
-def _found(cell: Cell) -> tuple[str, ...]:
-    if cell.error is not None or cell.epoch_s is None or cell.spread is None:
-        return ("failed", *["-"] * 6)
-    parts = [duration(value or 0.0) for value in (cell.forward_s, cell.backward_s, cell.exposed_s)]
-    return (
-        duration(cell.epoch_s),
-        *map(duration, cell.spread),
-        *parts,
-        nbytes(cell.memory_bytes or 0),
+def _epoch_times(cells: Sequence[ScaleCell]) -> go.Figure:
+    """Return the time of an epoch by workers: a row for each batch, a bar for each method and kind.
+
+    Whiskers are the quartiles of the repetitions. The bars of weak scaling contain the mean time of
+    one worker's samples.
+    """
+    batches = _distinct(cells, lambda one: one.batch)
+    unit, factor = unit_of(max(map(_seconds, cells)))
+    figure = _rows([f"<b>batch {batch}</b>" for batch in batches])
+    figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
+    names = [str(one) for one in sorted(_distinct(cells, lambda one: one.workers))]
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
+    figure.update_xaxes(title_text="workers", row=len(batches), col=1)
+    for row, batch in enumerate(batches, 1):
+        groups: dict[tuple[str, Origin], list[ScaleCell]] = {}
+        for cell in cells:
+            if cell.batch == batch:
+                groups.setdefault((cell.method, cell.kind), []).append(cell)
+        for group in groups.values():
+            ordered = sorted(group, key=lambda one: one.workers)
+            bars = [_bars(ordered, cells, factor, _seconds)]
+            if group[0].scaling == "weak":
+                part = _bars(ordered, cells, factor, lambda one: _seconds(one) / one.workers)
+                part.update(error_y=None, name=f"{part.name}, for each worker's samples")
+                part.marker.pattern = {"shape": "x", "size": 6, "solidity": 0.3}
+                bars = [bars[0].update(opacity=0.45), part]
+            for one in bars:
+                figure.add_trace(one.update(showlegend=row == 1), row=row, col=1)
+    figure.update_layout(barmode="group", bargap=0.25)
+    return styled(figure, _REST + _ROW * len(batches))
+
+
+def _bars(
+    cells: Sequence[ScaleCell],
+    all_cells: Sequence[ScaleCell],
+    factor: float,
+    seconds_of: Callable[[ScaleCell], float],
+) -> go.Bar:
+    """Return the bars of cells of one method and kind, coloured and named as among all cells."""
+    method, kind = cells[0].method, cells[0].kind
+    methods = _distinct(all_cells, lambda one: one.method)
+    kinds = _distinct(all_cells, lambda one: one.kind)
+    name = method if len(kinds) == 1 else f"{method}, {kind}"
+    pattern = {"shape": _PATTERNS[kind] if len(kinds) > 1 else "", "size": 6, "solidity": 0.35}
+    colour = _COLOURS[methods.index(method) % len(_COLOURS)]
+    spans = [(_seconds(one), *(one.spread or (_seconds(one),) * 2)) for one in cells]
+    whiskers: dict[str, Any] = {"type": "data", "symmetric": False, "color": "#888888"}
+    whiskers |= {"array": [(upper - middle) / factor for middle, _, upper in spans]}
+    whiskers |= {"arrayminus": [(middle - lower) / factor for middle, lower, _ in spans]}
+    whiskers |= {"thickness": 1.2, "width": 3}
+    has_spread = any(lower != upper for _, lower, upper in spans)
+    return go.Bar(
+        name=name,
+        legendgroup=name,
+        offsetgroup=name,
+        x=[str(one.workers) for one in cells],
+        y=[seconds_of(one) / factor for one in cells],
+        error_y=whiskers if has_spread else None,
+        customdata=[f"{_described(one)}: {duration(seconds_of(one))}" for one in cells],
+        hovertemplate=HOVER,
+        marker={"color": colour, "line": {"width": 0}, "pattern": pattern},
     )
 
 
-def _failures(cells: Sequence[Cell]) -> Iterator[Html]:
-    failed = [f"{', '.join(_point(cell))}: {cell.error}" for cell in cells if cell.error]
-    if failed:
-        listed = element("ul", *(element("li", one) for one in failed), class_="faults")
-        yield section("Failed cells", "method, workers, batch, scaling, kind", listed)
+def _breakdowns(cells: Sequence[ScaleCell]) -> go.Figure:
+    """Return the parts of an epoch: a row for each method, a bar for each batch and workers."""
+    methods = _distinct(cells, lambda one: one.method)
+    unit, factor = unit_of(max(map(_seconds, cells)))
+    figure = _rows([f"<b>{escaped(method)}</b>" for method in methods])
+    for row, method in enumerate(methods, 1):
+        found = [one for one in cells if one.method == method]
+        known = [{part: getattr(one, f"{part}_s") or 0.0 for part in _STACK} for one in found]
+        for name in (*_STACK, "other"):
+            fill = _OTHER if name == "other" else PARTS[name]
+            seconds = [
+                max(0.0, _seconds(one) - sum(parts.values())) if name == "other" else parts[name]
+                for one, parts in zip(found, known, strict=True)
+            ]
+            figure.add_bar(
+                name=fill.label,
+                legendgroup=fill.label,
+                x=[f"{one.workers} x {one.batch}" for one in found],
+                y=[value / factor for value in seconds],
+                customdata=[
+                    f"{_described(one)}: {fill.label} {duration(value)}"
+                    for one, value in zip(found, seconds, strict=True)
+                ],
+                hovertemplate=HOVER,
+                marker=fill.marker({"width": 0}),
+                showlegend=row == 1,
+                row=row,
+                col=1,
+            )
+    figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
+    figure.update_xaxes(type="category", title_text="workers x batch", row=len(methods), col=1)
+    figure.update_layout(barmode="stack")
+    return styled(figure, _REST + _ROW * len(methods))
 
 
-def _facts(result: ScaleResult) -> Html:
-    settings = result.settings.model_dump(mode="json")
-    columns = (
-        element("div", element("h3", "Settings"), fact_table(readable(settings))),
-        element("div", element("h3", "Machine and versions"), fact_table(readable(result.machine))),
+def _rows(titles: Sequence[str]) -> go.Figure:
+    gap = 0.32 / len(titles) if len(titles) > 1 else 0
+    return go.Figure().set_subplots(
+        rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=gap
     )
-    return section("Settings and machine", "", element("div", *columns, class_="pair"))
+
+
+def _described(cell: ScaleCell) -> str:
+    return f"{cell.method} on {counted(cell.workers, 'worker')}, batch {cell.batch}, {cell.kind}"
+
+
+def _distinct(cells: Iterable[ScaleCell], key: Callable[[ScaleCell], Any]) -> list[Any]:
+    return list(dict.fromkeys(map(key, cells)))

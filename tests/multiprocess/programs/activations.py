@@ -14,15 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs import Sent, all_gather, reduce_scatter
-from paceline.codecs.eightbit import EightBit
+from paceline.codecs.blockwise import EightBit
+from paceline.codecs.feedback import OneBit
 from paceline.codecs.gathering import (
-    all_gather_values,
     begin_gather,
     begin_return,
-    return_errors,
 )
 from paceline.codecs.names import find_codec
-from paceline.codecs.onebit import OneBit
 from ranks import CASES, Place, batch, bits, case, distance, main, quick
 
 WIDTH, OUTPUTS = 37, 5
@@ -83,7 +81,7 @@ def gathers(place: Place, group: Group, rows: str) -> dict:
         far = distance(own.grad, whole.grad[parts(sizes)[place.rank]]) if own.numel() else 0.0
         worst.append(far if exact else 1.0)
         sent.append([traffic.activations_sent, traffic.activations_received])
-        sent.append([traffic.errors_sent, traffic.errors_received])
+        sent.append([traffic.activation_gradients_sent, traffic.activation_gradients_received])
     return {"worst": max(worst), "sent": sent}
 
 
@@ -115,7 +113,9 @@ def encoded(place: Place, group: Group, rows: str) -> dict:
     for codec in (*TYPES, EightBit("dynamic8", FRACTION), EightBit("static8", offset=10.0)):
         name, traffic = codec if isinstance(codec, str) else codec.name, Sent()
         own = x_of(place.rank, rows, torch.float32)
-        found = all_gather(own, codec, errors=codec, group=group, sizes=sizes, traffic=traffic)
+        found = all_gather(
+            own, codec, activation_gradients=codec, group=group, sizes=sizes, traffic=traffic
+        )
         loss_of(place.rank, found).backward()
         arrived = [by_hand(codec, x_of(r, rows, torch.float32)) for r in range(place.size)]
         if not torch.equal(found, torch.cat(arrived)):
@@ -123,7 +123,7 @@ def encoded(place: Place, group: Group, rows: str) -> dict:
         if not torch.equal(own.grad, errors_by_hand(place, codec, torch.cat(arrived), sizes)):
             wrong.append([name, "backward"])
         every += [found]
-        sent[name] = [traffic.activations_sent, traffic.errors_sent]
+        sent[name] = [traffic.activations_sent, traffic.activation_gradients_sent]
     return {"wrong": wrong, "bits": bits(every), "sent": sent}
 
 
@@ -143,7 +143,9 @@ def other_codecs(place: Place, group: Group, rows: str) -> dict:
     sizes, worst = ROWS[rows][: place.size], []
     for there, back in (("linear8", None), (None, "linear8"), ("dynamic8", "half")):
         own = x_of(place.rank, rows, torch.float32)
-        loss_of(place.rank, all_gather(own, there, errors=back, group=group)).backward()
+        loss_of(
+            place.rank, all_gather(own, there, activation_gradients=back, group=group)
+        ).backward()
         every = [x_of(r, rows, torch.float32) for r in range(place.size)]
         whole = torch.cat([by_hand(there, one) for one in every])
         expected = errors_by_hand(place, back, whole.detach(), sizes)
@@ -195,9 +197,9 @@ def beside_other_work(place: Place) -> dict:
     errors = batch(place.rank, 1, sum(sizes), WIDTH, dtype=torch.float32)
     labels = torch.arange(sizes[place.rank]) + 100 * place.rank
     expected = [
-        all_gather_values(values, "dynamic8", None, sizes),
-        return_errors(errors, "dynamic8", None, sizes),
-        all_gather_values(labels),
+        begin_gather(values, "dynamic8", None, sizes).wait(),
+        begin_return(errors, "dynamic8", None, sizes).wait(),
+        begin_gather(labels).wait(),
     ]
     begun = [
         begin_gather(values, "dynamic8", None, sizes),
@@ -249,7 +251,7 @@ def not_finite(place: Place) -> dict:
     large = x.detach() * (1e5 if place.rank == 3 else 1.0)
 
     def backward(codec: str | None) -> None:
-        gathered = all_gather(x, codec, errors=codec, what="fc1")
+        gathered = all_gather(x, codec, activation_gradients=codec, what="fc1")
         # Of its own rows, which do not travel.
         scale = torch.ones(8, 3)
         if place.rank == 2:
@@ -272,10 +274,10 @@ def refused(place: Place) -> dict:
     x = torch.ones(2, 3)
     return said(
         lambda: all_gather(x, "onebit"),
-        lambda: all_gather(x, errors="threshold:0.1"),
+        lambda: all_gather(x, activation_gradients="threshold:0.1"),
         lambda: all_gather(x, "auto"),
         lambda: all_gather(x.double(), "dynamic8"),
-        lambda: all_gather(x.double(), errors="dynamic8", sizes=[2] * 4),
+        lambda: all_gather(x.double(), activation_gradients="dynamic8", sizes=[2] * 4),
         lambda: all_gather(x, sizes=[2, 2, 2]),
         lambda: all_gather(x, sizes=[1, 2, 2, 1]) if place.rank in (0, 3) else None,
         lambda: all_gather(torch.tensor(1.0)),

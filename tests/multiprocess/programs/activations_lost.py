@@ -13,7 +13,7 @@ DEADLINE_S, STEP = 20.0, 5
 with process_group(DEADLINE_S) as group:
     for step in range(1000):
         x = torch.ones(4, 1000, requires_grad=True)
-        gathered = all_gather(x, "dynamic8", errors="dynamic8")
+        gathered = all_gather(x, "dynamic8", activation_gradients="dynamic8")
         if group.rank == 1 and step == STEP:
             print(f"victim {os.getpid()}", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -161,7 +161,7 @@ def no_memory(group: Group, how: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     before = len(list(DESCRIPTORS.iterdir()))
     try:
-        Arena.open(group, 1 << (22 if how == "limit" else 50), 8, 3, 30)
+        Arena(group, 1 << (22 if how == "limit" else 50), 8, 3, 30)
     except PacelineError as error:
         say(error=type(error).__name__, text=str(error))
     assert len(list(DESCRIPTORS.iterdir())) == before

@@ -7,9 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from paceline.links.arena import Arena
+from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
-from paceline.links.segment import Segment
 
 # Odd lengths, one that needs many blocks, and gaps between.
 SEGMENTS = [
@@ -30,7 +29,7 @@ def say(**what: object) -> None:
 
 
 def opened(group: Group, deadline_s: float = 30, **options: object) -> Arena:
-    arena = Arena.open(group, NBYTES, 8, 3, deadline_s, **options)
+    arena = Arena(group, NBYTES, 8, 3, deadline_s, **options)
     arena.set_chunks([[SEGMENTS[i] for i in chunk] for chunk in CHUNKS])
     return arena
 

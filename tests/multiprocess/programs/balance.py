@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.data import BalancedSampler, Collate
-from paceline.models.stretched import stretch
+from paceline.models.paced import Stretched
 from ranks import Place, batch, bits, case, distance, main, quick
 
 NUM_STEPS = 12
@@ -168,7 +168,7 @@ def digits_like(place: Place, slow: float, num_epochs: int, batch_size: int = 24
         lambda: nn.Sequential(nn.Linear(64, 600), nn.Tanh(), nn.Linear(600, 10)).double()
     )
     data = TensorDataset(batch(0, 0, 1210, 64), torch.arange(1210) % 10)
-    stretched = stretch(module, slow if place.rank == place.size - 1 else 1.0)
+    stretched = Stretched(module, slow if place.rank == place.size - 1 else 1.0)
     parallel = place.parallel(module, balance="auto")
     sampler = parallel.balance(BalancedSampler(1210, batch_size, place.rank, place.size, seed=1))
     alone = BalancedSampler(1210, batch_size, 0, 1, seed=1)

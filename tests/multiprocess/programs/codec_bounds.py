@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.codecs.table import table
+from paceline.codecs.blockwise import table
 from ranks import Place, batch, bits, oracle_of
 
 ROUNDING = 1e-5  # of float32, in sums of some hundred values

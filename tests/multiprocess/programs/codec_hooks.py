@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.codecs.onebit import OneBit
+from paceline.codecs.feedback import OneBit
 from paceline.core.errors import NonFinite
 from paceline.exchange import codec_choice
-from paceline.exchange.hook import HookState
+from paceline.exchange.all_reduce import HookState
 from ranks import CASES, Place, bits, case, main, quick
 
 TINY_MB = 1e-3  # so that each of the larger parameters has a bucket of its own
@@ -269,7 +269,7 @@ def _cloned(value: Any) -> Any:
 @case
 def hook_the_codec_that_pays(place: Place):
     """Through the steps in which both ways are tried, whatever wins."""
-    codec_choice.Paying._pays = lambda self, count: True  # type: ignore[method-assign]
+    codec_choice.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
     hooked = Hooked(place, "auto")
     worst, sent, verdicts = 0.0, [hooked.state.bytes_sent], []
     for _ in range(24):

@@ -10,12 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.codecs.cast import Cast
-from paceline.codecs.codec import Codec
+from paceline.codecs.codec import Cast, Codec, Payload
+from paceline.codecs.feedback import OneBit, Threshold
 from paceline.codecs.names import find_codec
-from paceline.codecs.onebit import OneBit
-from paceline.codecs.payload import Payload
-from paceline.codecs.threshold import Threshold
 from paceline.exchange import compressed
 from paceline.exchange.compressed import CompressedAllReduce
 from ranks import CASES, QUICK_S, Place, batch, bits, main

@@ -22,20 +22,19 @@ from torch.nn.functional import cross_entropy
 
 from paceline.data.dataset import TensorSamples
 from paceline.exchange import synchronized
+from paceline.exchange.loop import SGD, Share
 from paceline.links.group import joined
 from paceline.models import describe
 from paceline.record.clock import HostClock
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.dropout import dropout_seed
-from paceline.strategies.subbatch.lane import Lane
-from paceline.strategies.subbatch.learner import Learner
-from paceline.strategies.subbatch.recording import PassRecorder
-from paceline.strategies.subbatch.run import body_of, split, widths_of
-from paceline.strategies.subbatch.sharded import load, save
-from paceline.training.step import SGD, Share
+from paceline.strategies.subbatch.layers import dropout_seed
+from paceline.strategies.subbatch.parameters import load, save
+from paceline.strategies.subbatch.run import split
+from paceline.strategies.subbatch.trainer import HeadRecorder, SplitModel, SplitTrainer
 
 SEED, NUM_STEPS = 3, 50
 DEADLINE_S = 20.0
+Build = Callable[[], nn.Module]
 
 
 class Place:
@@ -46,15 +45,12 @@ class Place:
         self.group = joined(torch.device("cpu"), DEADLINE_S)
         self.config = SubBatch(workers=size, head="head.0", **config)
 
-    def learner(self, build: Callable[[], nn.Module], sgd: SGD) -> Learner:
+    def trainer(self, build: Build, sgd: SGD) -> SplitTrainer:
         workload = describe(build(), torch.zeros(MOST, FEATURES), "net")
-        parallel = split(build, workload, self.config, self.group, SEED)
-        lane = Lane(self.group)
-        replica, _ = body_of(parallel, self.config, self.group, lane)
-        recorder = PassRecorder(HostClock(), f"cpu{self.rank}", self.rank)
-        samples = TensorSamples(*whole(self.size, NUM_STEPS))
-        return Learner(
-            parallel, replica, self.config, self.group, lane, recorder, sgd, SEED, samples
+        model = split(build, workload, self.config, self.group, SEED)
+        recorder = HeadRecorder(HostClock(), f"cpu{self.rank}", self.rank)
+        return SplitTrainer(
+            model, self.config, self.group, recorder, sgd.optimizer, sgd.learning_rate, SEED
         )
 
     def shares(self) -> Iterator[Share]:
@@ -65,7 +61,7 @@ class Place:
 MOMENTUM = SGD(learning_rate=0.1, momentum=0.9)
 
 
-def built(build: Callable[[], nn.Module]) -> nn.Module:
+def built(build: Build) -> nn.Module:
     torch.manual_seed(SEED)
     return build()
 
@@ -75,10 +71,10 @@ def distance(one: nn.Module, other: nn.Module) -> float:
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in pairs)
 
 
-def compared(learner: Learner, path: Path, build: Callable[[], nn.Module], oracle: nn.Module):
+def compared(place: Place, model: SplitModel, path: Path, build: Build, oracle: nn.Module):
     """Save the model, read it in one process, and compare; rank 0 knows."""
-    save(path, learner.parallel.model, widths_of(learner.parallel), learner.group)
-    if learner.group.rank:
+    save(path, model.module, model.shardings, place.group)
+    if place.rank:
         return None
     found = build()
     load_model(found, str(path))
@@ -103,13 +99,13 @@ def seeded(model: nn.Module) -> list[int]:
 
 def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """Once a step, no codec: as one process with plain modules, whatever the number of workers."""
-    learner = Place(rank, size).learner(Net, MOMENTUM)
-    source = Place(rank, size).shares()
+    place = Place(rank, size)
+    trainer, source = place.trainer(Net, MOMENTUM), place.shares()
     oracle = built(Net)
     optimizer, step = MOMENTUM.optimizer(oracle), seeded(oracle)
     apart = 0.0
     for step[0] in range(NUM_STEPS):
-        loss = float(learner.step(source))
+        loss = float(trainer.step(source))
         inputs, targets = whole(size, step[0])
         optimizer.zero_grad()
         expected = cross_entropy(oracle(inputs), targets)
@@ -117,17 +113,16 @@ def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
         optimizer.step()
         apart = max(apart, abs(loss / expected.item() - 1))
     path = folder / f"equal{size}.safetensors"
-    found = compared(learner, path, Net, oracle)
-    own = sum(p.numel() for stage in learner.parallel.stages for p in stage.parameters)
-    tested = learner.test()
+    found = compared(place, trainer.model, path, Net, oracle)
+    own = sum(p.numel() for layer in trainer.model.head for p in layer.parameters)
+    tested = trainer.test(TensorSamples(*whole(size, NUM_STEPS)))
     oracle.eval()
     inputs, targets = whole(size, NUM_STEPS)
     scores = oracle(inputs)
     mine = slice(rank, None, size)
     right = int((scores.argmax(1) == targets)[mine].sum())
     test_loss = float(cross_entropy(scores[mine], targets[mine], reduction="sum"))
-    learner.replica.close()
-    learner.lane.close()
+    trainer.close()
     return {
         "worst": found,
         "loss": apart,
@@ -143,12 +138,12 @@ def by_passes(rank: int, size: int, folder: Path, updates: str) -> dict[str, Any
         return Net(p=0.0, norm=updates == "step")
 
     sgd = SGD(learning_rate=0.05, momentum=0.9)
-    learner = Place(rank, size, updates=updates).learner(build, sgd)
-    source = Place(rank, size).shares()
+    place = Place(rank, size, updates=updates)
+    trainer, source = place.trainer(build, sgd), place.shares()
     oracle = built(build)
     body, head = sgd.optimizer(oracle.body), sgd.optimizer(oracle.head)
     for step in range(6):
-        learner.step(source)
+        trainer.step(source)
         inputs, targets = whole(size, step)
         activations = oracle.body(inputs)
         errors = torch.zeros_like(activations)
@@ -170,30 +165,27 @@ def by_passes(rank: int, size: int, folder: Path, updates: str) -> dict[str, Any
             head.step()
         for optimizer in (body, head):
             optimizer.zero_grad()
-    found = compared(learner, folder / f"{updates}{size}.safetensors", build, oracle)
-    learner.replica.close()
-    learner.lane.close()
+    found = compared(place, trainer.model, folder / f"{updates}{size}.safetensors", build, oracle)
+    trainer.close()
     return {"worst": found}
 
 
 def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """Any number of ranks takes over what four have written."""
-    learner = Place(rank, size).learner(Net, MOMENTUM)
-    model, widths = learner.parallel.model, widths_of(learner.parallel)
-    load(folder / "equal4.safetensors", model, widths, rank)
+    trainer = Place(rank, size).trainer(Net, MOMENTUM)
+    model, shardings = trainer.model.module, trainer.model.shardings
+    load(folder / "equal4.safetensors", model, shardings, rank)
     found = Net()
     load_model(found, str(folder / "equal4.safetensors"))
     wrong = []
     for name, tensor in model.state_dict().items():
-        own = widths.get(name.rpartition(".")[0])
+        own = shardings.get(name.rpartition(".")[0])
         expected = found.state_dict()[name]
         if own is not None:
-            columns = own.columns(rank)
-            expected = expected[columns.first : columns.first + columns.width]
+            expected = own.shard(rank)(expected)
         if not torch.equal(tensor, expected):
             wrong.append(name)
-    learner.replica.close()
-    learner.lane.close()
+    trainer.close()
     return {"wrong": wrong}
 
 
@@ -203,14 +195,13 @@ def encoded(rank: int, size: int, folder: Path) -> dict[str, Any]:
     sent, losses = {}, {}
     for name, config in {
         "plain": {},
-        "dynamic8": dict.fromkeys(("activations", "errors", "gradients"), "dynamic8"),
+        "dynamic8": dict.fromkeys(("activations", "activation_gradients", "gradients"), "dynamic8"),
     }.items():
-        learner = Place(rank, size, **config).learner(Net, SGD(0.3, 0.9))
+        trainer = Place(rank, size, **config).trainer(Net, SGD(0.3, 0.9))
         source = Place(rank, size).shares()
-        losses[name] = [float(learner.step(source)) for _ in range(15)]
-        sent[name] = learner.traffic.per_step(0)
-        learner.replica.close()
-        learner.lane.close()
+        losses[name] = [float(trainer.step(source)) for _ in range(15)]
+        sent[name] = trainer.sent_nbytes
+        trainer.close()
     torch.set_default_dtype(torch.float64)
     apart = max(abs(a - b) for a, b in zip(losses["plain"], losses["dynamic8"], strict=True))
     return {"sent": sent, "apart": apart, "same": losses["dynamic8"]}
@@ -218,14 +209,14 @@ def encoded(rank: int, size: int, folder: Path) -> dict[str, Any]:
 
 def poisoned(rank: int, size: int, folder: Path, layer: str) -> dict[str, Any]:
     """One rank's part of a layer becomes NaN: all say of which rank and layer."""
-    learner = Place(rank, size).learner(Net, MOMENTUM)
+    trainer = Place(rank, size).trainer(Net, MOMENTUM)
     source = Place(rank, size).shares()
-    learner.step(source)
+    trainer.step(source)
     if rank == size - 1:
         with torch.no_grad():
-            learner.parallel.model.get_submodule(layer).weight[0, 0] = torch.nan
+            trainer.model.module.get_submodule(layer).weight[0, 0] = torch.nan
     try:
-        learner.step(source)
+        trainer.step(source)
     except Exception as error:
         return {"said": f"{type(error).__name__}: {error}"}
     return {"said": ""}

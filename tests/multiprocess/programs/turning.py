@@ -3,14 +3,12 @@
     python turning.py alone EPOCHS       one worker, one lane, beside plain SGD
     python turning.py many WORKERS LANES [CONFIG]
 
-Body processes import this file for its network, whose parameters are float64.
+Worker processes import this file for its network, whose parameters are float64.
 """
 
 import json
 import os
 import sys
-from functools import partial
-from math import ceil
 from pathlib import Path
 
 import torch
@@ -35,36 +33,48 @@ class Small(nn.Module):
         return self.fc2(torch.relu(self.fc1(F.max_pool2d(maps, 2).flatten(1))))
 
 
-def run_of(epochs: int, **config):
-    from paceline.data import load
-    from paceline.models import describe
-    from paceline.strategies.wheel.config import Wheel
-    from paceline.strategies.wheel.order import Run
+class Quiet:
+    """Progress that nobody looks at, but the samples that were counted."""
 
-    torch.manual_seed(SEED)
-    model = Small()
+    samples = 0
+
+    def begin(self, total: int, unit: str) -> None:
+        assert unit == "samples"
+
+    def advance(self, count: int = 1) -> None:
+        self.samples += count
+
+    def epoch(self, epoch, score: str) -> None:
+        assert score == "accuracy"
+
+    def status(self, text: str) -> None:
+        assert text.startswith("update ")
+
+
+def session_of(epochs: int, **config):
+    from paceline.core.settings import TrainSettings
+    from paceline.exchange.session import TrainingSession
+    from paceline.links.group import Group
+    from paceline.strategies.wheel import STRATEGY
+    from paceline.strategies.wheel.config import Wheel
+
     wheel = Wheel(head="fc1", **config)
-    data = load("digits", None, SEED)
-    size = ceil(BATCH / wheel.workers)
-    return Run(
-        model_name="turning:Small",
-        num_classes=None,
-        data_name="digits",
-        input_shape=None,
-        model=model,
-        workload=describe(model, torch.zeros(size, *data.sample_shape), "small"),
-        data=data,
-        config=wheel,
-        make=partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM),
+    settings = TrainSettings(
+        model="turning:Small",
+        strategy="wheel",
+        workers=wheel.workers,
         batch_size=BATCH,
         epochs=epochs,
         seed=SEED,
-        devices=("cpu",) * ceil(wheel.workers / wheel.lanes),
+        learning_rate=RATE,
+        momentum=MOMENTUM,
+        optimizer="sgd",
         profile_s=0.05,
-        deadline_s=20.0,
-        wait_s=60.0,
-        say=lambda text: sys.stderr.write(text + "\n"),
+        deadline_s=60.0,
+        wait_s=600.0,
     )
+    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
+    return TrainingSession(settings, STRATEGY, wheel, "turning", alone, Quiet())
 
 
 def in_one_piece(epochs: int) -> dict[str, Tensor]:
@@ -85,40 +95,46 @@ def in_one_piece(epochs: int) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def said(outcome) -> dict:
-    statistics = outcome.statistics()
-    return {
-        "bytes": statistics,
-        "formula": {purpose.value: n for purpose, n in outcome.formula_nbytes.items()},
+def trained(session) -> tuple[dict, dict[str, Tensor]]:
+    """Return what came of a session, and the parameters and buffers of its model."""
+    from safetensors.torch import load_file
+
+    path = Path("model.safetensors")
+    with session.strategy.runner().start(session) as runner:
+        calibrated = runner.measure()
+        outcome = runner.train(session.config)
+        runner.save(path)
+    assert calibrated is not None
+    found = {
+        "bytes": {row.purpose: row.nbytes for row in outcome.traffic},
+        "formula": {row.purpose: row.planned_nbytes for row in outcome.traffic},
         "wire": outcome.wire_nbytes,
         "faults": outcome.faults,
-        "lost": outcome.tally.lost,
-        "accuracy": [epoch.accuracy for epoch in outcome.tally.epochs],
-        "losses": [epoch.train_loss for epoch in outcome.tally.epochs],
-        "samples": outcome.tally.num_samples,
-        "steps": outcome.updates.steps,
-        "staleness": dict(outcome.updates.staleness),
-        "spans": len(outcome.traced.spans),
+        "lost": outcome.lost,
+        "accuracy": [epoch.accuracy for epoch in outcome.epochs],
+        "losses": [epoch.train_loss for epoch in outcome.epochs],
+        "samples": session.progress.samples,
+        "steps": list(outcome.updates.by_worker.values()),
+        "staleness": dict(outcome.updates.staleness["all workers"]),
+        "spans": len(outcome.timeline.spans),
+        "planned": len(outcome.predicted.spans),
     }
+    return found, load_file(path)
 
 
 def main() -> None:
-    from paceline.strategies.wheel.run import train
-
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     torch.set_num_threads(1)
     case, *rest = sys.argv[1:]
     if case == "alone":
-        run = run_of(int(rest[0]), workers=1, lanes=1, staleness=0)
-        outcome = train(run)
-        own, other = run.model.state_dict(), in_one_piece(int(rest[0]))
+        found, own = trained(session_of(int(rest[0]), workers=1, lanes=1, staleness=0))
+        other = in_one_piece(int(rest[0]))
         same = {key: torch.equal(own[key], other[key]) for key in other}
-        print(json.dumps(said(outcome) | {"same": same}))
+        print(json.dumps(found | {"same": same}))
         return
     workers, lanes, *more = rest
     config = json.loads(more[0]) if more else {}
-    run = run_of(2, workers=int(workers), lanes=int(lanes), **config)
-    print(json.dumps(said(train(run))))
+    print(json.dumps(trained(session_of(2, workers=int(workers), lanes=int(lanes), **config))[0]))
 
 
 if __name__ == "__main__":

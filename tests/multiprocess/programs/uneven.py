@@ -12,8 +12,10 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,27 +73,67 @@ class Count:
             parameter.grad = None
 
 
+@dataclass
+class Watcher:
+    """Progress of a run; in case `join` a worker joins when the first has made some updates."""
+
+    case: str
+    coordinator: Any = None
+    has_joined: bool = False
+
+    def begin(self, total: int, unit: str) -> None:
+        """Show nothing."""
+
+    def advance(self, count: int = 1) -> None:
+        from paceline.strategies.hogbatch.config import WorkerSpec
+
+        if (
+            self.case == "join"
+            and not self.has_joined
+            and self.coordinator.processes.workers[0].updates > 3
+        ):
+            self.has_joined = True
+            self.coordinator.processes.start(WorkerSpec("cpu"))
+
+    def epoch(self, epoch: Any, score: str) -> None:
+        """Show nothing."""
+
+    def status(self, text: str) -> None:
+        """Show nothing."""
+
+
 def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
     """Train, and return what came of it."""
     from paceline.core.errors import PacelineError
-    from paceline.strategies.hogbatch.run import train
+    from paceline.models.factory import Fitted
+    from paceline.strategies.hogbatch.run import runner_of
 
     if case in ("kill", "nan", "stop"):
         Path(case).touch()
-    run = run_of(case, policy, workers, epochs)
+    watcher, model = Watcher(case), Counted()
+    session = session_of(case, policy, workers, epochs, watcher)
+    trained = Fitted(model, _data(case), "uneven:Counted", None, (1,))
     try:
-        outcome = train(run)
+        with runner_of(session, trained) as runner:
+            watcher.coordinator = runner.coordinator
+            runner.measure()
+            for _ in runner.epochs():
+                made = {batch.worker for batch in runner.coordinator.log}
+                if case == "join" and len(made) > 1:
+                    break
+            outcome = runner.outcome()
     except PacelineError as error:
         hit = [int(path.suffix[1:]) for path in Path().glob(f"{case}.*")]
         return {"error": f"{type(error).__name__}: {error}", "hit": hit}
+    log = list(watcher.coordinator.log)
     return {
-        "uses": run.model.uses[:, 0].tolist(),
+        "uses": model.uses[:, 0].tolist(),
         "epochs": len(outcome.epochs),
         "lost": outcome.lost,
         "faults": outcome.faults,
-        "workers": sorted({batch.worker for batch in outcome.history}),
-        "samples": sum(batch.size for batch in outcome.history),
-        "peaks": list(outcome.peaks),
+        "workers": sorted({batch.worker for batch in log}),
+        "samples": sum(batch.size for batch in log),
+        "num_peaks": len(outcome.peak_memory_bytes),
     }
 
 
@@ -101,47 +143,29 @@ def _num_memories() -> int:
     return sum(str(link).startswith("/memfd:") for link in links)
 
 
-def run_of(case: str, policy: str, workers: str, epochs: int):
-    from paceline.models import describe
-    from paceline.strategies.hogbatch.config import Hogbatch
-    from paceline.strategies.hogbatch.run import Run
-    from paceline.strategies.hogbatch.worker import Learning
-    from paceline.strategies.hogbatch.workers import WorkerSpec, parse_workers
+def session_of(case: str, policy: str, workers: str, epochs: int, progress: Watcher) -> Any:
+    from paceline.core.settings import TrainSettings
+    from paceline.exchange.session import TrainingSession
+    from paceline.links.group import Group
+    from paceline.strategies.hogbatch import STRATEGY
+    from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
 
-    specs = parse_workers(workers, 2)
-    model = Counted()
-    held = []
-
-    def advance(size: int) -> None:
-        if case == "join" and held and held[0].hands[0].updates > 3 and len(held) == 1:
-            held.append(held[0].join(WorkerSpec("cpu")))
-
-    def report(epoch) -> bool:
-        made = {batch.worker for batch in held[0].history}
-        return case == "join" and len(made) > len(specs)
-
-    return Run(
-        learning=Learning(
-            model="uneven:Counted",
-            num_classes=None,
-            optimizer="uneven:Count",
-            learning_rate=0.1,
-            momentum=0.0,
-            seed=0,
-        ),
-        model=model,
-        workload=describe(model, torch.zeros(BATCH_SIZE, 1), "counted"),
-        data=_data(case),
-        specs=specs,
-        config=Hogbatch(workers=len(specs), policy=policy),
+    settings = TrainSettings(
+        model="uneven:Counted",
+        strategy="hogbatch",
+        workers=workers,
+        optimizer="uneven:Count",
+        learning_rate=0.1,
+        momentum=0.0,
         batch_size=NUM_SAMPLES + 1 if case == "large" else BATCH_SIZE,
         epochs=epochs,
         deadline_s=STOPPED_S if case == "stop" else 30.0,
-        trial_s=0.01,
-        begun=held.append,
-        report=report,
-        advance=advance,
+        profile_s=0.02,
+        force=True,
     )
+    config = Hogbatch(workers=len(parse_workers(workers)), policy=policy)
+    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
+    return TrainingSession(settings, STRATEGY, config, "counted", alone, progress)
 
 
 def _data(case: str):
@@ -161,7 +185,7 @@ def main() -> None:
         case, policy, workers, epochs = asked.split("/")
         before = _num_memories()
         found = ran(case, policy, workers, int(epochs))
-        gc.collect()  # this file's run and coordinator refer to each other
+        gc.collect()  # coordinator and watcher refer to each other
         found["left"] = _num_memories() - before
         print(json.dumps([asked, found]), flush=True)
 

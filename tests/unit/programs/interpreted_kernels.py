@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import codec_cases as cases
-from paceline.codecs.table import TABLES, table
-from paceline.codecs.triton_launch import cells_of
+from paceline.codecs.blockwise import TABLES, table
+from paceline.codecs.triton_kernels import cells_of
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 # What overflows is infinite, as it is meant to be; numpy, which interprets, warns of it.

@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.strategies.wheel.halves import cut
-from paceline.strategies.wheel.manifest import read
+from paceline.strategies.wheel.checkpoint import load, read_manifest, save
+from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.snapshot import load, save
 
 FOLDER = Path("snapshots")
 KILLS = 12
@@ -35,7 +34,7 @@ def save_for_ever() -> None:
 
 
 def version() -> int:
-    found = read(FOLDER)
+    found = read_manifest(FOLDER)
     return 0 if found is None else found.version
 
 

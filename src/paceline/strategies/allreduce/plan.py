@@ -9,14 +9,14 @@ the weight update waits for the last. With a codec, see `core.collective`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 
 from paceline.core.calibration import Measurements, line_through, linked_in_ring
 from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import compute_lane
-from paceline.core.machine import Device, Machine
-from paceline.core.plan import Kind, Plan, Task, task_name
-from paceline.core.step import ComputeStep, after_update
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind, Plan, Task, TaskId
+from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
 from paceline.core.workload import Layer, Workload
@@ -30,10 +30,13 @@ _ENCODABLE = (2, 4)  # bytes: float32, and what it holds exactly
 class Bucket:
     """Gradients that are reduced together; it is complete when `last_layer` has been computed."""
 
-    nbytes: int
-    last_layer: str
-    num_parameters: int
-    num_values: int
+    nbytes: int = 0
+    last_layer: str = ""
+    num_parameters: int = 0
+    num_values: int = 0
+
+
+_Exchanges = tuple[tuple[Bucket, Collective], ...]
 
 
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
@@ -49,12 +52,12 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     for layer in ready:
         for parameter in layer.parameters:
             group = parameter.element_size
-            bucket = open_.pop(group, Bucket(0, "", 0, 0))
+            before = open_.pop(group, Bucket())
             bucket = Bucket(
-                bucket.nbytes + parameter.nbytes,
+                before.nbytes + parameter.nbytes,
                 layer.name,
-                bucket.num_parameters + 1,
-                bucket.num_values + parameter.numel,
+                before.num_parameters + 1,
+                before.num_values + parameter.numel,
             )
             number = num_closed.get(group, 0)
             if bucket.nbytes >= capacities[min(number, len(capacities) - 1)]:
@@ -72,65 +75,42 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
     fast they are with the codec.
     """
     devices = machine.first_devices(config.workers)
-    exchanges = _exchanges(workload, machine, devices, config) if config.workers > 1 else ()
-    work = _Step(ComputeStep(workload, devices), exchanges)
-    return Plan.of_steps(work.tasks, window.num_steps)
-
-
-def _exchanges(
-    workload: Workload, machine: Machine, devices: Sequence[Device], config: AllReduce
-) -> tuple[tuple[Bucket, Collective], ...]:
-    parts = buckets(workload.in_backward_order, config.bucket_mb)
-    ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
-    coding = None
-    if config.codec is not None:
-        check_encodable(workload, _ENCODABLE)
-        coding = Coding.by(config.codec, dict(enumerate(devices)))
-    return tuple(
-        (
-            part,
-            Collective.over(ring, Kind.REDUCE, str(i), part.nbytes, part.num_values, coding),
+    exchanges: _Exchanges = ()
+    if config.workers > 1:
+        ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
+        coding = None
+        if config.codec is not None:
+            check_encodable(workload, _ENCODABLE)
+            coding = Coding.by(config.codec, dict(enumerate(devices)))
+        parts = buckets(workload.in_backward_order, config.bucket_mb)
+        exchanges = tuple(
+            (b, Collective.over(ring, Kind.REDUCE, str(i), b.nbytes, b.num_values, coding))
+            for i, b in enumerate(parts)
         )
-        for i, part in enumerate(parts)
-    )
+    step_tasks = partial(_step_tasks, ComputeStep(workload, devices), exchanges)
+    return Plan.of_steps(step_tasks, window.num_steps)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What every step of the window does, priced once."""
-
-    compute: ComputeStep
-    exchanges: tuple[tuple[Bucket, Collective], ...]
-
-    def tasks(self, step: int) -> Iterator[Task]:
-        workers = self.compute.workers
-        for worker in workers:
-            yield from self._until_backward(step, worker)
-        last: tuple[str, ...] = ()
-        for bucket, exchange in self.exchanges:
-            ready = [task_name(step, Kind.BACKWARD, bucket.last_layer, w) for w in workers]
-            yield from exchange.tasks(step, ready, last)
-            last = (exchange.sent(step),)
-        for worker in workers:
-            decoded = [one.result(step, worker) for _, one in self.exchanges if one.coders]
-            after = (*last, *decoded, self.compute.after_backward(step, worker))
-            yield self.compute.step_task(step, worker, after)
-
-    def _until_backward(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield the computation, and what a worker encodes, each where a hook begins it."""
-        for task in self.compute.tasks(step, worker, after_update(step, worker)):
+def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Iterator[Task]:
+    completed: dict[str, list[Collective]] = {}
+    for bucket, exchange in exchanges:
+        completed.setdefault(bucket.last_layer, []).append(exchange)
+    for worker in compute.workers:
+        for task in compute.tasks(step, worker):
             yield task
             if task.kind is Kind.BACKWARD:
-                for exchange in self._completed.get(task.part, ()):
-                    yield from exchange.encodes(step, worker, task.name)
-
-    @cached_property
-    def _completed(self) -> dict[str, list[Collective]]:
-        """The exchanges of the buckets that each layer completes."""
-        completed: dict[str, list[Collective]] = {}
-        for bucket, exchange in self.exchanges:
-            completed.setdefault(bucket.last_layer, []).append(exchange)
-        return completed
+                # Encoding begins here, in the hook of a bucket's last gradient.
+                for exchange in completed.get(task.part, ()):
+                    yield from exchange.encodes(step, worker, task.id)
+    last: tuple[TaskId, ...] = ()
+    for bucket, exchange in exchanges:
+        ready = [TaskId(step, Kind.BACKWARD, bucket.last_layer, w) for w in compute.workers]
+        yield from exchange.tasks(step, ready, last)
+        last = (exchange.sent(step),)
+    for worker in compute.workers:
+        decoded = [one.result(step, worker) for _, one in exchanges if one.coders]
+        after = (*last, *decoded, compute.after_backward(step, worker))
+        yield compute.step_task(step, worker, after)
 
 
 def calibrate(machine: Machine, measured: Measurements, config: AllReduce | None = None) -> Machine:

@@ -8,23 +8,19 @@
 
 Chunks follow one another; only chunk 0 is drawn. A ring over all hosts pays as many latencies as
 there are hosts, rings over groups only as many as a group has members, on each level. Between
-"servers" (`core.hierarchy`) lie the sums and the update of their shares, too: the tree of parameter
+"servers" (`core.transfer`) lie the sums and the update of their shares, too: the tree of parameter
 servers of Du et al. 2017, section 3.4, in which every host serves a share, so that none is the
 bottleneck; and synchronous, so that each host does what any other does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
-from paceline.core.chunks import chunks
-from paceline.core.hierarchy import Shares, rings
-from paceline.core.host_step import ChunkExchange, HostMemory, HostStep
 from paceline.core.machine import Machine
-from paceline.core.memory import replica_nbytes
 from paceline.core.plan import Cost, Plan
-from paceline.core.step import ComputeStep
+from paceline.core.step import ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring
-from paceline.core.workload import Workload
+from paceline.core.transfer import Shares, rings
+from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.hierarchy.config import Hierarchy
 
 _SERVED = 3  # of each value, a server keeps itself, its sum, and the optimizer's momentum
@@ -36,32 +32,23 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
     On a `Symmetric` machine they stand for those of all its nodes. InvalidInput if the machine has
     fewer devices, or a GPU or another host is not linked.
     """
-    compute = ComputeStep(workload, machine.first_devices(config.workers))
-    if config.workers == 1:
-        work = HostStep(compute, ())
-    else:
-        exchanges = tuple(_exchanges(workload, machine, config))
-        work = HostStep(compute, exchanges, Cost() if _has_servers(config) else None)
+    devices = machine.first_devices(config.workers)
+    work = HostStep(ComputeStep(workload, devices), ())
+    if config.workers > 1:
+        memory, has_servers = HostMemory(machine, devices), config.between == "servers"
+        is_alone = machine.peers(memory.hosts).num_ranks == 1
+        levels = () if is_alone else rings(machine, memory.hosts, devices)
+
+        def between(chunk: str, layers: Sequence[Layer]) -> Shares:
+            nbytes = sum(layer.gradient_nbytes for layer in layers)
+            return Shares(chunk, nbytes, levels, memory.hosts, has_servers)
+
+        exchanges = memory.exchanges(
+            workload, config.chunk, between if levels or has_servers else None
+        )
+        # Servers update the weights, not the workers.
+        work = HostStep(work.compute, exchanges, Cost() if has_servers else None)
     return Plan.of_steps(work.tasks, window.num_steps)
-
-
-def _has_servers(config: Hierarchy) -> bool:
-    return config.between == "servers"
-
-
-def _exchanges(workload: Workload, machine: Machine, config: Hierarchy) -> Iterator[ChunkExchange]:
-    devices, layers = machine.first_devices(config.workers), workload.in_backward_order
-    memory = HostMemory(machine, devices)
-    levels: tuple[Ring, ...] = ()
-    if machine.peers(memory.hosts).num_ranks > 1:
-        levels = rings(machine, memory.hosts, devices)
-    for i, part in enumerate(chunks(len(layers), config.chunk)):
-        chunk = [layers[number] for number in part]
-        nbytes = sum(layer.gradient_nbytes for layer in chunk)
-        between = None
-        if levels or _has_servers(config):
-            between = Shares.over(levels, memory.hosts, str(i), nbytes, _has_servers(config))
-        yield memory.exchange(str(i), chunk, between)
 
 
 def variants(workers: int) -> list[Hierarchy]:
@@ -75,11 +62,11 @@ def memory(workload: Workload, machine: Machine, config: Hierarchy) -> Mapping[s
     A host has a place for the gradients of each of its workers, and one for their sum.
     """
     devices = machine.first_devices(config.workers)
-    needed = {device.name: replica_nbytes(workload) for device in devices}
+    needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     if config.workers > 1:
         hosts = HostMemory(machine, devices)
-        num_hosts = machine.peers(hosts.hosts).num_ranks
-        served = _SERVED * workload.gradient_nbytes // num_hosts if _has_servers(config) else 0
+        served = _SERVED if config.between == "servers" else 0
+        share = served * workload.gradient_nbytes // machine.peers(hosts.hosts).num_ranks
         for host, num_ranks in hosts.num_ranks.items():
-            needed[host] = (num_ranks + 1) * workload.gradient_nbytes + served
+            needed[host] = (num_ranks + 1) * workload.gradient_nbytes + share
     return needed

@@ -1,1 +1,21 @@
-"""Workers of any speed train on one shared model, each on batches of its own size."""
+"""Strategy hogbatch: a coordinator and asynchronous workers (Ma, Rusu et al. 2020)."""
+
+from paceline.core.strategy import Role, Strategy
+from paceline.strategies.hogbatch import plan
+from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
+
+STRATEGY = Strategy(
+    name="hogbatch",
+    config=Hogbatch,
+    plan=plan.plan,
+    run="paceline.strategies.hogbatch.run",
+    roles=lambda config: (Role("coordinator", 1, leads=True), Role("worker", config.workers)),
+    memory=plan.memory,
+    # The policies that suit devices of different speed.
+    variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
+    settings=frozenset({"optimizer", "force", "policy"}),
+    defaults={"momentum": 0.0},
+    refused_options={"threads": "is said by workers, as in cpu:4"},
+    count_workers=lambda workers: len(parse_workers(workers)),
+    is_rehearsed=False,
+)

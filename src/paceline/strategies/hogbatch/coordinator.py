@@ -1,136 +1,82 @@
-"""The coordinator of section V: whoever asks for work gets the next samples of the epoch.
+"""The coordinator of section V: a worker that asks for work gets the next samples of the epoch.
 
     worker       ScheduleWork: what it has done ----> coordinator
     coordinator  ExecuteWork: which samples, at what learning rate ----> the same worker
 
-One loop over the workers' sockets. One whose batches are short has the next ones beforehand, and
-says of several at once that they are done. A worker that ends, or does not answer in time, gives
-its samples back, and the others go on; one may join at any time.
-What is done is counted when its worker says so, or has left the number of the batch in the shared
-memory before it died.
+One loop polls the workers' sockets. A worker with short batches is assigned several in advance, and
+reports several at once. If a worker ends, or does not answer in time, its samples go to the others.
+A worker may join at any time. A batch counts when its worker reports it, or has written its number
+to shared memory before it died.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isfinite, nan
-from typing import Self
 
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput, WorkerLost
-from paceline.core.timeline import Span
-from paceline.links.shared_tensors import SharedTensors
-from paceline.strategies.hogbatch.ahead import wants_more
-from paceline.strategies.hogbatch.config import Hogbatch
-from paceline.strategies.hogbatch.crew import Crew
-from paceline.strategies.hogbatch.hand import Hand
-from paceline.strategies.hogbatch.history import Batch, History
-from paceline.strategies.hogbatch.messages import (
-    READY,
-    TRIED,
-    ExecuteWork,
-    Failure,
-    Order,
-    ScheduleWork,
-    read,
-)
-from paceline.strategies.hogbatch.policy import Counts, Policy, policy_of, rate_factor, updates_of
-from paceline.strategies.hogbatch.pool import Pool
-from paceline.strategies.hogbatch.worker import COMMITS, ORDER, Learning
-from paceline.strategies.hogbatch.workers import WorkerSpec
+from paceline.core.settings import TrainSettings
+from paceline.exchange.session import TrainingSession
+from paceline.strategies.hogbatch import messages, policy
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
+from paceline.strategies.hogbatch.processes import WorkerProcess, WorkerProcesses
+from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
+
+logger = logging.getLogger(__name__)
 
 _NS = 1e-9
-_NUM_TIMES = len(ScheduleWork(READY).times)
-
-
-@dataclass(frozen=True)
-class Conduct:
-    """How a run goes, beyond what its policy says.
-
-    `batch_size` is the one that the learning rate was chosen for. A worker tries batches of each of
-    the `trial_sizes` for about `trial_s` before it gets work; the last tells its speed. In epoch
-    `traced_epoch` the first `most_traced` batches of each worker are traced. `advance` is told of
-    samples that were trained on, `say` of workers that are lost.
-    """
-
-    batch_size: int
-    trial_sizes: Callable[[WorkerSpec], Sequence[int]]
-    deadline_s: float = 30.0
-    trial_s: float = 0.5
-    traced_epoch: int = -1
-    most_traced: int = 50
-    advance: Callable[[int], None] = lambda size: None
-    say: Callable[[str], None] = lambda text: None
+_NUM_TRIALS = 2  # of each worker
+_MOST_TRACED = 50  # batches of each worker
 
 
 class Coordinator:
-    """Workers that train one model in shared memory on shared samples.
+    """Hands out the samples of epochs to the workers of a run.
 
-    Use it as a context: at its end no worker is left.
+    `processes`: the workers; one may be started at any time. `data`: the tensors that all share
+    beside the model. `log`: the batches of all epochs. `lost`: the workers that ended before the
+    run, and why. `policy`: that of the workers that take part now; None before their trials.
     """
 
     def __init__(
-        self,
-        config: Hogbatch,
-        conduct: Conduct,
-        learning: Learning,
-        model: SharedTensors,
-        data: SharedTensors,
+        self, session: TrainingSession, processes: WorkerProcesses, data: dict[str, Tensor]
     ) -> None:
-        self._config, self._conduct, self._learning = config, conduct, learning
-        self._order, self._commits = data.tensors[ORDER], data.tensors[COMMITS]
-        self._commits.fill_(-1)
-        self._crew = Crew(learning, model, data, conduct.deadline_s)
-        self._active: list[Hand] = []  # those that the policy knows, in its order
-        self._policy: Policy | None = None
-        self._pool = Pool(0)
+        assert isinstance(session.settings, TrainSettings)
+        self._settings, self._progress = session.settings, session.progress
+        self._config: Hogbatch = session.config
+        self._order, self._committed = data[messages.ORDER], data[messages.COMMITTED]
+        self._active: list[WorkerProcess] = []  # those that the policy knows, in its order
+        self._queue = policy.SampleQueue(0)
         self._epoch = 0
         self._num_batches = self._num_updates = 0
-        self._loss_sum, self._num_told = 0.0, 0  # of this epoch; samples whose loss is known
+        self._loss_sum, self._num_reported = 0.0, 0  # of this epoch; samples whose loss is known
         self._offset_ns = self._trained_ns = 0  # of the clock of training
         self._has_begun = False
-        self.history = History()
+        self.processes = processes
+        self.policy: policy.Policy | None = None
+        self.log = BatchLog()
         self.lost: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._crew.close()
-
-    @property
-    def hands(self) -> Sequence[Hand]:
-        """All workers there ever were, by their numbers."""
-        return self._crew.hands
 
     @property
     def trained_s(self) -> float:
         """Seconds of training so far, without what lies between epochs."""
         return self._trained_ns * _NS
 
-    @property
-    def largest_batch(self) -> int:
-        """The size that no batch exceeds, of all workers that are at work."""
-        assert self._policy is not None
-        return max(self._policy.largest_batch(i) for i in range(len(self._active)))
-
-    def join(self, spec: WorkerSpec) -> int:
-        """Start a worker and return its number. It gets work as soon as it has tried its speed."""
-        return self._crew.join(spec).number
-
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Start the first workers, and have all try their speed at once, as they will work.
 
-        Raises WorkerLost if none comes, and what a worker has found wrong.
+        Raises WorkerLost if none starts, and InvalidInput if a worker finds its settings wrong.
         """
         for spec in specs:
-            self.join(spec)
-        self._serve(lambda: all(hand.is_ready for hand in self._crew.living))
-        for hand in self._crew.living:
-            self._try(hand)
+            self.processes.start(spec)
+        # Trials begin together: workers that share cores or memory slow each other down in them.
+        self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
+        for worker in self.processes.running:
+            self._try(worker)
         self._has_begun = True
-        self._serve(lambda: all(hand.speed is not None for hand in self._crew.living))
+        self._poll(lambda: all(one.samples_per_s is not None for one in self.processes.running))
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train on all samples once, in this order; return the mean loss and the seconds it took.
@@ -138,161 +84,150 @@ class Coordinator:
         Raises InvalidInput for a loss that is not finite, WorkerLost if no worker is left.
         """
         self._order.copy_(order)
-        self._epoch, self._pool = epoch, Pool(len(order))
-        self._loss_sum, self._num_told = 0.0, 0
+        self._epoch, self._queue = epoch, policy.SampleQueue(len(order))
+        self._loss_sum, self._num_reported = 0.0, 0
         self._offset_ns = time.monotonic_ns() - self._trained_ns
         self._hand_out_to_idle()
-        self._serve(lambda: self._pool.is_done)
+        self._poll(lambda: self._queue.is_done)
         before_ns, self._trained_ns = self._trained_ns, time.monotonic_ns() - self._offset_ns
-        return self._loss_sum / max(1, self._num_told), (self._trained_ns - before_ns) * _NS
+        mean_loss = self._loss_sum / max(1, self._num_reported)
+        return mean_loss, (self._trained_ns - before_ns) * _NS
 
-    def finish(self) -> tuple[list[Span], dict[str, int]]:
-        """Stop all workers; return what they have traced, and their peak memory in bytes."""
-        return self._crew.stop()
+    def _poll(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            for worker, packet, why in self.processes.poll():
+                if packet:
+                    self._receive(worker, packet)
+                else:
+                    self._drop(worker, why)
 
-    def _serve(self, is_done: Callable[[], bool]) -> None:
-        self._crew.serve(is_done, self._hear, self._lose)
-
-    def _hear(self, hand: Hand, packet: bytes) -> None:
-        messages = read(packet)
-        if isinstance(messages, Failure):
-            reason = f"{hand.title} failed: {messages.reason}"
-            raise InvalidInput(reason) if messages.by_input else WorkerLost(reason)
-        if messages[0].batch == READY:
-            hand.is_ready = True
+    def _receive(self, worker: WorkerProcess, packet: bytes) -> None:
+        received = messages.unpack(packet)
+        if isinstance(received, Failure):
+            reason = f"{worker.title} failed: {received.reason}"
+            raise InvalidInput(reason) if received.by_input else WorkerLost(reason)
+        if received[0].batch == messages.READY:
+            worker.is_ready = True
             if self._has_begun:
-                self._try(hand)
-        elif messages[0].batch == TRIED:
-            self._note_trial(hand, messages[0])
+                self._try(worker)
+        elif received[0].batch != messages.TRIED:
+            self._complete(worker, received)
         else:
-            self._note_batches(hand, messages)
+            worker.tried[worker.untried.pop(0)] = received[0].result.ended_ns * _NS
+            if worker.untried:
+                self._try(worker)
+                return
+            worker.samples_per_s = worker.trial.samples_per_s
+            # One that joins late does not have to catch up with what was done before it came.
+            worker.updates = min((other.updates for other in self._active), default=0.0)
+            self._choose_policy()
+            self._hand_out(worker)
 
-    def _try(self, hand: Hand) -> None:
-        if not hand.tried:
-            hand.to_try = list(self._conduct.trial_sizes(hand.spec))
-        hand.tell(ExecuteWork(Order.TRY, size=hand.to_try[0], rate=self._conduct.trial_s))
-
-    def _note_trial(self, hand: Hand, message: ScheduleWork) -> None:
-        hand.tried[hand.to_try.pop(0)] = message.ended_ns * _NS
-        if hand.to_try:
-            self._try(hand)
-            return
-        size, seconds = list(hand.tried.items())[-1]
-        hand.speed = size / seconds
-        # One that joins late does not have to catch up with what was done before it came.
-        hand.updates = min((other.updates for other in self._active), default=0.0)
-        self._choose_policy()
-        self._hand_out(hand)
+    def _try(self, worker: WorkerProcess) -> None:
+        """Try the smallest batch and one of the batch size; the last one tells the speed."""
+        if not worker.tried:
+            most = min(self._settings.batch_size, len(self._order))
+            worker.untried = list(dict.fromkeys((min(worker.spec.threads, most), most)))
+        seconds = self._settings.profile_s / _NUM_TRIALS
+        worker.send(ExecuteWork(Command.TRY, size=worker.untried[0], rate=seconds))
 
     def _choose_policy(self) -> None:
-        """Have the policy know the workers that are there now."""
-        self._active = [hand for hand in self._crew.living if hand.speed is not None]
+        self._active = [one for one in self.processes.running if one.samples_per_s is not None]
         if self._active:
-            workers = [hand.as_worker for hand in self._active]
-            self._policy = policy_of(self._config, workers, self._conduct.batch_size)
+            specs = [worker.spec for worker in self._active]
+            speeds = [worker.samples_per_s or 1.0 for worker in self._active]
+            self.policy = policy.policy_of(self._config, specs, speeds, self._settings.batch_size)
 
-    def _note_batches(self, hand: Hand, messages: Sequence[ScheduleWork]) -> None:
-        done = [(self._counted(hand, message), message) for message in messages]
-        offset_ns = self._offset_ns
-        self._hand_out(hand)  # first, for the worker waits
-        for work, message in done:
-            times = [moment - offset_ns for moment in message.times]
-            self._note(hand, work, message.updates, message.loss, times)
+    def _complete(self, worker: WorkerProcess, reports: Sequence[ScheduleWork]) -> None:
+        done = []
+        for batch, size, result in reports:
+            work = worker.assigned[0] if worker.assigned else None
+            if work is None or work.batch != batch:
+                raise WorkerLost(f"{worker.title} speaks of a batch that it was not given")
+            if not isfinite(result.loss):
+                raise InvalidInput(
+                    f"learning_rate: the loss of {worker.title} became {result.loss} in epoch "
+                    f"{self._epoch + 1}, on a batch of {size}; choose a smaller one than "
+                    f"{self._settings.learning_rate:g}"
+                )
+            worker.latest = (work.size, (result.ended_ns - result.started_ns) * _NS)
+            self._count(worker, work, result.updates)
+            self._loss_sum += result.loss
+            self._num_reported += work.size
+            done.append((work, result))
+        self._hand_out(worker)  # before the log is written, for the worker waits
+        for work, result in done:
+            self._log(worker, work, result)
 
-    def _counted(self, hand: Hand, message: ScheduleWork) -> ExecuteWork:
-        """Count what was done, and return what was asked."""
-        work = hand.work
-        if work is None or work.batch != message.batch:
-            raise WorkerLost(f"{hand.title} speaks of a batch that it was not given")
-        if not isfinite(message.loss):
-            raise InvalidInput(
-                f"learning_rate: the loss of {hand.title} became {message.loss} in epoch "
-                f"{self._epoch + 1}, on a batch of {message.size}; choose a smaller one than "
-                f"{self._learning.learning_rate:g}"
-            )
-        hand.took(work.size, (message.ended_ns - message.started_ns) * _NS)
-        self._count(hand, work, message.updates)
-        self._loss_sum += message.loss
-        self._num_told += work.size
-        return work
-
-    def _note(
-        self, hand: Hand, work: ExecuteWork, updates: int, loss: float, times: Sequence[int]
-    ) -> None:
-        self.history.add(
-            Batch(hand.number, self._epoch, work.first, work.size, updates, loss, *times)
-        )
-        self._conduct.advance(work.size)
-
-    def _count(self, hand: Hand, work: ExecuteWork, updates: int) -> None:
-        hand.has_done()
-        hand.updates += updates_of(hand.as_worker, work.size, self._config.beta)
-        hand.missed = self._num_updates - hand.seen
+    def _count(self, worker: WorkerProcess, work: ExecuteWork, updates: int) -> None:
+        worker.complete()
+        worker.updates += policy.updates_of(worker.spec, work.size, self._config.beta)
+        worker.staleness = self._num_updates - worker.updates_at_start
         self._num_updates += updates
-        hand.seen = self._num_updates  # when it began what it has in hand
-        self._pool.use(range(work.first, work.first + work.size))
+        worker.updates_at_start = self._num_updates  # it begins the next batch now
+        self._queue.complete(work.places)
 
-    def _hand_out(self, hand: Hand) -> None:
-        """Give a worker its next samples, if there are any; if they are few, more beforehand."""
-        speeds = sum(one.speed or 0.0 for one in self._active)
+    def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
+        times_ns = (moment - self._offset_ns for moment in result[2:])
+        trained = BatchResult(result.updates, result.loss, *times_ns)
+        self.log.append(BatchRecord(worker.number, self._epoch, work.first, work.size, trained))
+        self._progress.advance(work.size)
+
+    def _hand_out(self, worker: WorkerProcess) -> None:
+        """Assign the next samples to a worker, if there are any; short batches in advance."""
+        speeds = sum(one.samples_per_s or 0.0 for one in self._active)
         decays = self._config.staleness_decay > 0  # with what its latest batch has missed
-        while not self._pool.is_empty:
-            left_s = 0.0 if decays else len(self._pool) / speeds
-            if not wants_more([hand.seconds(work.size) for work in hand.given], left_s):
+        while self._queue:
+            left_s = 0.0 if decays else len(self._queue) / speeds
+            assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
+            if not policy.wants_more(assigned_s, left_s):
                 return
-            self._give(hand)
+            self._assign(worker)
 
-    def _give(self, hand: Hand) -> None:
-        active = self._active
-        expected = [self._expected(one, all_done=one is hand) for one in active]
-        counts = Counts(expected, [one.size for one in active])
-        assert self._policy is not None
-        hand.size = self._policy.next_batch(active.index(hand), counts)
-        taken = self._pool.take(hand.size)
-        assert taken is not None
+    def _assign(self, worker: WorkerProcess) -> None:
+        assert self.policy is not None
+        updates = []
+        for one in self._active:
+            # As if its assigned batches were done; of others the last may well not be by then.
+            expected = list(one.assigned) if one is worker else list(one.assigned)[:-1]
+            made = (policy.updates_of(one.spec, work.size, self._config.beta) for work in expected)
+            updates.append(one.updates + sum(made))
+        sizes = [one.size for one in self._active]
+        worker.size = self.policy.next_batch(self._active.index(worker), updates, sizes)
+        taken = self._queue.take(worker.size)
         decay = self._config.staleness_decay
-        rate = rate_factor(len(taken), self._conduct.batch_size, hand.missed, decay)
-        conduct = self._conduct
-        traced = self._epoch == conduct.traced_epoch and hand.num_traced < conduct.most_traced
-        hand.num_traced += traced
-        if not hand.given:
-            hand.seen = self._num_updates
+        rate = policy.rate_factor(len(taken), self._settings.batch_size, worker.staleness, decay)
+        is_traced_epoch = self._epoch == min(1, self._settings.epochs - 1)
+        traced = is_traced_epoch and worker.num_traced < _MOST_TRACED
+        worker.num_traced += traced
+        if not worker.assigned:
+            worker.updates_at_start = self._num_updates
         number = self._num_batches
         self._num_batches += 1
-        hand.give(ExecuteWork(Order.TRAIN, number, taken.start, len(taken), rate, traced))
-
-    def _expected(self, hand: Hand, all_done: bool) -> float:
-        """Return its updates when all is done that it has been given, or all but the last."""
-        counted = list(hand.given) if all_done else list(hand.given)[:-1]
-        return hand.updates + sum(
-            updates_of(hand.as_worker, work.size, self._config.beta) for work in counted
-        )
+        work = ExecuteWork(Command.TRAIN, number, taken.start, len(taken), rate, traced)
+        worker.assigned.append(work)
+        worker.send(work)
 
     def _hand_out_to_idle(self) -> None:
-        for hand in self._active:
-            if not hand.given:
-                self._hand_out(hand)
+        for worker in self._active:
+            if not worker.assigned:
+                self._hand_out(worker)
 
-    def _lose(self, hand: Hand, why: str) -> None:
-        """Go on without a worker: what it had was done, or goes to the others."""
-        reason = f"{hand.title} {why}"
+    def _drop(self, worker: WorkerProcess, why: str) -> None:
+        """Go on without a worker: its batches were done, or go to the others."""
+        reason = f"{worker.title} {why}"
         self.lost.append(reason)
-        self._choose_policy()
-        for work in tuple(hand.given):
-            self._settle(hand, work)
-        if not self._crew.living:
+        self._choose_policy()  # before samples go to the others
+        for work in tuple(worker.assigned):
+            if int(self._committed[worker.number]) < work.batch:
+                worker.complete()
+                self._queue.give_back(work.places)
+                continue
+            # Its update is in the model, although it was not reported.
+            updates = min(worker.spec.threads, work.size)
+            self._count(worker, work, updates)
+            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 6))
+        if not self.processes.running:
             raise WorkerLost(f"{reason}: no worker is left")
-        self._conduct.say(f"{reason}: the others go on")
+        logger.warning("%s: the others go on", reason)
         self._hand_out_to_idle()
-
-    def _settle(self, hand: Hand, work: ExecuteWork) -> None:
-        """Count what a lost worker had been given, or take it back."""
-        taken = range(work.first, work.first + work.size)
-        if int(self._commits[hand.number]) < work.batch:
-            hand.has_done()
-            self._pool.give_back(taken)
-            return
-        updates = min(hand.spec.threads, work.size)
-        self._count(hand, work, updates)
-        now_ns = time.monotonic_ns() - self._offset_ns
-        self._note(hand, work, updates, nan, [now_ns] * _NUM_TIMES)

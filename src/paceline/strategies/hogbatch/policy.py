@@ -1,72 +1,29 @@
-"""Who gets how many samples next: the algorithms of Ma, Rusu et al. 2020, section VI.
+"""The policies that size batches, and the samples left (Ma, Rusu et al. 2020, section VI).
 
-A policy is a pure object that the coordinator asks whenever a worker asks it for work. What it may
-know is in `Counts`; plan and runner give it the same.
+Coordinator and plan ask the same policy whenever a worker asks for work, and tell it the same: the
+updates that each worker has made (u of algorithm 2), and the sizes of the latest batches (b).
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Literal, NamedTuple, Protocol
+from typing import Self
 
-from paceline.strategies.hogbatch.config import Hogbatch
+from paceline.core.machine import DeviceKind
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
-
-class Worker(NamedTuple):
-    """What a policy is made for: the kind of a worker, its threads, and its speed.
-
-    A GPU has one thread. `samples_per_s` is what it reaches on the workload's batch size.
-    """
-
-    kind: Literal["cpu", "gpu"]
-    threads: int
-    samples_per_s: float
-
-
-class Counts(NamedTuple):
-    """What the coordinator knows when a worker asks for work.
-
-    `updates` are those that each worker has made so far (algorithm 2's u), and `batch_sizes` the
-    sizes that the policy last said for each (b); 0 before its first batch.
-    """
-
-    updates: Sequence[float]
-    batch_sizes: Sequence[int]
-
-
-class Policy(Protocol):
-    """How many samples the next batch of a worker has."""
-
-    def next_batch(self, worker: int, counts: Counts) -> int:
-        """Return the size of the batch that the worker gets now, at least 1."""
-        ...
-
-    def largest_batch(self, worker: int) -> int:
-        """Return the size that no batch of the worker exceeds."""
-        ...
+MOST_REPORTED = 32  # batches in one message of a worker
+_PREFETCHED_S = 0.05  # of work; asking for the next batch takes some 0.3 ms
+_LEFT_OVER_PREFETCHED = 10  # so that at the end of an epoch no worker waits for another's queue
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """Every worker always gets as many samples (algorithm 1, if all get the same)."""
-
-    sizes: tuple[int, ...]
-
-    def next_batch(self, worker: int, counts: Counts) -> int:
-        """Return the worker's size."""
-        return self.sizes[worker]
-
-    def largest_batch(self, worker: int) -> int:
-        """Return the worker's size."""
-        return self.sizes[worker]
-
-
-@dataclass(frozen=True, slots=True)
-class Adaptive:
-    """Algorithm 2: who is behind all others in updates gets less, who is ahead of all gets more.
+class Policy:
+    """Algorithm 2: a worker behind all others in updates gets less, one ahead of all gets more.
 
     A size is divided or multiplied by `alpha`, down to the worker's `least` and up to its `most`,
-    and rounded so that it changes. `first` are the sizes to begin with.
+    and rounded so that it changes. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -74,76 +31,145 @@ class Adaptive:
     most: tuple[int, ...]
     alpha: float = 2.0
 
-    def next_batch(self, worker: int, counts: Counts) -> int:
-        """Return the worker's last size, smaller, larger, or as it was."""
-        size, made = counts.batch_sizes[worker], counts.updates[worker]
-        others = [updates for i, updates in enumerate(counts.updates) if i != worker]
-        if not size:
+    @classmethod
+    def fixed(cls, sizes: Sequence[int]) -> Self:
+        """Return the policy whose batches never change (algorithm 1, if all sizes are equal)."""
+        return cls(tuple(sizes), tuple(sizes), tuple(sizes))
+
+    def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
+        """Return the size of the batch that the worker gets now, at least 1.
+
+        `updates` and `sizes` are those of all workers; a size is 0 before the first batch.
+        """
+        size, least, most = sizes[worker], self.least[worker], self.most[worker]
+        if not size or least == most:
             return self.first[worker]
-        if others and made < min(others):
-            return max(floor(size / self.alpha), self.least[worker])
-        if others and made > max(others):
-            return min(ceil(size * self.alpha), self.most[worker])
+        others = [made for other, made in enumerate(updates) if other != worker]
+        if others and updates[worker] < min(others):
+            return max(floor(size / self.alpha), least)
+        if others and updates[worker] > max(others):
+            return min(ceil(size * self.alpha), most)
         return size
 
-    def largest_batch(self, worker: int) -> int:
-        """Return the worker's upper threshold."""
-        return self.most[worker]
 
+def proportional(speeds: Sequence[float], total: int) -> list[int]:
+    """Return sizes of batches of `total` samples together, in proportion to the workers' speeds.
 
-def proportional(speeds: Sequence[float], total: int) -> Fixed:
-    """Return fixed batches of `total` samples together, in proportion to the workers' speeds.
-
-    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold. What
-    rounding down leaves goes where it took most. A worker gets one sample at the least.
+    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold.
+    Samples that rounding down leaves go where it took most. A worker gets at least one sample.
     """
     exact = [total * speed / sum(speeds) for speed in speeds]
     sizes = [floor(share) for share in exact]
     by_loss = sorted(range(len(exact)), key=lambda i: sizes[i] - exact[i])
     for i in by_loss[: total - sum(sizes)]:
         sizes[i] += 1
-    return Fixed(tuple(max(1, size) for size in sizes))
+    return [max(1, size) for size in sizes]
 
 
-def policy_of(config: Hogbatch, workers: Sequence[Worker], batch_size: int) -> Policy:
-    """Return the policy of a configuration for these workers and a workload's batch size."""
-    threads = tuple(worker.threads for worker in workers)
-    if config.policy == "hogwild":
-        return Fixed(threads)
-    if config.policy == "hogbatch":
-        return Fixed((batch_size,) * len(workers))
-    if config.policy == "proportional":
-        speeds = [worker.samples_per_s for worker in workers]
-        return proportional(speeds, batch_size * len(workers))
+def policy_of(
+    config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
+) -> Policy:
+    """Return the policy of a configuration for these workers and a workload's batch size.
+
+    `speeds` are the workers' samples/s with batches of the workload's size.
+    """
+    match config.policy:
+        case "hogwild":
+            return Policy.fixed([spec.threads for spec in specs])
+        case "hogbatch":
+            return Policy.fixed([batch_size] * len(specs))
+        case "proportional":
+            return Policy.fixed(proportional(speeds, batch_size * len(specs)))
     gpu_batch = config.gpu_batch or (max(1, batch_size // 64), batch_size)
-    ranges = [
-        tuple(worker.threads * size for size in config.cpu_batch)
-        if worker.kind == "cpu"
-        else gpu_batch
-        for worker in workers
-    ]
-    least, most = (tuple(sizes) for sizes in zip(*ranges, strict=True))
-    first = tuple(
-        small if worker.kind == "cpu" else large
-        for worker, small, large in zip(workers, least, most, strict=True)
-    )
-    return (
-        Fixed(first) if config.policy == "cpu_gpu" else Adaptive(first, least, most, config.alpha)
-    )
+    first, least, most = [], [], []
+    for spec in specs:
+        on_cores = spec.kind == DeviceKind.CPU
+        small, large = (spec.threads * n for n in config.cpu_batch) if on_cores else gpu_batch
+        first.append(small if on_cores else large)
+        least.append(small)
+        most.append(large)
+    if config.policy == "cpu_gpu":
+        return Policy.fixed(first)
+    return Policy(tuple(first), tuple(least), tuple(most), config.alpha)
 
 
-def updates_of(worker: Worker, size: int, beta: float) -> float:
-    """Return as how many updates a batch counts: one of a GPU, beta for each thread of a CPU.
+def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
+    """Return the updates that a batch counts for: one of a GPU, beta for each thread of a CPU.
 
     A thread without a sample makes none.
     """
-    return min(worker.threads, size) * (beta if worker.kind == "cpu" else 1.0)
+    return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)
 
 
 def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
-    """Return by what the learning rate, which was chosen for `batch_size`, is multiplied.
+    """Return the factor of the learning rate, which was chosen for `batch_size`.
 
     It is in proportion to the batch (Goyal et al. 2017), and smaller the more updates of others the
     worker's latest batch has missed.
     """
     return size / batch_size / (1 + decay * staleness)
+
+
+def wants_more(assigned_s: Sequence[float], left_s: float) -> bool:
+    """Return True if a worker gets another batch beside those that it has been assigned.
+
+    A message wakes a process, which takes as long as a short batch does: a worker is given several
+    short batches in advance. `assigned_s`: their expected seconds. `left_s`: the seconds that all
+    workers together need for the rest of the epoch.
+    """
+    if not assigned_s:
+        return True
+    most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED)
+    return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
+
+
+class SampleQueue:
+    """The samples of an epoch that no worker has yet, as ranges of the epoch's order.
+
+    Every sample is handed out once, and once more if it comes back unused. Raises ValueError for
+    ranges that are completed or given back without having been handed out.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self._free = [range(num_samples)] if num_samples else []  # ascending, none adjacent
+        self._assigned: dict[int, range] = {}  # by the first place
+
+    def __len__(self) -> int:
+        """Return the number of samples that can be handed out."""
+        return sum(map(len, self._free))
+
+    @property
+    def is_done(self) -> bool:
+        """True if all samples have been used."""
+        return not self._free and not self._assigned
+
+    def take(self, size: int) -> range:
+        """Hand out at most `size` samples.
+
+        They are fewer, or none, at the end, and fewer where samples came back between others.
+        """
+        if not self._free:
+            return range(0)
+        found = self._free[0]
+        taken, rest = found[:size], found[size:]
+        self._free[:1] = [rest] if rest else []
+        self._assigned[taken.start] = taken
+        return taken
+
+    def complete(self, taken: range) -> None:
+        """Record that samples have been used."""
+        if self._assigned.get(taken.start) != taken:
+            raise ValueError(f"samples {taken.start} to {taken.stop} are not handed out")
+        del self._assigned[taken.start]
+
+    def give_back(self, taken: range) -> None:
+        """Take samples back that were not used."""
+        self.complete(taken)
+        free = self._free
+        i = bisect_left(free, taken.start, key=lambda part: part.start)
+        if i < len(free) and free[i].start == taken.stop:
+            taken = range(taken.start, free.pop(i).stop)
+        if i and free[i - 1].stop == taken.start:
+            i -= 1
+            taken = range(free.pop(i).start, taken.stop)
+        free.insert(i, taken)

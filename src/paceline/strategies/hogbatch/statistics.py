@@ -1,25 +1,125 @@
-"""What the papers' figures show of asynchronous training, read from the spans of a timeline.
+"""The batches of a run, and the figures of Ma, Rusu et al. 2020 that are made from a timeline.
 
-The updates of a device are its STEP spans, whose `part` is the number of samples. One of a GPU that
-shares the model is in the model when the REDUCE after it ends; one that is still on its way when
-the timeline ends does not count. Measured timelines are read as predicted ones are.
+The updates of a device are its STEP spans. One of a GPU that shares the model is in the model when
+the REDUCE after it ends; one that is still on its way when the timeline ends does not count.
+Measured timelines are read as predicted ones are.
 """
 
+import struct
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import NamedTuple
 
-from paceline.core.cost import compute_lane
-from paceline.core.plan import COMPUTE, Kind
-from paceline.core.timeline import Span, Timeline, length, union
-from paceline.strategies.hogbatch.work import MODEL
+from paceline.core.cost import compute_lane, exchange_lane
+from paceline.core.plan import COMPUTE, Kind, Lane, Resource
+from paceline.core.timeline import Origin, Span, Timeline, length, union
+from paceline.strategies.hogbatch.plan import MODEL
 
-_TOLD_BY = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
+_NS = 1e-9
+_BATCH = struct.Struct("<iqqqqd6q")
+_UPDATE_KINDS = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
+Points = list[tuple[float, int]]  # seconds, and a number
+
+
+class BatchResult(NamedTuple):
+    """The result of a batch: its updates, the sum of its samples' losses, and six times in ns.
+
+    The model was read at `read_ns`; the update was computed at `stepped_ns`, and in the model at
+    `ended_ns`.
+    """
+
+    updates: int = 0
+    loss: float = 0.0
+    started_ns: int = 0
+    read_ns: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    stepped_ns: int = 0
+    ended_ns: int = 0
+
+
+class BatchRecord(NamedTuple):
+    """A batch that was used. Times are those of training, without the tests between epochs.
+
+    If a worker died right after its update, all times are those at which its death was seen.
+    """
+
+    worker: int
+    epoch: int
+    first: int
+    size: int
+    result: BatchResult
+
+
+class BatchLog:
+    """All batches, in the order in which the coordinator received their reports.
+
+    There may be millions, so each is kept as 92 bytes.
+    """
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+
+    def append(self, batch: BatchRecord) -> None:
+        """Add a batch."""
+        self._packed += _BATCH.pack(*batch[:-1], *batch.result)
+
+    def __len__(self) -> int:
+        return len(self._packed) // _BATCH.size
+
+    def __iter__(self) -> Iterator[BatchRecord]:
+        for worker, epoch, first, size, *result in _BATCH.iter_unpack(self._packed):
+            yield BatchRecord(worker, epoch, first, size, BatchResult._make(result))
+
+    def timeline(self, names: Sequence[str]) -> Timeline:
+        """Return the phases of all batches; `names` are the workers' devices."""
+        numbers: dict[int, Iterator[int]] = defaultdict(count)
+        spans = (_spans_of(one, names[one.worker], next(numbers[one.worker])) for one in self)
+        return Timeline(chain.from_iterable(spans), Origin.MEASURED)
+
+    def updates(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the updates of each device: those of all threads, on cores."""
+        counted = dict.fromkeys(names, 0)
+        for batch in self:
+            counted[names[batch.worker]] += batch.result.updates
+        return counted
+
+    def gaps(self, num_workers: int, most: int) -> Points:
+        """Return at most so many times, and by how many updates the first led the last worker."""
+        if num_workers < 2:
+            return []
+        counted = [0] * num_workers
+        found = []
+        every = max(1, -(-len(self) // most))
+        for number, batch in enumerate(self, 1):
+            counted[batch.worker] += batch.result.updates
+            if number % every == 0:
+                found.append((batch.result.ended_ns * _NS, max(counted) - min(counted)))
+        return found
+
+
+def _spans_of(batch: BatchRecord, device: str, number: int) -> Iterator[Span]:
+    times_s = (moment * _NS for moment in batch.result[2:])
+    start_s, read_s, forward_s, backward_s, stepped_s, end_s = times_s
+
+    def span(kind: Kind, on: Resource, start_s: float, end_s: float, part: str = "") -> Span:
+        worker, size = batch.worker, batch.size
+        return Span(kind, number, part, worker, (on,), start_s, end_s, num_samples=size)
+
+    on_gpu, lane = device.startswith("gpu"), compute_lane(device)
+    if on_gpu:
+        yield span(Kind.H2D, Resource(device, Lane.H2D), start_s, read_s, MODEL)
+    yield span(Kind.FORWARD, lane, read_s, forward_s)
+    yield span(Kind.BACKWARD, lane, forward_s, backward_s)
+    yield span(Kind.STEP, lane, backward_s, stepped_s)
+    if on_gpu:
+        yield span(Kind.REDUCE, exchange_lane(device), stepped_s, end_s, "update")
 
 
 class Update(NamedTuple):
-    """One update of the shared model: when its worker read the model, and when it was in it.
+    """An update of the shared model: when its worker read the model, and when the model had it.
 
     A GPU that shares the model reads it by copying it, others where forward begins.
     """
@@ -33,24 +133,22 @@ def updates(timeline: Timeline) -> dict[str, list[Update]]:
     """Return the updates that each device made, one for each of its batches."""
     spans: dict[str, list[Span]] = defaultdict(list)
     for span in sorted(timeline.spans, key=lambda span: span.end_s):
-        if span.kind in _TOLD_BY:
+        if span.kind in _UPDATE_KINDS:
             spans[span.on[0].owner].append(span)
-    return {device: _updates_in(own) for device, own in spans.items()}
-
-
-def _updates_in(spans: Sequence[Span]) -> list[Update]:
-    pushes = any(span.part == MODEL for span in spans)
-    found: list[Update] = []
-    read_s: float | None = None
-    size = 0
-    for span in spans:
-        if span.part == MODEL or (span.kind is Kind.FORWARD and read_s is None):
-            read_s = span.start_s
-        if span.kind is Kind.STEP:
-            size = int(span.part)
-        if span.kind is (Kind.REDUCE if pushes else Kind.STEP):
-            found.append(Update(span.start_s if read_s is None else read_s, span.end_s, size))
-            read_s = None
+    found: dict[str, list[Update]] = {device: [] for device in spans}
+    for device, own in spans.items():
+        pushes = any(span.part == MODEL for span in own)
+        read_s: float | None = None
+        size = 0
+        for span in own:
+            if span.part == MODEL or (span.kind is Kind.FORWARD and read_s is None):
+                read_s = span.start_s
+            if span.kind is Kind.STEP:
+                size = span.num_samples
+            if span.kind is (Kind.REDUCE if pushes else Kind.STEP):
+                begun_s = span.start_s if read_s is None else read_s
+                found[device].append(Update(begun_s, span.end_s, size))
+                read_s = None
     return found
 
 
@@ -58,16 +156,14 @@ def num_updates(
     timeline: Timeline, per_batch: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """Return the updates of each device: its batches, or `per_batch` times as many."""
-    return {
-        device: len(made) * (1.0 if per_batch is None else per_batch[device])
-        for device, made in updates(timeline).items()
-    }
+    made = updates(timeline)
+    return {name: len(own) * (per_batch[name] if per_batch else 1.0) for name, own in made.items()}
 
 
 def update_shares(
     timeline: Timeline, per_batch: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return what part of all updates each device made (figure 8).
+    """Return each device's share of all updates (figure 8).
 
     Raises ValueError if there is none.
     """
@@ -78,12 +174,16 @@ def update_shares(
     return {device: number / total for device, number in counted.items()}
 
 
-def batch_sizes(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
-    """Return when each device ended a batch, and how many samples that had."""
-    return {
-        device: [(update.end_s, update.num_samples) for update in made]
-        for device, made in updates(timeline).items()
-    }
+def batch_sizes(timeline: Timeline) -> dict[str, Points]:
+    """Return the batches of each device: the seconds of their ends, and their samples."""
+    made = updates(timeline)
+    return {name: [(one.end_s, one.num_samples) for one in own] for name, own in made.items()}
+
+
+def changes(points: Points) -> Points:
+    """Return the first and the last point, and all whose number is not the one before."""
+    last = len(points) - 1
+    return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
 
 
 def num_samples(timeline: Timeline) -> dict[str, int]:
@@ -93,28 +193,27 @@ def num_samples(timeline: Timeline) -> dict[str, int]:
 
 def utilisation(timeline: Timeline) -> dict[str, float]:
     """Return the share of the makespan in which each device computes (figure 7)."""
-    return {
-        device: length(union(span for span in track if span.kind in COMPUTE)) / timeline.makespan_s
-        for device in updates(timeline)
-        for track in (timeline.tracks.get(compute_lane(device), ()),)
-    }
+    busy = {}
+    for device in updates(timeline):
+        track = timeline.tracks.get(compute_lane(device), ())
+        computing = union(span for span in track if span.kind in COMPUTE)
+        busy[device] = length(computing) / timeline.makespan_s
+    return busy
 
 
 def staleness(timeline: Timeline) -> dict[str, Counter[int]]:
-    """Return for each device how many of its batches missed how many of the others' updates.
+    """Return for each device how many of its batches missed so many updates of others.
 
     A batch misses the updates that come in after it read the model and not after its own.
     """
+
+    def num_within(ends: Sequence[float], update: Update) -> int:
+        return bisect_right(ends, update.end_s) - bisect_right(ends, update.read_s)
+
     made = updates(timeline)
     ends = sorted(update.end_s for own in made.values() for update in own)
     missed = {}
     for device, own in made.items():
         own_ends = [update.end_s for update in own]
-        missed[device] = Counter(
-            _within(ends, update) - _within(own_ends, update) for update in own
-        )
+        missed[device] = Counter(num_within(ends, one) - num_within(own_ends, one) for one in own)
     return missed
-
-
-def _within(ends: Sequence[float], update: Update) -> int:
-    return bisect_right(ends, update.end_s) - bisect_right(ends, update.read_s)

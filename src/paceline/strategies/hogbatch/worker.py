@@ -1,8 +1,8 @@
-"""A worker's process: it asks for work, does it, and asks again, until it is told to stop.
+"""A worker process: it asks for work, does it, and asks again, until it is told to stop.
 
-`python -m paceline.strategies.hogbatch.worker ORDER` is how the coordinator starts one. The socket
-and the memory are inherited descriptors. When the worker is told to stop, it leaves what it has
-traced in a file in memory that is inherited too.
+`python -m paceline.strategies.hogbatch.worker SETTINGS` is how the coordinator starts one. The
+socket and the memory are inherited descriptors. When it is told to stop, it writes the spans that
+it has traced to a file in memory, which is inherited too.
 """
 
 import json
@@ -12,222 +12,124 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput
+from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
-from paceline.links.shared_tensors import Entry, SharedTensors
+from paceline.links.shared_memory import SharedTensors, pin
 from paceline.models import find
-from paceline.native import die_with_parent
-from paceline.strategies.hogbatch.ahead import MOST_TOLD, TELL_WITHIN_S
-from paceline.strategies.hogbatch.messages import (
-    MOST_NBYTES,
-    READY,
-    TRIED,
-    ExecuteWork,
-    Failure,
-    Order,
-    ScheduleWork,
-)
-from paceline.strategies.hogbatch.optimizers import optimizer_of
-from paceline.strategies.hogbatch.replica import CpuReplica, Replica, Samples, median_seconds
+from paceline.models.factory import optimizer_of
+from paceline.strategies.hogbatch import messages, replica
+from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
+from paceline.strategies.hogbatch.policy import MOST_REPORTED
+from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
-INPUTS, TARGETS, ORDER, COMMITS = "inputs", "targets", "order", "commits"
+_REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do
 
 
-class Memory(BaseModel):
-    """A descriptor of shared memory, and what lies there."""
+class _Executor:
+    """Executes the coordinator's commands, one after another."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    fd: int
-    entries: tuple[Entry, ...]
-
-
-class Learning(BaseModel):
-    """What is trained and how: what all workers have in common."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str
-    num_classes: int | None
-    optimizer: str
-    learning_rate: float
-    momentum: float
-    seed: int
-
-
-class Employment(BaseModel):
-    """Who a worker is, what it trains, and the descriptors of what it shares.
-
-    `cores` are the processors that it is pinned to; none leaves it where it is.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    number: int
-    kind: Literal["cpu", "gpu"]
-    threads: int
-    index: int
-    slow: float
-    cores: tuple[int, ...]
-    launcher: int
-    learning: Learning
-    socket: int
-    trace: int
-    model: Memory
-    data: Memory
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What the worker sees of the memory of all."""
-
-    model: Mapping[str, Tensor]
-    samples: Samples
-    order: Tensor
-    commits: Tensor
-
-
-class Worker:
-    """Does what it is told, message by message."""
-
-    def __init__(self, employment: Employment, wire: socket.socket) -> None:
-        self._employment, self._wire = employment, wire
-        self._shared = _attached(employment)
+    def __init__(self, settings: messages.ProcessSettings, wire: socket.socket) -> None:
+        self._settings, self._wire = settings, wire
+        training, spec = settings.training, settings.spec
+        parameters, data = SharedTensors(*training.parameters), SharedTensors(*training.data)
+        for tensors in (parameters, data):
+            tensors.close()  # the inherited descriptor; the memory stays mapped
+        if spec.kind == DeviceKind.GPU:
+            if spec.index >= torch.cuda.device_count():
+                raise InvalidInput(
+                    f"workers: {spec}: this machine has {torch.cuda.device_count()} GPUs"
+                )
+            torch.cuda.set_device(spec.index)
+            pin(parameters.memory)
+        self._parameters, shared = parameters.tensors, data.tensors
+        self._samples = shared[messages.INPUTS], shared[messages.TARGETS]
+        self._order, self._committed = shared[messages.ORDER], shared[messages.COMMITTED]
         self._num_traced = 0
-        self._replica = self._new_replica(self._shared.model)
-        self._trial: Replica | None = None
-        self._untold: list[ScheduleWork] = []
+        self._replica = self._new_replica(self._parameters)
+        self._trial: replica.WorkerReplica | None = None
+        self._unreported: list[ScheduleWork] = []
 
-    @property
-    def spans(self) -> list[Span]:
-        """What was traced."""
+    def run(self) -> list[Span]:
+        """Ask for work until told to stop, or the coordinator is gone; return what was traced."""
+        self._unreported.append(ScheduleWork(messages.READY))
+        while (work := self._next()).command is not Command.STOP:
+            done = self._try(work) if work.command is Command.TRY else self._train(work)
+            self._unreported.append(done)
         return self._replica.spans
 
-    def serve(self) -> None:
-        """Ask for work until told to stop, or the coordinator is gone."""
-        self._untold.append(ScheduleWork(READY))
-        while (work := self._next()).order is not Order.STOP:
-            self._untold.append(self._try(work) if work.order is Order.TRY else self._train(work))
-
     def _next(self) -> ExecuteWork:
-        """Return what to do next. Before it waits for that, it says what it has done."""
-        packet = None if self._is_due() else self._at_hand()
+        """Return the next command. Report what was done before waiting for it."""
+        packet, unreported = None, self._unreported
+        oldest_ns = time.monotonic_ns() - unreported[0].result.ended_ns if unreported else 0
+        if len(unreported) < MOST_REPORTED and oldest_ns * _NS <= _REPORT_WITHIN_S:
+            with suppress(BlockingIOError):  # nothing has come yet
+                packet = self._wire.recv(messages.MOST_NBYTES, socket.MSG_DONTWAIT)
         if packet is None:
-            self._wire.send(b"".join(message.packed() for message in self._untold))
-            self._untold.clear()
-            packet = self._wire.recv(MOST_NBYTES)
-        return ExecuteWork.of(packet) if packet else ExecuteWork(Order.STOP)
-
-    def _is_due(self) -> bool:
-        """Whether the coordinator has to hear of what was done, though there is more to do."""
-        if not self._untold:
-            return False
-        oldest_s = (time.monotonic_ns() - self._untold[0].ended_ns) * _NS
-        return len(self._untold) == MOST_TOLD or oldest_s > TELL_WITHIN_S
-
-    def _at_hand(self) -> bytes | None:
-        """Return the next packet, if it has come."""
-        try:
-            return self._wire.recv(MOST_NBYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return None
+            self._wire.send(b"".join(message.pack() for message in self._unreported))
+            self._unreported.clear()
+            packet = self._wire.recv(messages.MOST_NBYTES)
+        return ExecuteWork.unpack(packet) if packet else ExecuteWork(Command.STOP)
 
     def _train(self, work: ExecuteWork) -> ScheduleWork:
         self._trial = None
         step = self._num_traced if work.traced else None
         self._num_traced += work.traced
-        rows = self._shared.order[work.first : work.first + work.size]
-        done = self._replica.train(rows, work.rate, step)
-        self._shared.commits[self._employment.number] = work.batch
-        return ScheduleWork(work.batch, work.size, *done)
+        rows = self._order[work.first : work.places.stop]
+        result = self._replica.train(rows, work.rate, step)
+        # In shared memory, so that a batch counts even if this process is killed before it reports.
+        self._committed[self._settings.number] = work.batch
+        return ScheduleWork(work.batch, work.size, result)
 
     def _try(self, work: ExecuteWork) -> ScheduleWork:
         if self._trial is None:
-            copied = {name: tensor.clone() for name, tensor in self._shared.model.items()}
+            copied = {name: tensor.clone() for name, tensor in self._parameters.items()}
             self._trial = self._new_replica(copied)
-        num_samples = len(self._shared.order)
-        seconds = median_seconds(self._trial, num_samples, work.size, work.rate)
-        return ScheduleWork(TRIED, work.size, ended_ns=round(seconds / _NS))
+        seconds = replica.median_seconds(self._trial, len(self._order), work.size, work.rate)
+        return ScheduleWork(messages.TRIED, work.size, BatchResult(ended_ns=round(seconds / _NS)))
 
-    def _new_replica(self, model: Mapping[str, Tensor]) -> Replica:
-        employment, learning = self._employment, self._employment.learning
-        make = optimizer_of(learning.optimizer, learning.learning_rate, learning.momentum)
-        architecture = find(learning.model)
-        build: Callable[[], nn.Module] = partial(architecture.build, learning.num_classes)
-        samples, number = self._shared.samples, employment.number
-        if employment.kind == "gpu":
-            from paceline.strategies.hogbatch.cuda import CudaReplica
-
-            device = _gpu(employment.index)
-            return CudaReplica(build, model, make, samples, number, device)
-        return CpuReplica(build, model, make, samples, number, employment.threads, employment.slow)
-
-
-def _gpu(index: int) -> torch.device:
-    if index >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"workers: gpu:{index}: this machine has {torch.cuda.device_count()} GPUs"
+    def _new_replica(self, parameters: Mapping[str, Tensor]) -> replica.WorkerReplica:
+        training, spec, number = self._settings.training, self._settings.spec, self._settings.number
+        settings = training.settings
+        make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
+        build = partial(find(training.model).build, training.num_classes)
+        if spec.kind == DeviceKind.GPU:
+            device = torch.device("cuda", spec.index)
+            return replica.CudaReplica(build, parameters, make, self._samples, number, device)
+        return replica.CpuReplica(
+            build, parameters, make, self._samples, number, spec.threads, spec.slow
         )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-def _attached(employment: Employment) -> _Shared:
-    model = SharedTensors(employment.model.fd, employment.model.entries)
-    data = SharedTensors(employment.data.fd, employment.data.entries)
-    if employment.kind == "gpu":
-        from paceline.links.pinned import pin
-
-        _gpu(employment.index)
-        pin(model.memory)
-    tensors = dict(data.tensors)
-    order, commits = tensors[ORDER], tensors[COMMITS]
-    for shared in (model, data):
-        shared.close()
-    return _Shared(model.tensors, Samples(tensors[INPUTS], tensors[TARGETS]), order, commits)
-
-
-def _set_up(employment: Employment) -> None:
-    die_with_parent(employment.launcher)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it too, and ends us
-    if employment.cores:
-        os.sched_setaffinity(0, employment.cores)
-    torch.set_num_threads(1)  # a worker's threads are its own
-    torch.manual_seed(employment.learning.seed + 1 + employment.number)
-
-
-def _leave_trace(fd: int, spans: list[Span]) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    with os.fdopen(fd, "w") as file:
-        json.dump({"peak_memory_bytes": peak, "spans": spans}, file)
 
 
 def main() -> None:
-    """Work as the only argument says; a failure is told to the coordinator."""
-    employment = Employment.model_validate_json(sys.argv[1])
-    _set_up(employment)
-    wire = socket.socket(fileno=employment.socket)
+    """Work with the settings in the only argument; report a failure to the coordinator."""
+    settings = messages.ProcessSettings.model_validate_json(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it too, and ends us
+    if settings.cores:
+        os.sched_setaffinity(0, settings.cores)
+    torch.set_num_threads(1)  # a replica on cores has threads of its own
+    torch.manual_seed(settings.training.settings.seed + 1 + settings.number)
+    wire = socket.socket(fileno=settings.socket)
     try:
-        worker = Worker(employment, wire)
-        worker.serve()
+        spans = _Executor(settings, wire).run()
     except ConnectionError:
-        return  # the coordinator is gone, or has given this worker up
+        return  # the coordinator is gone, or has dropped this worker
     except (Exception, SystemExit) as error:
         by_input = isinstance(error, InvalidInput)
         reason = str(error) if by_input else repr(error)
-        wire.send(Failure(by_input, " ".join(reason.split())).packed())
+        wire.send(Failure(by_input, " ".join(reason.split())).pack())
         return
-    _leave_trace(employment.trace, worker.spans)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with os.fdopen(settings.trace, "w") as file:
+        json.dump({"peak_memory_bytes": peak, "spans": spans}, file)
 
 
 if __name__ == "__main__":

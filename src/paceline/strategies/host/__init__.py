@@ -1,1 +1,16 @@
-"""Every worker has the whole model; the host sums their gradients while backward goes on."""
+"""Strategy host: gradients are summed in the memory of the workers' host (Le et al. 2018)."""
+
+from paceline.core.strategy import Strategy
+from paceline.strategies.host import plan
+from paceline.strategies.host.config import HostReduce
+
+STRATEGY = Strategy(
+    name="host",
+    config=HostReduce,
+    plan=plan.plan,
+    run="paceline.strategies.host.run",
+    memory=plan.memory,
+    calibrate=plan.calibrate,
+    symmetric=True,
+    settings=frozenset({"balance", "force", "port", "stretch", "chunk_search"}),
+)

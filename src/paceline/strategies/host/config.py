@@ -9,7 +9,7 @@ from paceline.core.wire_format import check_codec
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Host:
+class HostReduce:
     """Gradients are summed in the memory of the workers' host, `chunk` layers at a time.
 
     `codec` encodes the sums that travel between hosts.

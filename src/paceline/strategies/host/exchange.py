@@ -2,28 +2,38 @@
 
 Each rank sends a chunk of gradients to shared memory as soon as backward has computed it (step
 B-4-2), the host sums the chunks that all ranks have sent, and every rank gets the sums back (steps
-B-4-3 and B-5-1) before it updates its own parameters (P-3). There is no server.
+B-4-3 and B-5-1) before it updates its own parameters (P-3). There is no server. Between machines,
+the leaders, the first rank of each, all-reduce the sums.
 """
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.core.chunks import ChunkTimes
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.exchange.compressed import Compression
-from paceline.exchange.layout import Chunk, Layout
-from paceline.exchange.nonfinite import NonFiniteGuard
+from paceline.exchange.codec_choice import CodecChoice, choice_of, name_of
+from paceline.exchange.compressed import CompressedAllReduce, Compression
+from paceline.exchange.layout import Chunk, Layout, check_same_codec
+from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics
-from paceline.links.arena import Arena
+from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
-from paceline.links.segment import Segment
 from paceline.record.recorder import Recorder
-from paceline.strategies.host.between import NO_WAY_BACK, Between, parts_of
-from paceline.strategies.host.cpu import CpuTransfer
-from paceline.strategies.host.cuda import CudaTransfer
-from paceline.strategies.host.transfer import Transfer, changed_on_any
-from paceline.tune.chunk import ChunkTimes
+from paceline.strategies.host import transfer
+
+_NO_WAY_BACK = (
+    "across several machines a step cannot be taken back, because sums are under way: end the run"
+)
 
 
 class HostExchange:
@@ -36,30 +46,31 @@ class HostExchange:
     chunked = True
 
     def __init__(
-        self, group: Group, compression: Compression | None = None, as_views: bool = False
+        self, group: Group, as_views: bool = False, compression: Compression | None = None
     ) -> None:
         self.recorder: Recorder | None = None
-        self._group = group
-        self._deadline_s = group.deadline_s
-        self._as_views = as_views
+        self._group, self._deadline_s = group, group.deadline_s
+        self._as_views, self._compression = as_views, compression
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
         self._layout: Layout | None = None
         self._exposed_s = self._hidden_s = 0.0
-        self._between: Between | None = None
-        self._compression = compression
+        self._between: LeaderAllReduce | None = None
         self._guard: NonFiniteGuard | None = None
 
     def open(self, layout: Layout) -> None:
         """Make the arena, which every layout of the same gradients fits."""
-        self._arena = Arena.open(
+        self._arena = Arena(
             self._group, layout.nbytes, len(layout.layers), layout.num_flags, self._deadline_s
         )
         if len(self._arena.leaders) > 1:
-            self._between = Between(self._arena, self._group, self._deadline_s, self._compression)
+            self._between = LeaderAllReduce(
+                self._arena, self._group, self._deadline_s, self._compression
+            )
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
+        # Setting an element of a tensor takes microseconds, for every parameter in every step.
         self._flags = self._arena.flags.numpy()
         self._set_layout(layout)
 
@@ -67,14 +78,15 @@ class HostExchange:
         if self._layout is not None:
             self._transfer.close()
         self._layout = layout
-        self._transfer: Transfer
+        self._transfer: transfer.CpuTransfer | transfer.CudaTransfer
         if self._group.device.type == "cuda":
-            self._transfer = CudaTransfer(self._arena, layout, self._deadline_s)
+            self._transfer = transfer.CudaTransfer(self._arena, layout, self._deadline_s)
         else:
-            self._transfer = CpuTransfer(self._arena, layout, self._as_views)
+            self._transfer = transfer.CpuTransfer(self._arena, layout, self._as_views)
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
+        # A tuner changes the chunks often, the layout stays.
         if layout is not self._layout:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
@@ -112,32 +124,31 @@ class HostExchange:
             self._transfer.abandon()
             raise
         if self._guard is not None:
-            self._guard.found(self._num_void())
+            self._guard.found(self._num_nonfinite())
         self._exposed_s += time.monotonic() - started
-        times = [self._arena.times(chunk.number) for chunk in self._chunks]
-        self._hidden_s += sum(max(0.0, min(end, started) - posted) for posted, end in times)
-        if self.recorder is not None:
-            for chunk, (posted, end) in zip(self._chunks, times, strict=True):
-                self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, end)
-        return [changed > 0 for changed in changed_on_any(self._arena, self._step)]
+        for chunk in self._chunks:
+            posted, summed = self._arena.times(chunk.number)
+            # What a chunk's exchange took before `finish` was called ran beside backward.
+            self._hidden_s += max(0.0, min(summed, started) - posted)
+            if self.recorder is not None:
+                self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
+        return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
         """Return when each chunk of the last step was posted by all ranks, and summed."""
-        times = [self._arena.times(chunk.number) for chunk in self._chunks]
         return [
-            ChunkTimes(chunk.nbytes, posted_s, summed_s)
-            for chunk, (posted_s, summed_s) in zip(self._chunks, times, strict=True)
+            ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
 
     def discard(self) -> None:
-        """Tell the others that this step is void, and wait until nobody works on it any more."""
+        """Discard this step on all ranks, and wait until none works on it any more."""
         self._arena.discard()
         self._transfer.abandon()
         if self._between is not None:
-            raise InvalidInput(f"a backward pass failed on this rank; {NO_WAY_BACK}")
+            raise InvalidInput(f"a backward pass failed on this rank; {_NO_WAY_BACK}")
 
     def statistics(self) -> Statistics:
-        """Return what it has taken so far."""
+        """Return the traffic and time so far."""
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
         statistics = Statistics(
@@ -152,13 +163,14 @@ class HostExchange:
             num_skipped=self._guard.num_skipped,
         )
 
-    def _num_void(self) -> int:
-        """Return how many values of this step are NaN because one among them was not finite."""
+    def _num_nonfinite(self) -> int:
+        """Return the number of this step's values that are NaN because one was not finite."""
         result = self._arena.shared_result(self._step)
         return sum(
             slot.parameter.numel()
             for chunk in self._chunks
-            for part in parts_of(chunk, result)
+            for part in _parts_of(chunk, result)
+            # A sum with such a value is not decoded: all of the chunk is NaN.
             if len(part) and part[0].isnan()
             for slot in chunk.slots
         )
@@ -172,3 +184,142 @@ class HostExchange:
             if self._between is not None:
                 self._between.close()
             self._arena.close()
+
+
+class LeaderAllReduce:
+    """Sums over all machines, in a thread of each machine's leader while backward goes on.
+
+    All ranks create it together. The chunks are taken in their order, the same on all machines.
+    With a codec they overlap, and each is published when its sum has arrived.
+    """
+
+    def __init__(
+        self, arena: Arena, group: Group, deadline_s: float, compression: Compression | None = None
+    ) -> None:
+        self._arena, self._deadline_s = arena, deadline_s
+        self._chunks: tuple[Chunk, ...] = ()
+        self._error: Exception | None = None
+        leaders = [group.global_ranks[leader] for leader in arena.leaders]
+        self._leaders = dist.new_group(
+            leaders,
+            backend="gloo",
+            timeout=timedelta(seconds=deadline_s),
+            use_local_synchronization=True,
+        )
+        self._codec = name_of(compression.codec) if compression else None
+        check_same_codec(self._codec, group)
+        self._thread: transfer.SerialThread | None = None  # and what follows: of leaders alone
+        self._exchanged: Future[None] | None = None  # the step that has begun
+        self._compression: tuple[CompressedAllReduce, CodecChoice] | None = None
+        if group.rank in arena.leaders:
+            if compression is not None:
+                all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), deadline_s)
+                self._compression = all_reduce, choice_of(compression.codec, all_reduce)
+            self._thread = transfer.SerialThread("between")
+
+    def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
+        """Begin a step: exchange its chunks as they are summed on this machine."""
+        if self._codec is not None and chunks is not self._chunks:
+            for slot in (slot for chunk in chunks for slot in chunk.slots):
+                if slot.dtype != torch.float32:
+                    raise InvalidInput(
+                        f"codec: parameter {slot.name!r}: sums of {slot.parameter.dtype} are not "
+                        "encoded between machines; train in float32, or without a codec"
+                    )
+        self._chunks = chunks
+        if self._thread is not None:
+            self._exchanged = self._thread.submit(partial(self._work, step, chunks, recorder))
+
+    def finish(self) -> None:
+        """Wait until all chunks of the step are published; raise the thread's error, if any."""
+        if self._exchanged is None:
+            return
+        try:
+            # Each wait of the thread has a deadline of its own, so that all of them bound this one.
+            self._exchanged.result(self._deadline_s * (len(self._chunks) + 1))
+        except StepDiscarded as error:
+            raise InvalidInput(f"{error}; {_NO_WAY_BACK}") from error
+
+    @property
+    def why(self) -> str:
+        """The codec in use and the measurements behind it, which only the leader knows."""
+        return self._compression[1].why if self._compression else f"{self._codec}: asked for"
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.close()
+        if self._compression is not None:
+            self._compression[0].close()
+
+    def _work(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
+        # After an error the other leaders may be at another collective: begin none.
+        if self._error is not None:
+            raise self._error
+        try:
+            self._exchange(step, chunks, recorder)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _exchange(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
+        result = self._arena.shared_result(step)
+        for part in self._compression or ():
+            part.begin_step()
+        pending = []
+        for chunk in chunks:
+            self._arena.wait_chunk(chunk.number)
+            started = time.monotonic()
+            if chunk is chunks[-1]:  # summed last, so that all ranks here have set their flags
+                changed = torch.tensor(
+                    transfer.changed_on_any(self._arena, step), dtype=torch.uint8
+                )
+                dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._leaders)
+                self._arena.flags[self._arena.local_rank, :, step % 2] = changed
+            publish = partial(self._publish, chunk, started, recorder)
+            if self._compression is not None:
+                # One chunk travels while another is decoded.
+                exchanged = self._begin_encoded(chunk, result, *self._compression)
+                pending.append(exchanged.then(publish))
+                continue
+            for sums in _parts_of(chunk, result):
+                dist.all_reduce(sums, group=self._leaders)
+            publish()
+        for future in pending:
+            future.wait()  # raises what went wrong
+
+    def _begin_encoded(
+        self, chunk: Chunk, result: Tensor, all_reduce: CompressedAllReduce, choice: CodecChoice
+    ) -> torch.futures.Future[Tensor]:
+        # Zero the gaps between the sums: the last decoding wrote there, and would be added to.
+        for slot, following in pairwise(chunk.slots):
+            result[slot.offset + slot.nbytes : following.offset].zero_()
+        [sums] = _parts_of(chunk, result)
+        name, codec = choice.codec_of(len(sums))
+        # Errors are fed back to the same values: a chunk of another size has others.
+        key = f"chunk{chunk.number}of{len(sums)}/{name}"
+        return all_reduce.begin(key, sums, codec).future
+
+    def _publish(
+        self,
+        chunk: Chunk,
+        started: float,
+        recorder: Recorder | None,
+        exchanged: torch.futures.Future[Tensor] | None = None,
+    ) -> None:
+        if exchanged is not None:
+            exchanged.value()  # raises what went wrong: then the chunk must not be published
+        if recorder is not None:
+            recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
+        self._arena.publish(chunk.number)
+
+
+def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
+    """Return the chunk's sums as flat tensors: one if all are of one type."""
+    first, last = chunk.slots[0], chunk.slots[-1]
+    dtypes = {slot.dtype for slot in chunk.slots}
+    if len(dtypes) == 1:
+        return [result[first.offset : last.offset + last.nbytes].view(dtypes.pop())]
+    return [
+        result[slot.offset : slot.offset + slot.nbytes].view(slot.dtype) for slot in chunk.slots
+    ]

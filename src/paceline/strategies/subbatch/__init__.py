@@ -1,1 +1,15 @@
-"""The body of a model is data-parallel, its head split by outputs and passed in sub-batches."""
+"""Strategy subbatch: a replicated body and a head that is split by its outputs (Dettmers 2016)."""
+
+from paceline.core.strategy import Strategy
+from paceline.strategies.subbatch import plan
+from paceline.strategies.subbatch.config import SubBatch
+
+STRATEGY = Strategy(
+    name="subbatch",
+    config=SubBatch,
+    plan=plan.plan,
+    run="paceline.strategies.subbatch.run",
+    memory=plan.memory,
+    symmetric=True,
+    settings=frozenset({"port", "codec"}),
+)

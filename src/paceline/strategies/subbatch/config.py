@@ -15,11 +15,11 @@ _FIXED = tuple(name for name in WIRE_FORMATS if name != _REMEMBERS)
 def _check_fixed(name: str) -> str:
     if name in _FIXED:
         return name
-    problem = f"codec: {name!r} is not one for activations and errors"
+    problem = f"codec: {name!r} is not one for activations and activation gradients"
     if name == _REMEMBERS:
         problem += (
-            ": it makes up for what it lost in the next values of the same tensor, and the next "
-            "batch has other rows"
+            ": it adds its residual to the next values of the same tensor, and the next batch has "
+            "other rows"
         )
     raise InvalidInput(f"{problem}; choose one of {', '.join(_FIXED)}")
 
@@ -29,14 +29,14 @@ class SubBatch:
     """The workers train the body each on its batch, and the head together in sub-batches.
 
     `head` names the first layer that is split by its outputs; None is the longest run of linear
-    layers at the end. `activations`, `errors` and `gradients` are the codecs of what is gathered
-    for a layer of the head, of the errors that it returns, and of the body's gradients. The head's
-    weights are updated once a `step`, or with the gradients of each `sub-batch`.
+    layers at the end. `activations`, `activation_gradients` and `gradients` are the codecs of a
+    head layer's gathered input, of the gradients by it, and of the body's gradients.
+    The head's weights are updated once a `step`, or with the gradients of each `sub-batch`.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
     head: str | None = None
     activations: Annotated[str, AfterValidator(_check_fixed)] | None = None
-    errors: Annotated[str, AfterValidator(_check_fixed)] | None = None
+    activation_gradients: Annotated[str, AfterValidator(_check_fixed)] | None = None
     gradients: Annotated[str, AfterValidator(check_codec)] | None = None
     updates: Literal["step", "sub-batch"] = "step"

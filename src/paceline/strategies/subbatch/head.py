@@ -1,8 +1,6 @@
-"""Where a model is cut: a body that every worker has whole, and a head that is split by outputs."""
+"""Cut a model into a body, which every worker has whole, and a head that is split by outputs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import dropwhile
+from dataclasses import dataclass, replace
 
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Parameter, Workload
@@ -20,11 +18,10 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     """Return the body and the head that begins with the layer `first`.
 
     By default the head is the longest run of layers at the end that can be split; the first layer
-    of a model always belongs to the body. InvalidInput names the layer that stops it.
+    of a model always belongs to the body. Raises InvalidInput if a layer cannot be split.
     """
     start = _found(workload) if first is None else _named(workload, first)
-    head = workload.layers[start:]
-    for layer in head:
+    for layer in workload.layers[start:]:
         if num_outputs(layer) < workers:
             raise InvalidInput(
                 f"workers: layer {layer.name!r} of {workload.name} has {num_outputs(layer)} "
@@ -32,24 +29,22 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
                 "that begins after it"
             )
     order = tuple(i for i in workload.backward_order if i < start)
-    body = workload.layers[:start]
-    return Cut(
-        Workload(workload.name, workload.batch_size, body, order, workload.input_nbytes), head
-    )
+    body = replace(workload, layers=workload.layers[:start], backward_order=order)
+    return Cut(body, workload.layers[start:])
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
-    """Return a linear layer's weights, of outputs x inputs, or None for one that normalises."""
+    """Return a linear layer's weights, of outputs x inputs; None for a normalising layer."""
     return next((one for one in layer.parameters if len(one.shape) == 2), None)
 
 
 def num_outputs(layer: Layer) -> int:
-    """Return how many outputs there are to split for each sample."""
+    """Return the number of outputs of a layer for each sample."""
     return (matrix_of(layer) or layer.parameters[0]).shape[0]
 
 
 def shares(count: int, workers: int) -> list[int]:
-    """Return `count` in as equal parts as possible, the larger ones first, without empty ones."""
+    """Split `count` into parts as equal as possible, the larger ones first, without empty ones."""
     whole, rest = divmod(count, workers)
     return [part for i in range(workers) if (part := whole + (i < rest))]
 
@@ -66,10 +61,10 @@ def _named(workload: Workload, first: str) -> int:
             f"head: {first!r} is the first layer of {workload.name}; "
             "the head begins after it, for what it works on has to be computed by a body"
         )
-    problem = _problem(workload.layers[start:])
+    problem = _problem(workload, start)
     if problem is None and matrix_of(workload.layers[start]) is None:
         problem = f"layer {first!r} is not linear, and cannot be the first of a head"
-    if problem is None and not _last_forward_first_backward(workload, start):
+    if problem is None and not _comes_first(workload, start):
         problem = f"the gradients of layer {first!r}, and of those after it, are not the first"
     if problem is not None:
         raise InvalidInput(f"head: {workload.name} cannot be split there: {problem}")
@@ -77,19 +72,16 @@ def _named(workload: Workload, first: str) -> int:
 
 
 def _found(workload: Workload) -> int:
-    layers = workload.layers
-    start = len(layers)
-    while (
-        start > 1
-        and _problem(layers[start - 1 :]) is None
-        and _last_forward_first_backward(workload, start - 1)
-    ):
-        start -= 1
-    linear = dropwhile(lambda i: matrix_of(layers[i]) is None, range(start, len(layers)))
-    found = next(linear, None)
+    layers, found = workload.layers, None
+    for start in range(len(layers) - 1, 0, -1):
+        if _problem(workload, start) is not None or not _comes_first(workload, start):
+            break
+        if matrix_of(layers[start]) is not None:
+            found = start
     if found is None:
         last = layers[-1]
-        reason = _problem([last]) or f"layer {last.name!r} is not linear, or the only one"
+        reason = _problem(workload, len(layers) - 1)
+        reason = reason or f"layer {last.name!r} is not linear, or the only one"
         raise InvalidInput(
             f"strategy subbatch: {workload.name} has no head to split: {reason}; "
             "it needs one or more linear layers at its end"
@@ -97,24 +89,21 @@ def _found(workload: Workload) -> int:
     return found
 
 
-def _last_forward_first_backward(workload: Workload, start: int) -> bool:
+def _comes_first(workload: Workload, start: int) -> bool:
+    """Return True if backward begins with the layers from `start` on, the last one first."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
 
-def _problem(head: Sequence[Layer]) -> str | None:
-    """Return why these layers cannot be split by outputs one after the other, or None."""
+def _problem(workload: Workload, start: int) -> str | None:
+    """Return why layers from `start` on cannot be split one after the other by outputs, or None."""
     before: Layer | None = None
-    for layer in head:
+    for layer in workload.layers[start:]:
         shapes = [parameter.shape for parameter in layer.parameters]
         matrices = [shape for shape in shapes if len(shape) == 2]
         widths = {shape[0] for shape in shapes if shape}
-        if (
-            not shapes
-            or len(matrices) > 1
-            or len(widths) > 1
-            or not set(map(len, shapes)) <= {1, 2}
-        ):
+        dims = set(map(len, shapes))
+        if not shapes or len(matrices) > 1 or len(widths) > 1 or not dims <= {1, 2}:
             shown = ", ".join("x".join(map(str, shape)) for shape in shapes) or "none of its own"
             return f"layer {layer.name!r} has parameters of shape {shown}"
         inputs = matrices[0][1] if matrices else shapes[0][0]

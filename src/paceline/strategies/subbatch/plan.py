@@ -1,34 +1,55 @@
 """The plan of strategy subbatch: sub-batches through a split head (Dettmers 2016, 2.4 and 5.1.2).
 
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
-    exchange                      [gather 0][gather 1] [errors 0] [errors K-1] [layer 2][layer 1]
+    exchange                      [gather 0][gather 1] [return 0] [return K-1] [layer 2][layer 1]
 
-Each of K workers trains the body on its own batch. For each of K passes all send a Kth of what
-their bodies computed to all, and put it through the head together (`passes`), while the next
-sub-batch is on its way; the errors come back the way the activations went. With all of them the
-body's backward begins, behind which each layer's gradients are averaged as they are ready. The
-head's gradients never travel. With updates per sub-batch, a layer's next pass waits for them;
-otherwise the passes overlap, so that one computes while another exchanges.
+Each of K workers trains the body on its own batch. For each of K sub-batches all send a Kth of
+their bodies' activations to all, and put it through the head together, while the next sub-batch is
+on its way; the gradients of activations come back the way these went. With all of them the body's
+backward begins, behind which each layer's gradients are averaged as they are ready. The head's
+gradients never travel. With updates per sub-batch, a layer's next sub-batch waits for them;
+otherwise sub-batches overlap, so that one computes while another exchanges.
+
+A sub-batch goes through a head of two layers like this:
+
+    worker0 compute        [fc1][fc2]        | [fc2 input][fc2 weight][fc1 input][fc1 weight]
+    exchange        [send 1]  [send 2] [loss]             [reduce 2]               [reduce 1]
+
+Each worker has some outputs of every layer. The input of a linear layer is gathered from all, and
+the gradients by it are sums over all, of which each worker gets the part that it had sent.
+The loss is computed from split logits: three values for each sample travel.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
-from paceline.core.collective import Coding, Collective, check_encodable
-from paceline.core.cost import compute_lane
+from paceline.core.collective import Coding, Collective, CollectivePiece, check_encodable
+from paceline.core.cost import compute_lane, update_cost
 from paceline.core.machine import Device, Machine
-from paceline.core.memory import feature_nbytes, state_nbytes
-from paceline.core.plan import Cost, Kind, Plan, Task, task_name
-from paceline.core.step import ComputeStep, after_update
+from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
+from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring
-from paceline.core.workload import Layer, Workload
+from paceline.core.transfer import Ring, Transfer
+from paceline.core.wire_format import Purpose
+from paceline.core.workload import Layer, Workload, feature_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs, shares
-from paceline.strategies.subbatch.passes import Pass, Split, update_of
 
+LOSS = "loss"  # the part of what travels of the loss
+_LOSS_NBYTES = 3 * 4  # a sample's largest logit, its sum of exponentials and the target's logit
 _GRADIENTS = (2, 4)  # bytes: float32, and what it holds exactly
-_FLOAT32 = (4,)  # bytes: what is encoded of activations and errors
+_FLOAT32 = (4,)  # bytes: what is encoded of activations and their gradients
+
+
+def weights_of(layer: str) -> str:
+    """Return the part of tasks that compute the gradients of a layer's weights."""
+    return f"{layer}:weights"
+
+
+def returned_of(layer: str) -> str:
+    """Return the part of tasks that return the gradients of a layer's input."""
+    return f"{layer}:{Purpose.ACTIVATION_GRADIENTS}"
 
 
 def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window) -> Plan:
@@ -37,10 +58,25 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     InvalidInput if the model has no head to split, the machine has fewer devices or they are not
     linked, or it is not known how fast they are with a codec.
     """
-    devices = machine.first_devices(config.workers)
-    parts = cut(workload, config.head, config.workers)
-    work = _Step.of(parts, machine, devices, config)
-    return Plan(task for step in range(window.num_steps) for task in work.tasks(step))
+    devices, workers = machine.first_devices(config.workers), config.workers
+    parts = cut(workload, config.head, workers)
+    compute = ComputeStep(parts.body, devices)
+    update, ring, gradients = compute.update, None, {}
+    if config.updates == "step":
+        update = sum((_update_of(layer, workers) for layer in parts.head), update)
+    if workers > 1:
+        ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
+        coding = _coding(config.gradients, parts.body, devices, _GRADIENTS)
+        for layer in parts.body.in_backward_order:
+            if layer.parameters:
+                size = layer.gradient_nbytes, layer.num_parameters
+                gradients[layer.name] = Collective.over(
+                    ring, Kind.REDUCE, layer.name, *size, coding
+                )
+    passes = tuple(_sub_batches(parts, devices, config, ring))
+    # Costs are computed once for the window.
+    step_tasks = partial(_step_tasks, compute, passes, gradients, update)
+    return Plan(task for step in range(window.num_steps) for task in step_tasks(step))
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
@@ -51,137 +87,229 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
-    body = parts.body
+    body, head = parts.body, parts.head
+    # A sub-batch keeps what is gathered for linear layers, and the last layer's outputs.
+    features = head[-1].activation_nbytes
+    for before, layer in zip([body.layers[-1], *head], head, strict=False):
+        features += before.activation_nbytes if matrix_of(layer) is not None else 0
+    num_kept = min(2, config.workers) if config.updates == "sub-batch" else config.workers
     whole = state_nbytes(body.layers) + feature_nbytes(body.layers) + body.input_nbytes
-    num_kept = 2 if config.updates == "sub-batch" else config.workers
-    features = _head_features(parts) * min(num_kept, config.workers)
-    return {
-        device.name: whole + features + _head_state(parts, config.workers, worker)
-        for worker, device in enumerate(devices)
-    }
-
-
-def _head_state(parts: Cut, workers: int, worker: int) -> int:
-    """Return the bytes of a worker's part of the head's parameters, gradients and momentum."""
-    state = 0
-    for layer in parts.head:
+    needed = {device.name: whole + features * num_kept for device in devices}
+    for layer in head:
         outputs = num_outputs(layer)
-        own = shares(outputs, workers)[worker]
-        state += state_nbytes([layer]) * own // outputs
-    return state
-
-
-def _head_features(parts: Cut) -> int:
-    """Return the bytes that one sub-batch keeps: what is gathered, and the last layer's outputs."""
-    before = [parts.body.layers[-1], *parts.head]
-    gathered = [
-        one.activation_nbytes
-        for one, layer in zip(before, parts.head, strict=False)
-        if matrix_of(layer) is not None
-    ]
-    return sum(gathered) + parts.head[-1].activation_nbytes
+        for device, own in zip(devices, shares(outputs, config.workers), strict=True):
+            needed[device.name] += state_nbytes([layer]) * own // outputs
+    return needed
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What every step of the window does, priced once."""
+class _LayerWork:
+    """The work of one layer of the head for a sub-batch, on each worker and between them."""
 
-    compute: ComputeStep
-    passes: tuple[Pass, ...]
-    gradients: tuple[tuple[Layer, Collective], ...]
-    update: Cost
-
-    @classmethod
-    def of(
-        cls, parts: Cut, machine: Machine, devices: tuple[Device, ...], config: SubBatch
-    ) -> "_Step":
-        body, head, workers = parts.body, parts.head, config.workers
-        ring = None
-        if workers > 1:
-            ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
-        each = config.updates == "sub-batch"
-        split = Split(
-            layers=head,
-            batch_size=body.batch_size,
-            gathered_nbytes=body.layers[-1].activation_nbytes,
-            workers=workers,
-            ring=ring,
-            activations=_coding(config.activations, parts, devices),
-            errors=_coding(config.errors, parts, devices),
-            updates_each=each,
-        )
-        samples = shares(body.batch_size, workers)
-        compute = ComputeStep(body, devices)
-        own = Cost() if each else sum((update_of(layer, workers) for layer in head), Cost())
-        return cls(
-            compute,
-            tuple(split.one(number, count) for number, count in enumerate(samples)),
-            _reductions(body, ring, devices, config.gradients),
-            compute.update + own,
-        )
-
-    def tasks(self, step: int) -> Iterator[Task]:
-        workers, devices = self.compute.workers, self.compute.devices
-        backward: dict[int, list[Task]] = {}
-        for worker in workers:
-            tasks = list(self.compute.tasks(step, worker, after_update(step, worker)))
-            backward[worker] = [task for task in tasks if task.kind is Kind.BACKWARD]
-            yield from (task for task in tasks if task.kind is not Kind.BACKWARD)
-        last = self.compute.workload.layers[-1].name
-        computed = [task_name(step, Kind.FORWARD, last, worker) for worker in workers]
-        for one in self.passes:
-            yield from one.tasks(step, devices, computed)
-        for worker in workers:
-            yield from self._backward(step, worker, backward[worker])
-        sent: tuple[str, ...] = ()
-        for layer, exchange in self.gradients:
-            ready = [task_name(step, Kind.BACKWARD, layer.name, worker) for worker in workers]
-            yield from exchange.tasks(step, ready, sent)
-            sent = (exchange.sent(step),)
-        for worker in workers:
-            yield self._update(step, worker, sent)
-
-    def _backward(self, step: int, worker: int, tasks: list[Task]) -> Iterator[Task]:
-        """Yield the body's backward, from when all errors are there, and what it encodes."""
-        encoded = {layer.name: exchange for layer, exchange in self.gradients}
-        returned = tuple(one.returned(step, worker) for one in self.passes)
-        for task in [replace(tasks[0], after=returned), *tasks[1:]]:
-            yield task
-            if task.part in encoded:
-                yield from encoded[task.part].encodes(step, worker, task.name)
-
-    def _update(self, step: int, worker: int, sent: tuple[str, ...]) -> Task:
-        decoded = [one.result(step, worker) for _, one in self.gradients if one.coders]
-        own = [name for one in self.passes for name in one.updated(step, worker)]
-        after = (*sent, *decoded, self.compute.after_backward(step, worker), *own)
-        return replace(self.compute.step_task(step, worker, after), cost=self.update)
+    layer: str
+    forward: Cost
+    backward_input: Cost
+    backward_weight: Cost | None
+    gathered: Collective | None
+    returned: Collective | None
 
 
-def _coding(codec: str | None, parts: Cut, devices: tuple[Device, ...]) -> Coding | None:
-    if codec is None or len(devices) == 1:
+@dataclass(frozen=True)
+class _SubBatchPlan:
+    """A sub-batch: so many samples from each worker, through all layers of the head.
+
+    `waits`: a layer waits for its update with the gradients of the sub-batch before.
+    """
+
+    number: int
+    devices: tuple[Device, ...]
+    parts: tuple[_LayerWork, ...]
+    loss: Collective | None
+    waits: bool
+
+    def tasks(self, step: int, computed: list[TaskId]) -> Iterator[Task]:
+        """Yield the pass, from when each worker has `computed` the body's activations."""
+        done = list(computed)
+        for part in self.parts:
+            yield from self._forward(step, part, done)
+        if self.loss is not None:
+            yield from self._exchange(step, self.loss, done)
+        for part in reversed(self.parts):
+            yield from self._backward(step, part, done)
+
+    def returned(self, step: int, worker: int) -> TaskId:
+        """Return the task after which a worker has the activation gradients of its samples."""
+        first = self.parts[0]
+        if first.returned is not None:
+            return first.returned.result(step, worker)
+        return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
+
+    def updated(self, step: int, worker: int) -> list[TaskId]:
+        """Return the tasks with which a worker has the gradients of its part."""
+        return [self._gradients(step, part, worker, self.number) for part in self.parts]
+
+    def _forward(self, step: int, part: _LayerWork, done: list[TaskId]) -> Iterator[Task]:
+        """Yield a layer's forward, and make `done` what ends it."""
+        if part.gathered is not None:
+            for worker, ready in enumerate(done):
+                yield from part.gathered.encodes(step, worker, ready)
+            yield from self._exchange(step, part.gathered, done)
+        for worker, device in enumerate(self.devices):
+            after = [done[worker]]
+            if self.waits and self.number:
+                after.append(self._gradients(step, part, worker, self.number - 1))
+            own = TaskId(step, Kind.FORWARD, part.layer, worker, self.number)
+            yield Task(own, (compute_lane(device.name),), part.forward, tuple(after))
+            done[worker] = own
+
+    def _backward(self, step: int, part: _LayerWork, done: list[TaskId]) -> Iterator[Task]:
+        """Yield a layer's backward, its input's gradient first, and make `done` what ends these."""
+        for worker, device in enumerate(self.devices):
+            on = (compute_lane(device.name),)
+            own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
+            yield Task(own, on, part.backward_input, (done[worker],))
+            done[worker] = own
+            if part.returned is not None:
+                yield from part.returned.encodes(step, worker, own)
+            if part.backward_weight is not None:
+                gradients = self._gradients(step, part, worker, self.number)
+                yield Task(gradients, on, part.backward_weight, (own,))
+        if part.returned is not None:
+            yield from self._exchange(step, part.returned, done)
+
+    def _exchange(self, step: int, exchange: Collective, done: list[TaskId]) -> Iterator[Task]:
+        yield from exchange.tasks(step, done)
+        done[:] = [exchange.result(step, worker) for worker in range(len(done))]
+
+    def _gradients(self, step: int, part: _LayerWork, worker: int, number: int) -> TaskId:
+        label = part.layer if part.backward_weight is None else weights_of(part.layer)
+        return TaskId(step, Kind.BACKWARD, label, worker, number)
+
+
+def _sub_batches(
+    parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
+) -> Iterator[_SubBatchPlan]:
+    """Yield the sub-batches of a step.
+
+    Layers have the costs of one worker's micro-batch, and the share of the worker with the most
+    outputs.
+    """
+    workers, batch_size = config.workers, parts.body.batch_size
+    updates_each = config.updates == "sub-batch"
+    there, back = None, None
+    if workers > 1:
+        head = Workload("head", 1, parts.head, tuple(range(len(parts.head))), 0)
+        there = _coding(config.activations, head, devices, _FLOAT32)
+        back = _coding(config.activation_gradients, head, devices, _FLOAT32)
+    for number, samples in enumerate(shares(batch_size, workers)):
+        exchange = partial(_exchange, ring, workers, number)
+        works = []
+        inputs = samples * parts.body.layers[-1].activation_nbytes / batch_size
+        for layer in parts.head:
+            rows = _share(layer, workers) * workers * samples / batch_size
+            update = _update_of(layer, workers) if updates_each else Cost()
+            backward, weight = _times(layer.backward, rows) + update, None
+            gathered = returned = None
+            if matrix_of(layer) is not None:
+                # One product for the gradients by the input, and one for those by the weights.
+                half, num_calls = _times(layer.backward, rows / 2), layer.backward.num_calls
+                backward = Cost(half.flops, half.nbytes, num_calls - num_calls // 2)
+                weight = Cost(half.flops, half.nbytes, num_calls // 2) + update
+                gathered = exchange(Kind.SEND, layer.name, inputs, there, 1)
+                returned = exchange(Kind.REDUCE, returned_of(layer.name), inputs, back, workers)
+            forward = _times(layer.forward, rows)
+            works.append(_LayerWork(layer.name, forward, backward, weight, gathered, returned))
+            inputs = rows * layer.activation_nbytes
+        loss = exchange(Kind.SEND, LOSS, workers * samples * _LOSS_NBYTES, None, 1)
+        yield _SubBatchPlan(number, devices, tuple(works), loss, updates_each)
+
+
+def _coding(
+    codec: str | None, workload: Workload, devices: tuple[Device, ...], sizes: tuple[int, ...]
+) -> Coding | None:
+    """Return the codec of all devices; InvalidInput if values are not of these sizes in bytes."""
+    if codec is None:
         return None
-    check_encodable(Workload("head", 1, parts.head, tuple(range(len(parts.head))), 0), _FLOAT32)
+    check_encodable(workload, sizes)
     return Coding.by(codec, dict(enumerate(devices)))
 
 
-def _reductions(
-    body: Workload, ring: Ring | None, devices: tuple[Device, ...], codec: str | None
-) -> tuple[tuple[Layer, Collective], ...]:
-    """Return the all-reduce of each layer of the body, as they are ready in backward."""
+def _exchange(
+    ring: Ring | None,
+    workers: int,
+    number: int,
+    kind: Kind,
+    part: str,
+    nbytes: float,
+    coding: Coding | None,
+    num_encoded: int,
+) -> Collective | None:
+    """Return an all-gather of `nbytes` of each worker, or the sum of as many for each.
+
+    Each worker encodes its own part, or a part of each sum, and decodes as many as there are.
+    """
     if ring is None:
-        return ()
-    coding = None
-    if codec is not None:
-        check_encodable(body, _GRADIENTS)
-        coding = Coding.by(codec, dict(enumerate(devices)))
-    kind = Kind.REDUCE
-    return tuple(
-        (
-            layer,
-            Collective.over(
-                ring, kind, layer.name, layer.gradient_nbytes, layer.num_parameters, coding
-            ),
-        )
-        for layer in body.in_backward_order
-        if layer.parameters
-    )
+        return None
+    values = round(nbytes / 4)
+    if coding is not None:
+        nbytes = coding.wire_format.nbytes(values)
+    # Each of n workers sends (n - 1) / n of the bytes: half of what an all-reduce does.
+    on, whole = ring.reduction(workers * nbytes)
+    transfer = Transfer(on, Cost(nbytes=whole.nbytes / 2, num_calls=whole.num_calls // 2))
+    if coding is None or coding.speed.is_within_links:
+        return Collective(kind, (CollectivePiece(part, transfer, Cost(), Cost()),), (), number)
+    encode = Cost(flops=num_encoded * values, num_calls=1)
+    decode = Cost(flops=workers * values, num_calls=1)
+    piece = CollectivePiece(part, transfer, encode, decode)
+    return Collective(kind, (piece,), coding.coders, number)
+
+
+def _share(layer: Layer, workers: int) -> float:
+    outputs = num_outputs(layer)
+    return -(-outputs // workers) / outputs
+
+
+def _update_of(layer: Layer, workers: int) -> Cost:
+    whole = update_cost(Workload(layer.name, 1, (layer,), (0,), 0))
+    return _times(whole, _share(layer, workers))
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    """Return the work for so many times the samples or outputs, in as many calls."""
+    return Cost(cost.flops * factor, cost.nbytes * factor, cost.num_calls)
+
+
+def _step_tasks(
+    compute: ComputeStep,
+    passes: tuple[_SubBatchPlan, ...],
+    gradients: Mapping[str, Collective],
+    update: Cost,
+    step: int,
+) -> Iterator[Task]:
+    """Yield the tasks of a step; `gradients` are by layer of the body, in backward order."""
+    workers, body = compute.workers, compute.workload
+    backward: list[list[Task]] = []
+    for worker in workers:
+        tasks = list(compute.tasks(step, worker))
+        backward.append([task for task in tasks if task.kind is Kind.BACKWARD])
+        yield from (task for task in tasks if task.kind is not Kind.BACKWARD)
+    last = body.layers[-1].name
+    computed = [TaskId(step, Kind.FORWARD, last, worker) for worker in workers]
+    for one in passes:
+        yield from one.tasks(step, computed)
+    for worker, (first, *others) in zip(workers, backward, strict=True):
+        returned = tuple(one.returned(step, worker) for one in passes)
+        for task in (first._replace(after=returned), *others):
+            yield task
+            if task.part in gradients:
+                yield from gradients[task.part].encodes(step, worker, task.id)
+    sent: tuple[TaskId, ...] = ()
+    for layer, exchange in gradients.items():
+        ready = [TaskId(step, Kind.BACKWARD, layer, worker) for worker in workers]
+        yield from exchange.tasks(step, ready, sent)
+        sent = (exchange.sent(step),)
+    for worker in workers:
+        decoded = [one.result(step, worker) for one in gradients.values() if one.coders]
+        own = [task for one in passes for task in one.updated(step, worker)]
+        after = (*sent, *decoded, compute.after_backward(step, worker), *own)
+        yield compute.step_task(step, worker, after)._replace(cost=update)

@@ -1,1 +1,15 @@
-"""Gradients go up a tree to worker 0, which updates the weights and sends them back down."""
+"""Strategy tree: a binary tree of sums to rank 0, the baseline of Le et al. 2018."""
+
+from paceline.core.strategy import Strategy
+from paceline.strategies.tree import plan
+from paceline.strategies.tree.config import Tree
+
+STRATEGY = Strategy(
+    name="tree",
+    config=Tree,
+    plan=plan.plan,
+    run="paceline.strategies.tree.run",
+    memory=plan.memory,
+    calibrate=plan.calibrate,
+    settings=frozenset({"balance", "force", "port", "stretch"}),
+)

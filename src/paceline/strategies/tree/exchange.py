@@ -16,18 +16,74 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
-from paceline.exchange.layout import Chunk, Layout
-from paceline.exchange.replica import Statistics
+from paceline.exchange.layout import Layout
+from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder, noted
-from paceline.strategies.tree.flat import Flat
 from paceline.strategies.tree.plan import children, parent
-from paceline.tune.chunk import ChunkTimes
+
+
+class FlatGradients:
+    """A buffer of all gradients of one type, one after another, and behind them a flag for each.
+
+    The flag says whether the gradient has changed; added up, on how many ranks it has. With
+    `as_views` gradients are parts of the buffer from the first exchange on.
+    """
+
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, as_views: bool
+    ) -> None:
+        same = [slot for slot in layout.slots if slot.dtype == dtype]
+        # A view as complex values must begin at an even index, so complex slots come first.
+        self._slots = sorted(same, key=lambda slot: not slot.parameter.is_complex())
+        self._as_views = as_views
+        sizes = [slot.num_values for slot in self._slots]
+        buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
+        self.values, self.incoming = buffer, torch.empty_like(buffer)
+        self.sums, self._flags = buffer.split([sum(sizes), len(sizes)])
+        self._parts = [
+            flat.view(slot.parameter.dtype).as_strided(slot.parameter.size(), slot.stride)
+            for slot, flat in zip(self._slots, self.sums.split(sizes), strict=True)
+        ]
+
+    def fill(self, touched: Sequence[bool]) -> None:
+        """Copy this rank's gradients into the buffer."""
+        for slot, part in zip(self._slots, self._parts, strict=True):
+            gradient = slot.parameter.grad
+            if gradient is None:
+                # This rank adds nothing, but its place in the buffer has the last step's mean.
+                part.zero_()
+            elif not _is_view(gradient, part):
+                part.copy_(gradient)
+        self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
+
+    def copy_out(self) -> list[int]:
+        """Give each gradient that changed on any rank its mean; return the slots' indices."""
+        indices = []
+        for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
+            if not count:
+                continue
+            indices.append(slot.index)
+            gradient = slot.parameter.grad
+            if gradient is not None and _is_view(gradient, part):
+                continue
+            if self._as_views:
+                slot.parameter.grad = part
+            elif gradient is None:
+                slot.parameter.grad = torch.empty_like(slot.parameter).copy_(part)
+            else:
+                gradient.copy_(part)
+        return indices
+
+
+def _is_view(gradient: Tensor, part: Tensor) -> bool:
+    return gradient.data_ptr() == part.data_ptr() and gradient.numel() > 0
+
 
 _tags = itertools.count()  # so that messages of one model cannot be taken for another's
 
 
-class TreeExchange:
+class TreeExchange(Exchange):
     """One rank's side: gradients up, means down.
 
     With `as_views` gradients are views of the buffer that travels, which saves a copy.
@@ -45,22 +101,14 @@ class TreeExchange:
         self._num_steps = 0
         self._bytes_sent = self._bytes_received = 0
         self._exposed_s = 0.0
-        self._flats: tuple[Flat, ...] = ()
+        self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
         """Make a flat buffer for the gradients of each type, and one for those of a child."""
-        dtypes = dict.fromkeys(slot.dtype for slot in layout.slots)
-        device = self._group.device
-        self._flats = tuple(Flat(layout, dtype, device, self._as_views) for dtype in dtypes)
-
-    def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Everything goes together, in the order that all ranks had from the beginning."""
-
-    def begin(self) -> None:
-        """Nothing goes on during backward."""
-
-    def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Nothing is sent before all gradients are there."""
+        self._flats = tuple(
+            FlatGradients(layout, dtype, self._group.device, self._as_views)
+            for dtype in dict.fromkeys(slot.dtype for slot in layout.slots)
+        )
 
     @torch.no_grad()
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
@@ -69,28 +117,26 @@ class TreeExchange:
         changed = [False] * len(touched)
         for flat in self._flats:
             flat.fill(touched)
-            with self._group.naming_the_lost():
-                self._up(flat)
-                if self._parent is None:
-                    flat.divide(self._group.world_size)
-                self._down(flat)
-            for index in flat.hand_out():
+            with self._group.naming_lost_ranks():
+                self._reduce_and_broadcast(flat)
+            for index in flat.copy_out():
                 changed[index] = True
         self._num_steps += 1
         self._exposed_s += time.monotonic() - started
         return changed
 
-    def _up(self, flat: Flat) -> None:
+    def _reduce_and_broadcast(self, flat: FlatGradients) -> None:
+        own = self._group.rank
+        # In a fixed order, so that sums have the same bits in every run.
         for child in self._children:
             self._receive(flat.incoming, child, f"up{child}")
             with noted(self.recorder, Kind.REDUCE, f"{child}", alone=True):
                 flat.values += flat.incoming
-        if self._parent is not None:
-            self._send(flat.values, self._parent, f"up{self._group.rank}")
-
-    def _down(self, flat: Flat) -> None:
-        if self._parent is not None:
-            self._receive(flat.values, self._parent, f"down{self._group.rank}")
+        if self._parent is None:
+            flat.sums /= self._group.world_size
+        else:
+            self._send(flat.values, self._parent, f"up{own}")
+            self._receive(flat.values, self._parent, f"down{own}")
         for child in reversed(self._children):
             self._send(flat.values, child, f"down{child}")
 
@@ -104,10 +150,6 @@ class TreeExchange:
             dist.recv(values, group=self._group.process_group, group_src=rank, tag=self._tag)
         self._bytes_received += values.nbytes
 
-    def times(self) -> Sequence[ChunkTimes]:
-        """There are no chunks."""
-        return ()
-
     def discard(self) -> None:
         """Refuse to go on: the others wait for gradients that will not come."""
         raise InvalidInput(
@@ -116,10 +158,10 @@ class TreeExchange:
         )
 
     def statistics(self) -> Statistics:
-        """Return what it has taken so far: nothing is hidden."""
+        """Return the traffic and time so far: nothing is hidden."""
         sent, received = self._bytes_sent, self._bytes_received
         return Statistics(self.name, self._num_steps, sent, received, self._exposed_s, 0.0)
 
     def close(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         self._flats = ()

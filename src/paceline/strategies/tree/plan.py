@@ -11,17 +11,18 @@ distance first, where the paper sends the weights that worker 0 has updated: as 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
-from paceline.core.calibration import Line, Measurements, line_through, linked
+from paceline.core.calibration import LinearTime, Measurements, line_through, linked, with_hosts
 from paceline.core.cost import compute_lane, copy_lanes, exchange_lane
-from paceline.core.machine import Device, Machine
-from paceline.core.memory import replica_nbytes
-from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, task_name
+from paceline.core.machine import Device, DeviceKind, Machine
+from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, TaskId
 from paceline.core.simulate import simulate
-from paceline.core.step import ComputeStep, after_update
+from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Transfer, lanes_of
-from paceline.core.workload import Layer, Parameter, Workload
+from paceline.core.workload import Layer, Parameter, Workload, replica_nbytes
 from paceline.strategies.tree.config import Tree
 
 _ADD_TRAFFIC = 3  # bytes of memory traffic for each byte added: two are read and one is written
@@ -30,15 +31,25 @@ _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 
 def parent(rank: int) -> int | None:
-    """Return whom a rank sends its gradients to: the rank without the lowest bit that is set."""
+    """Return the rank that gets a rank's gradients: its number without the lowest set bit."""
     return rank & (rank - 1) if rank else None
 
 
 def children(rank: int, world_size: int) -> list[int]:
-    """Return whose gradients a rank adds, in that order: the nearest first."""
+    """Return the ranks whose gradients a rank adds, the nearest first."""
     lowest = rank & -rank or world_size
     distances = (1 << level for level in range(world_size.bit_length()))
     return [rank + d for d in distances if d < lowest and rank + d < world_size]
+
+
+class _Edge(NamedTuple):
+    """A worker and its parent, the messages between them, and the addition at the parent."""
+
+    child: int
+    parent: int
+    up: Transfer
+    add: Transfer
+    down: Transfer
 
 
 def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> Plan:
@@ -46,13 +57,15 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
     InvalidInput if the machine has fewer devices or they are not linked.
     """
-    devices = machine.first_devices(config.workers)
-    edges = tuple(
-        _Edge.of(machine, devices, child, above, workload.gradient_nbytes)
-        for child, above in _upwards(len(devices))
-    )
-    work = _Step(ComputeStep(workload, devices), edges)
-    return Plan.of_steps(work.tasks, window.num_steps)
+    devices, nbytes = machine.first_devices(config.workers), workload.gradient_nbytes
+    edges = []
+    for child, above in _upwards(len(devices)):
+        below, top = devices[child], devices[above]
+        add = Transfer(copy_lanes(top), Cost(nbytes=_ADD_TRAFFIC * nbytes, num_calls=1))
+        up, down = (_message(machine, *ends, nbytes) for ends in ((below, top), (top, below)))
+        edges.append(_Edge(child, above, up, add, down))
+    step_tasks = partial(_step_tasks, ComputeStep(workload, devices), edges)
+    return Plan.of_steps(step_tasks, window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
@@ -71,46 +84,6 @@ def _upwards(num_workers: int) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0]))
 
 
-@dataclass(frozen=True)
-class _Edge:
-    """What messages between a worker and its parent hold and cost, and what an addition does."""
-
-    child: int
-    parent: int
-    up: Transfer
-    add: Transfer
-    down: Transfer
-
-    @classmethod
-    def of(
-        cls, machine: Machine, devices: Sequence[Device], child: int, above: int, nbytes: int
-    ) -> "_Edge":
-        below, top = devices[child], devices[above]
-        addition = Cost(nbytes=_ADD_TRAFFIC * nbytes, num_calls=1)
-        return cls(
-            child,
-            above,
-            up=_message(machine, below, top, nbytes),
-            add=Transfer(copy_lanes(top), addition),
-            down=_message(machine, top, below, nbytes),
-        )
-
-    def tasks_up(self, step: int, after: tuple[str, ...]) -> tuple[Task, Task]:
-        """Return the message with the gradients, and their addition at the parent."""
-        send = self._send(step, f"up{self.child}", self.up, after)
-        part = f"{self.child}"
-        name = task_name(step, Kind.REDUCE, part, self.parent)
-        return send, Task(name, Kind.REDUCE, self.add.on, self.add.cost, (send.name,), part)
-
-    def task_down(self, step: int, after: tuple[str, ...]) -> Task:
-        """Return the message with the means."""
-        return self._send(step, f"down{self.child}", self.down, after)
-
-    def _send(self, step: int, part: str, message: Transfer, after: tuple[str, ...]) -> Task:
-        name = task_name(step, Kind.SEND, part)
-        return Task(name, Kind.SEND, message.on, message.cost, after, part)
-
-
 def _message(machine: Machine, source: Device, target: Device, nbytes: int) -> Transfer:
     route = machine.route(source, target)
     on = (*lanes_of(route), exchange_lane(source.name), exchange_lane(target.name))
@@ -119,27 +92,22 @@ def _message(machine: Machine, source: Device, target: Device, nbytes: int) -> T
     return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What every step of the window does, priced once."""
-
-    compute: ComputeStep
-    edges: tuple[_Edge, ...]
-
-    def tasks(self, step: int) -> Iterator[Task]:
-        for worker in self.compute.workers:
-            yield from self.compute.tasks(step, worker, after_update(step, worker))
-        done = [self.compute.after_backward(step, worker) for worker in self.compute.workers]
-        for edge in self.edges:
-            up, add = edge.tasks_up(step, (done[edge.child], done[edge.parent]))
-            yield from (up, add)
-            done[edge.parent] = add.name
-        for edge in reversed(self.edges):
-            down = edge.task_down(step, (done[edge.parent],))
-            yield down
-            done[edge.child] = done[edge.parent] = down.name
-        for worker in self.compute.workers:
-            yield self.compute.step_task(step, worker, (done[worker],))
+def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iterator[Task]:
+    for worker in compute.workers:
+        yield from compute.tasks(step, worker)
+    done = [compute.after_backward(step, worker) for worker in compute.workers]
+    for edge in edges:
+        sent = TaskId(step, Kind.SEND, f"up{edge.child}")
+        yield Task(sent, *edge.up, (done[edge.child], done[edge.parent]))
+        added = TaskId(step, Kind.REDUCE, str(edge.child), edge.parent)
+        yield Task(added, *edge.add, (sent,))
+        done[edge.parent] = added
+    for edge in reversed(edges):
+        sent = TaskId(step, Kind.SEND, f"down{edge.child}")
+        yield Task(sent, *edge.down, (done[edge.parent],))
+        done[edge.child] = done[edge.parent] = sent
+    for worker in compute.workers:
+        yield compute.step_task(step, worker, (done[worker],))
 
 
 def calibrate(machine: Machine, measured: Measurements, config: Tree | None = None) -> Machine:
@@ -150,26 +118,27 @@ def calibrate(machine: Machine, measured: Measurements, config: Tree | None = No
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
-    whole = line_through(measured)
-    num_sends, num_additions = _in_turn(linked(machine, pairs, Line(0.0, 1.0)))
-    if len(machine.hosts) == 1 and devices[0].kind == "cpu":
-        each = Line(
-            whole.latency_s / num_sends,
-            whole.seconds_per_byte / (num_sends + _SHARE * num_additions),
-        )
-        machine = _with_memory(machine, _MESSAGE_TRAFFIC / each.seconds_per_byte)
-    else:
-        add = _slowest_addition(machine)
-        rest_s = whole.seconds_per_byte - num_additions * add.seconds_per_byte
-        each = Line(
-            max(0.0, whole.latency_s - num_additions * add.latency_s) / num_sends,
-            max(0.01 * whole.seconds_per_byte, rest_s) / num_sends,
-        )
+    latency_s, seconds_per_byte = line_through(measured)
+    num_sends, num_additions = _in_turn(linked(machine, pairs, LinearTime(0.0, 1.0)))
+    if len(machine.hosts) == 1 and devices[0].kind == DeviceKind.CPU:
+        byte_s = seconds_per_byte / (num_sends + _SHARE * num_additions)
+        machine = with_hosts(machine, memory_bandwidth_bytes_per_s=_MESSAGE_TRAFFIC / byte_s)
+        return linked(machine, pairs, LinearTime(latency_s / num_sends, byte_s))
+    # Additions take as long as on the slowest device, or host.
+    gpus = [device for device in devices if device.kind == DeviceKind.GPU]
+    slowest = min(part.memory_bandwidth_bytes_per_s for part in gpus or machine.hosts)
+    call_s = max((gpu.call_latency_s for gpu in gpus), default=0.0)
+    rest_s = seconds_per_byte - num_additions * _ADD_TRAFFIC / slowest
+    each = LinearTime(
+        max(0.0, latency_s - num_additions * call_s) / num_sends,
+        # Where the machine says that additions take all the time, a message keeps a hundredth.
+        max(0.01 * seconds_per_byte, rest_s) / num_sends,
+    )
     return linked(machine, pairs, each)
 
 
 def _in_turn(machine: Machine) -> tuple[float, float]:
-    """Return how many messages, and how many additions, follow one another in an exchange.
+    """Return the numbers of messages and additions that follow one another in an exchange.
 
     That is so as long as an addition does not take longer than a message.
     """
@@ -183,26 +152,11 @@ def _in_turn(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """Prices an exchange alone, with a message as the unit."""
+    """A cost model of an exchange alone, whose unit is a message."""
 
     addition: float
 
     def seconds(self, task: Task) -> float:
-        """Return how many messages a task takes as long as."""
         if task.kind in COMPUTE:
             return 0.0
         return 1.0 if task.kind is Kind.SEND else self.addition
-
-
-def _with_memory(machine: Machine, nbytes_per_s: float) -> Machine:
-    fact = {"memory_bandwidth_bytes_per_s": nbytes_per_s}
-    hosts = tuple(host.model_copy(update=fact) for host in machine.hosts)
-    return machine.model_copy(update={"hosts": hosts})
-
-
-def _slowest_addition(machine: Machine) -> Line:
-    """Return what it takes a device to add, if it is the slowest to do so."""
-    on_gpus = [device for device in machine.devices if device.kind == "gpu"]
-    slowest = min(part.memory_bandwidth_bytes_per_s for part in on_gpus or machine.hosts)
-    latency_s = max((device.call_latency_s for device in on_gpus), default=0.0)
-    return Line(latency_s, _ADD_TRAFFIC / slowest)

@@ -1,1 +1,28 @@
-"""Strategy wheel: convolutions out there, fully-connected layers beside the parameter server."""
+"""Strategy wheel: bodies on workers, heads beside an asynchronous server (Du et al. 2017)."""
+
+from math import ceil
+
+from paceline.core.strategy import Role, Strategy
+from paceline.strategies.wheel import plan
+from paceline.strategies.wheel.config import Wheel
+
+
+def _roles(config: Wheel) -> tuple[Role, ...]:
+    return Role("hub", 1, leads=True), Role("body", ceil(config.workers / config.lanes))
+
+
+STRATEGY = Strategy(
+    name="wheel",
+    config=Wheel,
+    plan=plan.plan,
+    run="paceline.strategies.wheel.run",
+    roles=_roles,
+    memory=plan.memory,
+    settings=frozenset(
+        ("optimizer", "codec", "snapshots", "snapshot_s", "resume", "bind", "keys", "run", "wait_s")
+    ),
+    defaults={"momentum": 0.0, "profile_s": 1.0},
+    may_skip_profile=True,
+    remote="paceline.strategies.wheel.remote",
+    refused_options={"hub": "names a host of a machine file; a run's hub is where it is started"},
+)

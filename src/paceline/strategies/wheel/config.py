@@ -1,25 +1,27 @@
-"""The configuration of strategy wheel."""
+"""The configuration of strategy wheel, and the description of a run for all its processes."""
 
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from paceline.core.wire_format import check_codec
+from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import Purpose, check_codec
 
 _Codec = Annotated[str, AfterValidator(check_codec)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Wheel:
-    """Who works where, where the model is cut, and what travels encoded.
+    """The placement of workers, the cut of the model, and codecs of what travels.
 
     `workers` train the body; each has a head worker at the hub. `lanes` of them alternate on one
     device; with one lane, which cannot alternate, a step uses the weights of the step before.
     `hub` is the host of the parameter server and the head workers, by default that of the machine's
     first device; they compute on its first device, and the bodies on the machine's other devices.
-    `head` is the head's first layer, by default found by `split`. `activations`, `residuals`,
-    `parameters` and `gradients` (of the body) are the codecs by which each travels.
+    `head` is the head's first layer, by default found by `split`. `activations`, `parameters`,
+    `activation_gradients` and `gradients` (of the body) are the codecs by which each travels.
 
     Of a run, not of the plan: no worker begins a step more than `staleness` steps before the
     slowest has completed as many; None lets it. The learning rate of an update whose gradients miss
@@ -31,8 +33,110 @@ class Wheel:
     hub: str | None = None
     head: str | None = None
     activations: _Codec | None = None
-    residuals: _Codec | None = None
+    activation_gradients: _Codec | None = None
     parameters: _Codec | None = None
     gradients: _Codec | None = None
     staleness: Annotated[int, Field(ge=0)] | None = 16
     staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @property
+    def codecs(self) -> dict[Purpose, str | None]:
+        """The codec of each purpose that can have one."""
+        return {
+            Purpose.ACTIVATIONS: self.activations,
+            Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
+            Purpose.PARAMETERS: self.parameters,
+            Purpose.GRADIENTS: self.gradients,
+        }
+
+    @property
+    def workers_by_device(self) -> dict[int, range]:
+        """The workers that alternate on each body device; these count from 1, the hub is 0."""
+        firsts = range(0, self.workers, self.lanes)
+        return {
+            number: range(first, min(first + self.lanes, self.workers))
+            for number, first in enumerate(firsts, 1)
+        }
+
+
+class PaceSpec(BaseModel):
+    """The seconds of the whole model's layers, body and then head, and of an update.
+
+    They are those of `samples`, each of `input_shape` if the model does not know it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    samples: Annotated[int, Field(ge=1)]
+    input_shape: tuple[int, ...] | None
+    forward_s: tuple[_Seconds, ...]
+    backward_s: tuple[_Seconds, ...]
+    update_s: _Seconds
+
+
+class RunSpec(BaseModel):
+    """The part of a run that all its workers must know; none of it is secret, or a path.
+
+    Data are loaded for samples of `input_shape`, if that is known. `config` names the head's first
+    layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the whole run;
+    `num_traced` of them are traced, from `first_traced` on. With a `pace` the run is a rehearsal:
+    layers take its times, and nothing is learnt. In a tree of hubs, `place` is (number, count): the
+    hub has that one of so many equal parts of the samples.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    num_classes: int | None
+    data: str
+    input_shape: tuple[int, ...] | None
+    batch_size: Annotated[int, Field(ge=1)]
+    epochs: Annotated[int, Field(ge=1)]
+    seed: int
+    config: Wheel
+    first_traced: Annotated[int, Field(ge=0)] = 0
+    num_traced: Annotated[int, Field(ge=0)] = 0
+    profile_s: Annotated[float, Field(ge=0)]
+    boot_id: str
+    pace: PaceSpec | None = None
+    place: tuple[int, int] = (0, 1)
+
+    @property
+    def head(self) -> str:
+        """The head's first layer."""
+        assert self.config.head is not None
+        return self.config.head
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts into which all hubs of a tree together cut each step's samples."""
+        return self.place[1] * self.config.workers
+
+    def part(self, worker: int) -> int:
+        """Return the number of a worker's part."""
+        return self.place[0] * self.config.workers + worker
+
+    @property
+    def traced(self) -> range:
+        """The steps that are traced."""
+        return range(self.first_traced, self.first_traced + self.num_traced)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "RunSpec":
+        """Return the run of which a hub has told; InvalidInput if it is none."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise InvalidInput(
+                f"the hub's settings: {first_fault(error)}; both sides need the same version"
+            ) from None
+
+    def seed_of(self, worker: int, step: int) -> int:
+        """Return the seed of a worker's step: a step that is done again draws the same numbers."""
+        return hash((self.seed, self.part(worker), step)) % 2**63
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the field and the text of the first error that pydantic has found."""
+    fault = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"

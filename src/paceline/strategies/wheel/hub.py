@@ -1,65 +1,161 @@
 """The hub: it waits for body workers, answers them in the order of arrival, and tests the model.
 
-A request is executed at once, but for three: the first BEGIN waits until all workers are there, a
-fetch until no live worker is too far behind (`ParameterServer.may_begin`), and a worker that tries
-its way to the hub until no other one does. A worker that is lost takes
-its half-done step with it, and the others go on; it may come back.
+A request is executed at once, but for three: BEGIN waits until all workers are there, a fetch until
+no live worker is too far behind (`ParameterServer.may_begin`), and a worker that measures its link
+until no other one does. A worker that is lost takes its half-done step with it, and the others go
+on; it may come back.
 """
 
+import logging
 import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from os import sched_getaffinity
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
-from paceline.strategies.wheel.coding import Parts, parts_of
-from paceline.strategies.wheel.half import load_buffers
-from paceline.strategies.wheel.heads import HeadWorkers
-from paceline.strategies.wheel.job import Job, Topic
-from paceline.strategies.wheel.profile import Profile
-from paceline.strategies.wheel.roll import Roll
-from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tally import Conduct, Status, Tally
-from paceline.strategies.wheel.trace import Record, record_of
-from paceline.strategies.wheel.trunk import Trunk
-from paceline.wire.inbox import Joined, Lost, Request, Woken
-from paceline.wire.messages import Message
-from paceline.wire.service import Service
-from paceline.wire.texts import one_line
+from paceline.core.outcome import Epoch
+from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.exchange.session import Progress
+from paceline.links import processes
+from paceline.links.group import physical_cores
+from paceline.rpc.frames import Message
+from paceline.rpc.keys import load_hub_keys
+from paceline.rpc.limits import Limits, one_line
+from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
+from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.checkpoint import Checkpoints
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.job import TrainingJob, difference
+from paceline.strategies.wheel.measure import DeviceProfile
+from paceline.strategies.wheel.membership import LossSum, Membership
+from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
+from paceline.strategies.wheel.server import HeadWorkers, ParameterServer
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
+from paceline.strategies.wheel.trace import Trace
+from paceline.strategies.wheel.tree import ChildHubs, ChildServer
 
-_LOOK_S = 0.2
+logger = logging.getLogger(__name__)
+_LOOPBACK = "tcp://127.0.0.1:0"
+_POLL_S = 0.2
 _DISMISSAL_S = 2.0
+_LEAVING_S = 5.0  # for processes that are done to say good-bye
+_RATE_WINDOW_S = 10.0
+_WORKER_MODULE = "paceline.strategies.wheel.worker"
 _UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 _OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *_UPDATES)
 
 
+class LocalWorkers:
+    """A hub's own worker processes, one for each device, with common settings `base`."""
+
+    def __init__(self, base: WorkerProcessSettings, config: Wheel, devices: Sequence[str]) -> None:
+        self._processes: dict[processes.Process, Sequence[int]] = {}
+        self._reported: set[processes.Process] = set()
+        lanes = config.workers_by_device
+        try:
+            for device, workers in zip(devices, lanes.values(), strict=True):
+                own = {"workers": tuple(workers), "device": device}
+                settings = base.model_copy(update=own | {"threads": num_threads(len(lanes))})
+                command = processes.module_command(_WORKER_MODULE, settings.model_dump_json())
+                # Standard output holds the result, and nothing else.
+                process = processes.start(command, stdout=processes.STANDARD_ERROR)
+                self._processes[process] = workers
+        except BaseException:
+            self.close()
+            raise
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Return the workers whose process has failed since the last call, and how it ended."""
+        found: list[tuple[int, str]] = []
+        for process, workers in self._processes.items():
+            if process.poll() and process not in self._reported:
+                self._reported.add(process)
+                ended = f"(process {process.pid}) {processes.reason(process.poll())}"
+                found += [(one, ended) for one in workers]
+        return found
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End those that still run after `wait_s`."""
+        processes.end(list(self._processes), wait_s=wait_s, termination_s=0.0)
+
+
+def num_threads(num_devices: int) -> int:
+    """Return the number of threads of each of these devices, and of the hub beside them."""
+    return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + 1))
+
+
 class Hub:
-    """Serves body workers until all have done their steps. A `tally` is that of a hub before."""
+    """Serves body workers until all have done their steps.
+
+    It listens for them, and starts those of `devices` on this machine if `settings` have no address
+    to bind: what one of these finds wrong ends the run. What was opened and started is closed by
+    `stack`. `test`, if any, is called after each epoch, with its number, its mean training loss and
+    its seconds. Without all workers, or any, the hub waits for `settings.wait_s`. `epochs` are
+    those of a hub before. Raises InvalidInput if the address cannot be listened on.
+    """
 
     def __init__(
         self,
-        service: Service,
+        stack: ExitStack,
+        settings: TrainSettings | RehearseSettings | ChildSettings,
+        run_id: str,
+        job: TrainingJob,
         server: ParameterServer,
-        heads: HeadWorkers,
-        job: Job,
-        layout: str,
-        steps_per_epoch: int,
-        conduct: Conduct,
-        tally: Tally | None = None,
+        progress: Progress,
+        *,
+        test: Callable[[int, float, float], Epoch] | None = None,
+        devices: Sequence[str] = (),
+        checkpoints: Checkpoints | None = None,
+        epochs: list[Epoch] | None = None,
     ) -> None:
-        self._service, self._server, self._heads = service, server, heads
-        self.trunk = Trunk(server, steps_per_epoch * job.epochs)
-        self._steps_per_epoch, self._conduct = steps_per_epoch, conduct
-        self._held: list[Request] = []  # fetches of those who are too far ahead
-        self._trials: list[Request] = []  # of ways to here, while another worker tries its own
-        self._trying: int | None = None
-        self._roll = Roll(
-            job.config.workers, layout, server, service.reply, self._note_beginning, conduct
+        config, self._max_nbytes = job.spec.config, job.max_message_nbytes
+        limits = Limits(
+            run_id,
+            protocol.agreement(),
+            num_workers=config.workers,
+            max_message_nbytes=self._max_nbytes,
+            settings=job.spec.model_dump_json().encode(),
         )
-        self.tally = Tally() if tally is None else tally
-        self._before_s = sum(epoch.seconds for epoch in self.tally.epochs)
-        self._began_s = self._paused_s = self._looked_s = 0.0
+        keys = None if settings.keys is None else load_hub_keys(settings.keys)
+        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys)
+        stack.callback(self.rpc.close)
+        self._pool: LocalWorkers | None = None
+        if settings.bind is None:
+            common = WorkerProcessSettings(
+                connect=self.rpc.address, run=run_id, deadline_s=settings.deadline_s
+            )
+            self._pool = LocalWorkers(common, config, devices)
+            stack.callback(self._pool.close)
+        else:
+            logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
+        self._server, self.heads = server, HeadWorkers(server, job)
+        self._layout, self._steps_per_epoch = job.layout, job.steps_per_epoch
+        self._test, self._progress = test, progress
+        self._checkpoints = checkpoints
+        self.children = ChildHubs(server, self._steps_per_epoch * job.spec.epochs)
+        self._held: list[RpcRequest] = []  # fetches of those who are too far ahead
+        self._probes: list[RpcRequest] = []  # of links, while another worker measures its own
+        self._probing: int | None = None
+        self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
+        self._membership = Membership(server.workers, settings.wait_s, self._admit)
+        self.epochs = [] if epochs is None else epochs
+        self.num_samples = 0
+        self.update_ends_s: list[float] = []  # in seconds of training
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of epochs not over
+        self.lost: list[str] = []  # why each worker was lost
+        self._before_s = self._epochs_s
+        self._began_s = self._paused_s = self._polled_s = 0.0
+        self._recent: deque[tuple[float, int, int]] = deque()  # seconds, samples, bytes
         self._failure: InvalidInput | WorkerLost | None = None
-        self.profiles: dict[int, Profile] = {}
-        self.record = Record()
+        self.profiles: dict[int, DeviceProfile] = {}
+        self.trace = Trace()
+
+    @property
+    def _epochs_s(self) -> float:
+        return sum(epoch.seconds for epoch in self.epochs)
 
     @property
     def trained_s(self) -> float:
@@ -67,223 +163,247 @@ class Hub:
         since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
         return self._before_s + since_s
 
-    def run(self) -> None:
-        """Serve until all workers that are there have done their steps.
+    def wait_for_workers(self) -> None:
+        """Serve until all workers wait to begin, or those that came within `wait_s`.
+
+        Raises InvalidInput if a worker of this machine cannot work, WorkerLost if none comes.
+        """
+        self._serve(lambda: self._membership.is_ready)
+
+    def train(self) -> None:
+        """Let the workers begin, and serve until all that are there have done their steps.
 
         Raises InvalidInput if a loss is not finite or a worker of this machine cannot work,
-        WorkerLost if no worker is left, or comes.
+        WorkerLost if no worker is left.
         """
+        self._began_s = time.monotonic()
+        self._membership.begin()
+        self._serve(lambda: self._membership.is_over)
+        for endpoint in self.heads.endpoints:
+            self.trace.add(endpoint.recorder.trace)
+
+    def close(self) -> tuple[int, int]:
+        """Disconnect, let processes of this machine end; return the bytes sent and received."""
+        self.rpc.close()
+        if self._pool is not None:
+            self._pool.close(_LEAVING_S)
+        return self.rpc.traffic.sent_nbytes, self.rpc.traffic.received_nbytes
+
+    def _serve(self, is_over: Callable[[], bool]) -> None:
         try:
-            while not self._roll.is_over:
-                event = self._service.receive(_LOOK_S)
-                if isinstance(event, Request):
+            while not is_over():
+                event = self.rpc.receive(_POLL_S)
+                if isinstance(event, RpcRequest):
                     self._execute(event)
                 elif isinstance(event, Lost):
-                    self._lose(event.worker, event.why)
+                    self._drop(event.worker, event.why)
                 elif isinstance(event, Joined):
-                    self._lose(event.worker, "has begun anew")
+                    self._drop(event.worker, "has begun anew")
                 elif isinstance(event, Woken):
-                    self._renew()
+                    # For a child hub: its parent has replied, and may have begun anew.
+                    if isinstance(self._server, ChildServer) and self._server.poll_parent():
+                        self._membership.restart()
+                    self._go_on()
                 if self._failure is not None:
                     raise self._failure
-                self._look()
+                self._poll()
         except (InvalidInput, WorkerLost) as error:
             self._dismiss(str(error))
             raise
-        self.record.add(self._heads.record())
 
-    def _execute(self, request: Request) -> None:
+    def _execute(self, request: RpcRequest) -> None:
         worker, message = request.worker, request.message
         try:
             reply = self._reply(request)
         except StepDiscarded as error:
-            self._conduct.say(f"{error}")
+            logger.info("%s", error)
             reply = Message(Topic.AGAIN.value, message.step)
         except NonFinite as error:
-            self._service.reply(request, _refusal(str(error)))
+            self.rpc.reply(request, _refusal(str(error)))
             raise InvalidInput(f"learning_rate: {error}") from None
         except InvalidInput as error:
-            self._conduct.say(f"worker {worker} is refused: {error}")
+            logger.info("worker %d is refused: %s", worker, error)
             reply = _refusal(str(error))
         if reply is not None:
-            self._service.reply(request, reply)
+            self.rpc.reply(request, reply)
         if message.topic in (*_UPDATES, Topic.DONE):
             self._go_on()
 
-    def _reply(self, request: Request) -> Message | None:
-        """Do what a request asks for; None if its reply comes later."""
+    def _reply(self, request: RpcRequest) -> Message | None:
+        """Do what a request asks for, and return its reply; None if that comes later."""
         worker, message = request.worker, request.message
-        if message.topic in _OF_STEPS and worker not in self._roll.live:
+        if message.topic in _OF_STEPS and not self._server.workers.of(worker).is_live:
             return Message(Topic.AGAIN.value, message.step)
         match message.topic:
             case Topic.PARAMETERS | Topic.WHOLE_PARAMETERS:
                 return self._fetch(request)
             case Topic.WHOLE_GRADIENTS:
-                return self._merge(request)
+                is_first = worker == min(self._server.workers.live)
+                self._count(self.children.update(worker, message, is_first=is_first))
+                # The rest of a child hub's request is a fetch.
+                fetch = Message(Topic.WHOLE_PARAMETERS.value, message.step)
+                return self._fetch(replace(request, message=fetch))
             case Topic.ACTIVATIONS:
-                return self._heads.answer(worker, message, request.arrived_s)
+                return self.heads.answer(worker, message, request.arrived_s)
             case Topic.GRADIENTS:
-                return self._update(worker, message, request.arrived_s)
+                update, losses = self.heads.update(worker, message, request.arrived_s)
+                self._count(losses)
+                return update
             case Topic.BEGIN:
-                self._roll.begin(request)
+                there = b"".join(message.parts[:1]).decode(errors="replace")
+                if (found := difference(self._layout, there)) is not None:
+                    raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+                self._begins[worker] = request
+                self._membership.wait(worker, message.step)  # replies now or later, by _admit
                 return None
             case Topic.PROBE:
-                return self._try(request)
+                return self._probe(request)
             case Topic.CLOCK:
                 return Message(Topic.CLOCK.value, time.monotonic_ns())
-        self._take_note(worker, message, parts_of(message))
+        self._note(worker, message)
         return Message(message.topic, message.step)
 
-    def _try(self, request: Request) -> Message | None:
-        """Fill the way to a worker that tries it; one after the other, as they may share it."""
-        if self._trying not in (None, request.worker):
-            self._trials.append(request)
-            return None
-        self._trying = request.worker
-        filling = self._heads.filling(request.message.step)
-        return Message(Topic.PROBE.value, parts=(filling,))
-
-    def _end_trial(self, worker: int) -> None:
-        """Let the next worker try its way, if this one did."""
-        waiting = [request for request in self._trials if request.worker != worker]
-        if self._trying in (None, worker):
-            self._trying, self._trials = None, []
-            for request in waiting:
-                self._execute(request)
-        else:
-            self._trials = waiting
-
-    def _take_note(self, worker: int, message: Message, parts: Parts) -> None:
-        """Note what a worker says that asks for nothing."""
-        topic = message.topic
+    def _note(self, worker: int, message: Message) -> None:
+        """Record what a worker reports, which needs no reply."""
+        topic, parts = message.topic, protocol.parts_of(message)
         if len(parts) != 1:
             raise InvalidInput(f"{topic}: {len(parts)} parts")
         match topic:
             case Topic.PROFILE:
-                self.profiles[worker] = Profile.of(bytes(parts[0]))
-                self._end_trial(worker)
+                self.profiles[worker] = DeviceProfile.from_json(bytes(parts[0]))
+                self._end_probes(worker)
             case Topic.BUFFERS:
-                if worker == min(self._roll.live, default=worker):
-                    load_buffers(self._server.halves.body, parts[0])
+                # Nobody knows how to merge running means: one worker's are taken.
+                if worker == min(self._server.workers.live, default=worker):
+                    protocol.load_buffers(self._server.halves.body, parts[0])
             case Topic.DONE:
-                self._finish(worker, message.step, bytes(parts[0]))
+                self.trace.add(Trace.from_json(bytes(parts[0])))
+                self.children.finish(worker, message.step)
+                self._membership.finish(worker)
             case Topic.FAILED:
                 told = one_line(bytes(parts[0]).decode(errors="replace"))
-                self._fail(worker, f"worker {worker} failed: {told}", by_input=bool(message.step))
+                why = f"worker {worker} failed: {told}"
+                if self._pool is not None:
+                    self._failure = InvalidInput(why) if message.step else WorkerLost(why)
+                else:
+                    logger.info("%s", why)
+                    self._drop(worker, "has failed")
             case _:
                 raise InvalidInput(f"a message about {topic!r}, which there is not")
 
-    def _fetch(self, request: Request) -> Message | None:
+    def _admit(self, worker: int, step: int) -> None:
+        """Tell a worker that waits to begin which step is its next."""
+        below = self._server.workers.of(worker).below
+        parts = (protocol.numbers_part(below),) if below else ()
+        begin = Message(Topic.BEGIN.value, step, parts=parts)
+        self.rpc.reply(self._begins.pop(worker), begin)
+
+    def _probe(self, request: RpcRequest) -> Message | None:
+        """Answer a worker that measures its link; one after the other, as they may share a wire."""
+        if self._probing not in (None, request.worker):
+            self._probes.append(request)
+            return None
+        self._probing = request.worker
+        nbytes = request.message.step
+        if not 0 <= nbytes <= self._max_nbytes:
+            raise InvalidInput(f"{nbytes:,} bytes to try; at most {self._max_nbytes:,}")
+        return Message(Topic.PROBE.value, parts=(memoryview(bytes(nbytes)),))
+
+    def _end_probes(self, worker: int) -> None:
+        """Let the next worker measure its link, if this one did."""
+        waiting = [request for request in self._probes if request.worker != worker]
+        if self._probing in (None, worker):
+            self._probing, self._probes = None, []
+            for request in waiting:
+                self._execute(request)
+        else:
+            self._probes = waiting
+
+    def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
             self._held.append(request)
             return None
         if request.message.topic == Topic.WHOLE_PARAMETERS:
-            return self.trunk.fetch(request.worker, request.message)
-        return self._heads.fetch(request.worker, request.message)
+            return self.children.fetch(request.worker, request.message)
+        return self.heads.fetch(request.worker, request.message)
 
-    def _merge(self, request: Request) -> Message | None:
-        """Update with what a child hub has gathered; the rest of its request is a fetch."""
-        worker, message = request.worker, request.message
-        is_first = worker == min(self._roll.live)
-        learnt = self.trunk.update(worker, message, is_first=is_first)
-        for epoch, own in learnt.items():
-            self.tally.learnt(epoch, own, self.trained_s)
-        fetch = Message(Topic.WHOLE_PARAMETERS.value, message.step)
-        return self._fetch(replace(request, message=fetch))
-
-    def _update(self, worker: int, message: Message, at_s: float) -> Message:
-        reply, learnt = self._heads.update(worker, message, at_s)
-        if learnt is not None:
-            self.tally.learnt(message.step // self._steps_per_epoch, learnt, self.trained_s)
-        return reply
-
-    def _renew(self) -> None:
-        """See to what has come of a parent."""
-        if self._conduct.renew():
-            self._roll.restart()
-        self._go_on()
+    def _count(self, losses: Mapping[int, LossSum]) -> None:
+        for epoch, loss in losses.items():
+            self.num_samples += loss.num_samples
+            self.update_ends_s.append(self.trained_s)
+            self._losses[epoch] += loss
+            self._progress.advance(loss.num_samples)
 
     def _go_on(self) -> None:
         """Answer those who may begin now, and test the model if an epoch is complete."""
         waiting, self._held = self._held, []
         for request in waiting:
             self._execute(request)
-        while len(self.tally.epochs) < self._roll.reached // self._steps_per_epoch:
-            self._test(len(self.tally.epochs))
+        while (number := len(self.epochs)) < self._membership.num_steps // self._steps_per_epoch:
+            started_s, seconds = time.monotonic(), self.trained_s - self._epochs_s
+            loss = self._losses.pop(number, LossSum())
+            mean_loss = loss.total / max(1, loss.num_samples)
+            untested = Epoch(number, mean_loss, mean_loss, 0.0, seconds)
+            self.epochs.append(
+                self._test(number, mean_loss, seconds) if self._test is not None else untested
+            )
+            self._server.model.train()
+            self._paused_s += time.monotonic() - started_s
 
-    def _test(self, number: int) -> None:
-        started_s, trained_s = time.monotonic(), self.trained_s
-        before_s = sum(epoch.seconds for epoch in self.tally.epochs)
-        loss = self.tally.mean_loss(number)
-        self.tally.epochs.append(self._conduct.test(number, loss, trained_s - before_s))
-        self._server.model.train()
-        self._paused_s += time.monotonic() - started_s
-
-    def _finish(self, worker: int, step: int, record: bytes) -> None:
-        self.record.add(record_of(record))
-        self.trunk.finish(worker, step)
-        self._roll.finish(worker)
-
-    def _fail(self, worker: int, why: str, *, by_input: bool) -> None:
-        if self._conduct.is_local:
-            self._failure = InvalidInput(why) if by_input else WorkerLost(why)
-        else:
-            self._conduct.say(why)
-            self._lose(worker, "has failed")
-
-    def _lose(self, worker: int, why: str) -> None:
-        """Go on without a worker."""
-        self._end_trial(worker)
+    def _drop(self, worker: int, why: str) -> None:
+        self._end_probes(worker)
         self._held = [request for request in self._held if request.worker != worker]
-        if not self._roll.lose(worker):
+        self._begins.pop(worker, None)
+        if not self._membership.drop(worker):
             return
-        self.tally.lost.append(f"worker {worker} {why}")
-        self._conduct.say(
-            f"worker {worker} {why}: its half-done step is dropped, and its share of the samples "
-            "is left out until it is back"
+        self.lost.append(f"worker {worker} {why}")
+        logger.info(
+            "worker %d %s: its half-done step is dropped, and its share of the samples is left out "
+            "until it is back",
+            *(worker, why),
         )
         self._go_on()
 
-    def _look(self) -> None:
-        """See to all that is not asked for."""
+    def _poll(self) -> None:
+        """Look after processes, those who wait, checkpoints and progress, a few times a second."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_S:
+        if now_s - self._polled_s < _POLL_S:
             return
-        self._looked_s = now_s
-        for worker, why in self._conduct.gone():
-            self._roll.strike(worker, why)
-            self._lose(worker, why)
-        self._roll.look()
-        self._conduct.look(self.status)
-
-    def _note_beginning(self) -> None:
-        self._conduct.begun(self.profiles)
-        self._began_s = time.monotonic()
-
-    @property
-    def status(self) -> Status:
-        """How far the run is."""
-        done = self._server.statistics
-        return Status(
-            self._server.version,
-            len(self.tally.epochs),
-            self.trained_s,
-            self.tally.num_samples,
-            done.mean_staleness,
-            self._heads.travelled + self.trunk.travelled,
-            tuple(sorted(self._roll.live)),
-        )
+        self._polled_s = now_s
+        for worker, why in self._pool.poll() if self._pool else ():
+            self._membership.mark_dead(worker, why)
+            self._drop(worker, why)
+        if not self._membership.has_begun:
+            return
+        self._membership.poll()
+        if self._checkpoints is not None:
+            self._checkpoints.save(self.epochs, if_due=True)
+        # The speed of the run over the last seconds.
+        nbytes = sum(self.heads.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
+        nbytes += self.children.traffic.nbytes.total()
+        recent, now = self._recent, (self.trained_s, self.num_samples, nbytes)
+        recent.append(now)
+        while now[0] - recent[0][0] > _RATE_WINDOW_S and len(recent) > 2:
+            recent.popleft()
+        seconds, samples, travelled = (new - old for new, old in zip(now, recent[0], strict=True))
+        if samples:
+            self._progress.status(
+                f"update {self._server.version:,}: {samples / seconds:,.0f} samples/s, "
+                f"{len(self._server.workers.live)} workers, staleness "
+                f"{self._server.updates.mean_staleness:.1f}, {travelled / seconds / 1e6:,.1f} MB/s,"
+                f" {nbytes / 1e6:,.0f} MB so far"
+            )
 
     def _dismiss(self, why: str) -> None:
-        """Tell those who ask that the run is over."""
-        until_s, left = time.monotonic() + _DISMISSAL_S, set(self._roll.live)
-        for request in (*self._held, *self._roll.waiting):
-            self._service.reply(request, _refusal(why))
+        """Tell those who ask that the run is over, for a moment: they end with the reason."""
+        until_s, left = time.monotonic() + _DISMISSAL_S, set(self._server.workers.live)
+        for request in (*self._held, *self._begins.values()):
+            self.rpc.reply(request, _refusal(why))
         while left and time.monotonic() < until_s:
-            event = self._service.receive(_LOOK_S)
-            if isinstance(event, Request):
-                self._service.reply(event, _refusal(why))
-            if isinstance(event, Request | Lost):
+            event = self.rpc.receive(_POLL_S)
+            if isinstance(event, RpcRequest):
+                self.rpc.reply(event, _refusal(why))
+            if isinstance(event, RpcRequest | Lost):
                 left.discard(event.worker)
 
 

@@ -1,205 +1,353 @@
-"""The runner of strategy wheel: the hub, and the body processes of this machine."""
+"""Run strategy wheel: this process is the hub, which starts its workers or waits for others.
 
-import copy
-import os
-from collections.abc import Callable
-from contextlib import ExitStack
+A rehearsal differs by its spec alone: its model, data and optimizer are paced stand-ins, and
+nothing is tested. A child hub is served in the same way: a hub that is one worker of another, its
+parent. The parent says model, data, batch size and epochs, and the root keeps the result. A child
+reports in the end what its workers have done, and how many bytes that took.
+"""
+
+import logging
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from hashlib import sha256
-from math import isfinite
+from itertools import pairwise
+from math import ceil, isfinite
+from pathlib import Path
+from statistics import fmean
 
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import save_model
 from torch import nn
 
-from paceline.core.errors import InvalidInput
-from paceline.links.group import Group, Member
-from paceline.strategies.wheel.body import agreement
-from paceline.strategies.wheel.branch import Branch, Uplink
-from paceline.strategies.wheel.coding import check_codecs
-from paceline.strategies.wheel.crew import Crew
-from paceline.strategies.wheel.fit import device_name, devices_of, machine_of
-from paceline.strategies.wheel.half import example_of, layout_of
-from paceline.strategies.wheel.halves import Halves, cut
-from paceline.strategies.wheel.heads import HeadWorkers
-from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import Job
-from paceline.strategies.wheel.keeping import Keeper
-from paceline.strategies.wheel.order import Fitted, Run, job_of, largest_nbytes, resolved
-from paceline.strategies.wheel.outcome import Outcome, outcome_of
-from paceline.strategies.wheel.paced import stand_in
-from paceline.strategies.wheel.profile import Profile
+from paceline.core.compare import conform
+from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.core.outcome import Epoch, Outcome, Traffic, Updates
+from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Calibrated, Window
+from paceline.core.timeline import Origin, Timeline
+from paceline.core.wire_format import Purpose
+from paceline.data.sampler import ShardedBatches
+from paceline.exchange.loop import evaluate
+from paceline.exchange.session import Progress, TrainingSession
+from paceline.rpc.client import Client
+from paceline.rpc.keys import load_worker_keys
+from paceline.rpc.limits import Identity
+from paceline.strategies.wheel import job as jobs
+from paceline.strategies.wheel.checkpoint import Checkpoints
+from paceline.strategies.wheel.config import RunSpec, Wheel
+from paceline.strategies.wheel.hub import Hub, num_threads
+from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_head
+from paceline.strategies.wheel.plan import plan
+from paceline.strategies.wheel.protocol import agreement, check_codecs
+from paceline.strategies.wheel.remote import RUN, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tally import Conduct, Status, Tally
-from paceline.strategies.wheel.trial import try_head
-from paceline.training.loop import Epoch, evaluate
-from paceline.wire.service import Service
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages
+from paceline.strategies.wheel.trace import timeline_of, utilisation
+from paceline.strategies.wheel.tree import ChildServer, HubPurpose, ParentHub
+from paceline.strategies.wheel.worker import reporting_failure
+
+logger = logging.getLogger(__name__)
+_SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 
 
-def train(run: Run) -> Outcome:
-    """Train the run's model; its parameters are those of the server in the end.
-
-    Raises InvalidInput if model, head, codecs and data do not fit each other, or a loss is not
-    finite; WorkerLost if no worker is left.
-    """
-    run, parts = resolved(run)
-    job, largest = job_of(run), largest_nbytes(parts, run.config)
-    model, halves = _halved(run, run.model, job)
-    run = replace(run, model=model)
-    check_codecs(run.config, halves.head_parameters[0].dtype)
-    layout, tally = layout_of(job, halves, run.data), Tally()
-    branch = _branch(run, halves)
-    server = branch or _server(run, halves)
-    keeper = Keeper(
-        run.snapshots, run.snapshot_s, server, run.run_id, sha256(layout.encode()).hexdigest()
-    )
-    if run.resume:
-        run.say(keeper.resume(tally, run.steps_per_epoch))
-    own = _tried(run, job) if run.profile_s else None
-    heads = HeadWorkers(server, job, run.device, _name(run), largest)
-    fits: list[Fitted | None] = []
-
-    def begun(profiles: dict[int, Profile]) -> None:
-        if branch:
-            branch.begin()
-        fits.append(_fitted(run, own, profiles))
-        run.begun(fits[0])
-
-    def look(status: Status) -> None:
-        keeper.look(tally)
-        run.look(status)
-
+@contextmanager
+def start(session: TrainingSession) -> Iterator["WheelRunner"]:
+    """Yield a session's runner, whose processes end with it; InvalidInput if parts do not fit."""
     with ExitStack() as stack:
-        service = _service(run, job, largest)
-        stack.callback(service.close)
-        if branch:
-            stack.callback(branch.close)
-            branch.wake = service.wake
-        crew = _crew(run, service.address, stack)
-        conduct = _conduct(run, branch, crew, begun, look)
-        run.prepared(service.address, crew.pids if crew else {})
-        hub = Hub(service, server, heads, job, layout, run.steps_per_epoch, conduct, tally)
-        hub.run()
-        if branch:
-            branch.finish()
-        keeper.keep(tally)
-        service.close()
-        if crew:
-            crew.leave()
-        traffic = service.traffic.sent_nbytes, service.traffic.received_nbytes
-    return outcome_of(run, parts, hub, server, heads, fits[0], job.num_traced, traffic)
+        yield WheelRunner(session, stack)
 
 
-def _conduct(
-    run: Run,
-    branch: Branch | None,
-    crew: Crew | None,
-    begun: Callable[[dict[int, Profile]], None],
-    look: Callable[[Status], None],
-) -> Conduct:
-    """Return what the hub asks and tells while it serves."""
-    return Conduct(
-        test=lambda number, loss, seconds: _tested(run, number, loss, seconds),
-        begun=begun,
-        look=look,
-        gone=crew.gone if crew else list,
-        say=run.say,
-        renew=branch.renew if branch else lambda: False,
-        wait_s=run.wait_s,
-        is_local=crew is not None,
+class WheelRunner:
+    """The hub of a training or a rehearsal."""
+
+    def __init__(self, session: TrainingSession, stack: ExitStack) -> None:
+        config: Wheel = session.config
+        if config.lanes > 1 and config.staleness == 0:
+            raise InvalidInput(
+                "staleness: lanes that alternate fetch a step ahead; allow at least 1, or take "
+                "lanes=1"
+            )
+        self._session, self._stack = session, stack
+        settings = session.settings
+        hub_device, self._devices = _devices(session)
+        if isinstance(settings, RehearseSettings):
+            job, self._make = jobs.rehearsal_job(session, settings)
+        else:
+            job, self._make = jobs.training_job(session, settings, hub_device)
+        self._job, self.workload = job, job.workload
+        self.samples_per_step = len(job.data.train) / job.steps_per_epoch
+        self.about = (
+            f"{settings.model}: {job.workload.num_parameters:,} parameters in "
+            f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
+            + (f", paced as {session.device.label}" if session.device is not None else "")
+        )
+        check_codecs(job.spec.config, job.halves.head_parameters[0].dtype)
+        self._server = ParameterServer(
+            job.model,
+            job.halves,
+            self._make([p for p in job.model.parameters() if p.requires_grad]),
+            num_workers=config.workers,
+            staleness=config.staleness,
+            staleness_decay=config.staleness_decay,
+            checks_values=not session.is_rehearsal,
+        )
+        # Workers of elsewhere are told the name; those of this machine have it to themselves.
+        self._run_id = session.run_id if settings.bind is None else settings.run or RUN
+        self._epochs: list[Epoch] = []
+        self._checkpoints: Checkpoints | None = None
+        self._is_resumed = isinstance(settings, TrainSettings) and settings.resume
+        if isinstance(settings, TrainSettings):
+            layout = sha256(job.layout.encode()).hexdigest()
+            self._checkpoints = Checkpoints(
+                settings.snapshots, settings.snapshot_s, self._server, self._run_id, layout
+            )
+            if settings.resume:
+                logger.info("%s", self._checkpoints.resume(self._epochs, job.steps_per_epoch))
+        self._hub: Hub | None = None
+        self._calibrated: Calibrated | None = None
+
+    def measure(self) -> Calibrated | None:
+        """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
+        session, job = self._session, self._job
+        own: DeviceProfile | None = None
+        if session.settings.profile_s:  # the hub's device, with a copy of the model
+            if job.spec.pace is not None:
+                model: nn.Module
+                model, halves = jobs.stand_in(job.spec)
+            else:
+                model = deepcopy(job.model)
+                halves = jobs.cut_with(model, job.data, job.spec.head, job.device)
+            own = profile_head(model, halves, job.spec, self._make, job.data.num_classes)
+        self._hub = Hub(
+            self._stack,
+            session.settings,
+            self._run_id,
+            job,
+            self._server,
+            session.progress,
+            test=None if job.spec.pace is not None else self._test,  # nothing is learnt
+            devices=self._devices,
+            checkpoints=self._checkpoints,
+            epochs=self._epochs,
+        )
+        self._hub.wait_for_workers()
+        if own is not None:
+            profiles = self._hub.profiles
+            self._calibrated = calibrate(job.workload, job.spec.config, own, profiles)
+        return self._calibrated
+
+    def train(self, config: Wheel) -> Outcome:
+        """Train, or rehearse; the model's parameters are those of the server in the end.
+
+        `config` is that of the session, whose head was named here. Raises InvalidInput if a loss is
+        not finite, WorkerLost if no worker is left.
+        """
+        if self._hub is None:
+            self.measure()
+        hub, job = self._hub, self._job
+        assert hub is not None
+        self._session.progress.begin(len(job.data.train) * job.spec.epochs, "samples")
+        hub.train()
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._epochs)
+        return self._outcome(hub)
+
+    def _outcome(self, hub: Hub) -> Outcome:
+        """Return the outcome of a training or a rehearsal, whose processes end now."""
+        wire_nbytes, job, calibrated = hub.close(), self._job, self._calibrated
+        spec, is_rehearsal = job.spec, self._session.is_rehearsal
+        # Every worker makes an update in a step. Not measured: the steps in which the lanes fall
+        # into their turns, and the last turns, which have no forward.
+        workers = spec.config.workers
+        ends_s = hub.update_ends_s[jobs.NUM_WARM_UP * workers - 1 : -jobs.NUM_LAST * workers]
+        step_seconds = [end - start for start, end in pairwise(ends_s[::workers])]
+        if is_rehearsal and len(step_seconds) < 2:
+            lost = "; ".join(hub.lost)
+            raise WorkerLost(f"too few steps were rehearsed: {lost or 'workers ended early'}")
+        if not hub.epochs:
+            raise InvalidInput("epochs: no worker was there to the end of the first one")
+        names = {
+            worker: jobs.device_name("cpu", number)
+            if calibrated is None
+            else calibrated.machine.devices[number].name
+            for number, own in spec.config.workers_by_device.items()
+            for worker in own
+        }
+        devices = dict.fromkeys(names.values())  # each once, in order
+        happened = timeline_of(hub.trace, names, messages(job.parts, spec.config))
+        if is_rehearsal:
+            happened = Timeline(happened.spans, Origin.REHEARSED)
+        # Steps of a run that lost workers, or was resumed, do not conform to any plan.
+        predicted, faults = None, []
+        if calibrated is not None and spec.num_traced and not (hub.lost or self._is_resumed):
+            planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
+            faults = conform(planned, happened, _SLACK_S)
+            predicted = simulate(planned, calibrated.cost)
+        trained_s = hub.trained_s
+        return Outcome(
+            timeline=happened,
+            predicted=predicted,
+            config=spec.config,
+            step_seconds=tuple(step_seconds),
+            samples_per_s=(
+                spec.batch_size / fmean(step_seconds)
+                if is_rehearsal
+                else hub.num_samples / max(trained_s, 1e-9)
+            ),
+            trained_s=None if is_rehearsal else trained_s,
+            epochs=() if is_rehearsal else tuple(hub.epochs),
+            faults=tuple(faults),
+            lost=tuple(hub.lost),
+            peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
+            traffic=traffic_of(job, hub),
+            wire_nbytes=wire_nbytes,
+            updates=self._server.updates,
+            utilisation=utilisation(happened, devices),
+            predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the trained model as safetensors."""
+        save_model(self._job.model, str(path))
+
+    def _test(self, number: int, loss: float, seconds: float) -> Epoch:
+        """Test the model after an epoch; InvalidInput if a loss is not finite."""
+        job = self._job
+        group = replace(self._session.group, device=job.device)
+        test_loss, correct = evaluate(job.model, job.data.test, group)
+        num_samples = len(job.data.test)
+        if not (isfinite(loss) and isfinite(test_loss)):
+            raise InvalidInput(
+                f"learning_rate: the training loss is {loss} and the test loss {test_loss} after "
+                f"epoch {number + 1}; choose a smaller one"
+            )
+        epoch = Epoch(number, loss, test_loss / num_samples, correct / num_samples, seconds)
+        self._session.progress.epoch(epoch, "accuracy")
+        return epoch
+
+
+def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
+    """Return the hub's device and those of the bodies here: GPUs, if there are enough."""
+    config: Wheel = session.config
+    num_bodies, gpus = ceil(config.workers / config.lanes), torch.cuda.device_count()
+    if session.is_rehearsal:  # its bodies sleep most of the time
+        return torch.device("cpu"), ("cpu",) * num_bodies
+    if session.settings.bind is not None:
+        return torch.device("cuda:0" if gpus else "cpu"), ()
+    # The hub computes on one of the CPUs beside its workers.
+    torch.set_num_threads(num_threads(num_bodies))
+    if gpus < num_bodies:
+        return torch.device("cpu"), ("cpu",) * num_bodies
+    hubs = min(1, gpus - num_bodies)  # GPUs of the hub
+    bodies = tuple(f"cuda:{number + hubs}" for number in range(num_bodies))
+    return torch.device("cuda:0" if hubs else "cpu"), bodies
+
+
+def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
+    """Return the bytes of each purpose, and of those between this hub and its child hubs.
+
+    As counted, and of all steps of the run by Table 1's formula; the steps of workers that are
+    child hubs are counted apart.
+    """
+    spec, parts, num_samples = job.spec, job.parts, len(job.data.train)
+    sizes: Counter[int] = Counter()
+    for worker in range(spec.config.workers):
+        if worker not in hub.children.workers:
+            own = spec.part(worker), spec.num_parts, spec.seed
+            sizes.update(map(len, ShardedBatches(num_samples, spec.batch_size, *own)))
+    planned: Counter[Purpose] = Counter()
+    for size, times in sizes.items():
+        # As far as messages depend on the batch's size.
+        crossing = parts.head.input_nbytes // parts.head.batch_size * size
+        resized = Split(
+            replace(parts.body, batch_size=size),
+            replace(parts.head, batch_size=size, input_nbytes=crossing),
+        )
+        for purpose, message in messages(resized, spec.config).items():
+            planned[purpose] += spec.epochs * times * message.nbytes
+    within = tuple(
+        Traffic(one.value, hub.heads.nbytes[one], planned[one], one in (*TO_HUB, *FROM_HUB))
+        for one in Purpose
     )
+    return within + hub.children.traffic.rows(parts)
 
 
-def _halved(run: Run, model: nn.Module, job: Job) -> tuple[nn.Module, Halves]:
-    """Return the model on the hub's device, or what stands in for it, and its halves."""
-    if job.pace is not None:
-        return stand_in(job.model, job.first, job.pace)
-    model.to(run.device).train()
-    return model, cut(model, example_of(run.data).to(run.device), job.first)
+class ChildResult(BaseModel):
+    """The work of a child hub, whose `updates` are those of its own workers.
+
+    `num_pushed` updates of its parent were made of them. `traffic` is that with its workers and its
+    own child hubs, `parent_traffic` that with its parent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: ChildSettings
+    model: str
+    num_pushed: int
+    updates: Updates
+    traffic: tuple[Traffic, ...]
+    parent_traffic: tuple[Traffic, ...]
+    wire_nbytes: tuple[int, int]
+    parent_wire_nbytes: tuple[int, int]
+    lost: tuple[str, ...]
 
 
-def _tried(run: Run, job: Job) -> Profile:
-    copied = run.model if job.pace is not None else copy.deepcopy(run.model)
-    model, halves = _halved(run, copied, job)
-    samples, classes = run.workload.batch_size, run.data.num_classes
-    return try_head(model, halves, job, run.make, samples, classes)
+def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
+    """Serve this hub's workers until all steps are done, and return what they did.
+
+    Raises InvalidInput if the parent refuses this hub, or its run cannot be served here; WorkerLost
+    if the parent is away for longer than the deadline, or no worker is left.
+    """
+    settings.config()  # refused before the parent is asked
+    keys = None if settings.parent_keys is None else load_worker_keys(settings.parent_keys)
+    identity = Identity(settings.run, agreement(), settings.number)
+    client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
+    with closing(client), reporting_failure({settings.number: client}):
+        return _serve_workers(settings, client, progress)
 
 
-def _server(run: Run, halves: Halves) -> ParameterServer:
-    config = run.config
-    trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
-    return ParameterServer(
-        run.model,
-        halves,
-        run.make(trained),
+def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
+    parent_spec = RunSpec.from_json(client.settings)
+    job = jobs.child_job(settings, parent_spec)
+    spec, config, steps = job.spec, job.spec.config, job.steps_per_epoch
+    logger.info(
+        "%s: worker %d of the hub at %s, and a hub of %d workers, %d a device",
+        *(spec.model, settings.number, settings.connect, settings.workers, config.lanes),
+    )
+    server = ChildServer(
+        job.model,
+        job.halves,
+        ParentHub(client, jobs.layout_of(parent_spec, job.halves, job.data)),
         num_workers=config.workers,
         staleness=config.staleness,
-        staleness_decay=config.staleness_decay,
-        looks=run.pace is None,
+        gather=settings.gather or config.workers,
+        num_steps=steps * spec.epochs,
+        steps_per_epoch=steps,
     )
-
-
-def _branch(run: Run, halves: Halves) -> Branch | None:
-    """Return the server of a child hub, if this is one."""
-    if run.parent is None:
-        return None
-    layout = layout_of(run.parent.job, halves, run.data)
-    return Branch(
-        run.model,
-        halves,
-        Uplink(run.parent.client, layout, run.say),
-        num_workers=run.config.workers,
-        staleness=run.config.staleness,
-        gather=run.parent.gather,
-        num_steps=run.num_steps,
-        steps_per_epoch=run.steps_per_epoch,
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        hub = Hub(stack, settings, settings.run, job, server, progress)
+        server.wake = hub.rpc.wake
+        hub.wait_for_workers()
+        server.begin()
+        progress.begin(len(job.data.train) * spec.epochs // spec.place[1], "samples")
+        hub.train()
+        server.finish()
+        wire_nbytes = hub.close()
+    return ChildResult(
+        settings=settings,
+        model=spec.model,
+        num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
+        updates=server.updates,
+        traffic=traffic_of(job, hub),
+        parent_traffic=server.parent.traffic.rows(job.parts),
+        wire_nbytes=wire_nbytes,
+        parent_wire_nbytes=(client.traffic.sent_nbytes, client.traffic.received_nbytes),
+        lost=tuple(hub.lost),
     )
-
-
-def _name(run: Run) -> str:
-    return device_name("cpu" if run.device.type == "cpu" else "gpu", 0)
-
-
-def _service(run: Run, job: Job, largest: int) -> Service:
-    return Service(
-        run.address,
-        run.run_id,
-        agreement(),
-        keys=run.keys,
-        num_workers=run.config.workers,
-        largest_nbytes=largest,
-        settings=job.packed(),
-        say=run.say,
-    )
-
-
-def _crew(run: Run, address: str, stack: ExitStack) -> Crew | None:
-    if run.devices is None:
-        return None
-    crew = Crew(address, run.run_id, run.config, run.devices, run.deadline_s)
-    stack.callback(crew.close)
-    return crew
-
-
-def _fitted(run: Run, own: Profile | None, profiles: dict[int, Profile]) -> Fitted | None:
-    """Return the machine, if all its devices were profiled."""
-    lanes = devices_of(run.config)
-    bodies = {n: profiles[own[0]] for n, own in lanes.items() if own[0] in profiles}
-    if own is None or len(bodies) < len(lanes):
-        return None
-    return machine_of(run.workload, run.config, own, bodies)
-
-
-def _tested(run: Run, number: int, loss: float, seconds: float) -> Epoch:
-    if run.pace is not None or run.parent is not None:  # nothing was learnt, or not here
-        return Epoch(number, loss, loss, 0.0, seconds)
-    member = Member(0, os.getpid(), "", "", run.device.type)
-    alone = Group(0, 1, run.device, (member,), None, None, run.deadline_s)
-    test_loss, correct = evaluate(run.model, run.data.test, alone)
-    num_samples = len(run.data.test)
-    if not (isfinite(loss) and isfinite(test_loss)):
-        raise InvalidInput(
-            f"learning_rate: the training loss is {loss} and the test loss {test_loss} after epoch "
-            f"{number + 1}; choose a smaller one"
-        )
-    epoch = Epoch(number, loss, test_loss / num_samples, correct / num_samples, seconds)
-    run.report(epoch)
-    return epoch

@@ -1,47 +1,57 @@
-"""The parameter server, and the head's answers beside it (Du et al. 2017, sections 3.1 and 3.3).
+"""The parameter server, and the head workers beside it (Du et al. 2017, sections 3.1 and 3.3).
 
     fetch       body parameters, and the version that they are of
-    answer      activations and labels  ->  residuals; the head's gradients wait here
+    answer      activations and labels  ->  activation gradients; the head's gradients wait here
     update      the body's gradients: both halves are there, and the optimizer takes its step
 
 Every update is asynchronous SGD: a gradient is applied to whatever the parameters are by then. Its
 staleness is the number of updates since its body parameters were fetched.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from math import isfinite, prod
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
+from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
-from paceline.strategies.wheel.answers import answer, check_labels
-from paceline.strategies.wheel.flat import all_finite, flatten, views
-from paceline.strategies.wheel.gathered import Gathered
-from paceline.strategies.wheel.halves import Halves
-from paceline.strategies.wheel.updates import apply, check_optimizer
-from paceline.strategies.wheel.workers import Half, Progress, Workers
+from paceline.core.wire_format import Purpose
+from paceline.models.objective import objective_for
+from paceline.record.clock import clock_for
+from paceline.record.recorder import LayerMarks
+from paceline.rpc.frames import Message
+from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.cut import Halves
+from paceline.strategies.wheel.job import TrainingJob, device_name, kind_of, layers_in
+from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
+from paceline.strategies.wheel.protocol import Endpoint, Topic
+from paceline.strategies.wheel.split import LABEL_NBYTES
+from paceline.strategies.wheel.trace import HalfRecorder
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
+ALL_WORKERS = "all workers"  # the key of their staleness
+_NUM_BEFORE = 2  # parts of a message before its activations: labels and weight
 
 
-@dataclass(frozen=True)
-class ServerStatistics:
-    """The updates so far, by worker, and how many of them had which staleness."""
+@dataclass
+class GradientSum:
+    """Gradients of `count` steps, summed: those of the body and of the head, as vectors.
 
+    Each comes weighted by its samples: a step of as many as all have on average weighs 1. `version`
+    is that of the oldest parameters they were computed with, `losses` are theirs, by epoch.
+    """
+
+    body: Tensor
+    head: Tensor
     version: int
-    steps: tuple[int, ...]
-    staleness: Mapping[int, int]
-
-    @property
-    def mean_staleness(self) -> float:
-        """The staleness of an update on average; 0 if there was none."""
-        counted = sum(self.staleness.values())
-        return sum(key * count for key, count in self.staleness.items()) / max(1, counted)
+    count: int = 1
+    losses: dict[int, LossSum] = field(default_factory=lambda: defaultdict(LossSum))
 
 
 class ParameterServer:
@@ -51,66 +61,67 @@ class ParameterServer:
     one has completed its own; 0 keeps them in step, None leaves them free. An update with
     gradients that are `s` updates old has the learning rate divided by `1 + staleness_decay * s`.
     A worker is named by its number, below `num_workers`. In a rehearsal, whose values are all
-    zeros, `looks` is False: values are not looked at.
+    zeros, `checks_values` is False.
 
-    Not to be used by two threads at a time. `watch` may be set: what it returns for (worker, step,
-    kind) is entered around each forward and backward of the head, and each update.
+    Not to be used by two threads at a time. `watch` may be set: its result for (worker, step, kind)
+    is entered around each forward and backward of the head, and each update.
     """
 
     def __init__(
         self,
         model: nn.Module,
         halves: Halves,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         *,
         num_workers: int,
         staleness: int | None,
         staleness_decay: float = 0.0,
-        looks: bool = True,
+        checks_values: bool = True,
     ) -> None:
-        check_optimizer(optimizer, halves, staleness_decay)
-        self.model = model
-        self.halves = halves
-        self.optimizer = optimizer
+        kind = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+            raise InvalidInput(
+                f"optimizer: {kind} cannot be used, as it needs more than one dense gradient a step"
+            )
+        if not (isfinite(staleness_decay) and staleness_decay >= 0):
+            raise InvalidInput(f"staleness_decay: {staleness_decay}; it must be a number from 0 up")
+        if staleness_decay and any("lr" not in group for group in optimizer.param_groups):
+            raise InvalidInput(f"staleness_decay: {kind} has no learning rate to divide")
+        self._body, self._head = halves.body_parameters, halves.head_parameters
+        updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        names = (*halves.body_names, *halves.head_names)
+        for name, parameter in zip(names, (*self._body, *self._head), strict=True):
+            if id(parameter) not in updated:
+                raise InvalidInput(
+                    f"optimizer: {kind} does not have parameter {name!r} of the model"
+                )
+        self.model, self.halves, self.optimizer = model, halves, optimizer
         self.version = 0
         self.workers = Workers(num_workers, staleness)
         self.watch: Watch = lambda worker, step, kind: nullcontext()
-        self._decay = staleness_decay
-        self._looks = looks
+        self._decay, self._checks_values = staleness_decay, checks_values
         self._staleness: Counter[int] = Counter()
-        self._body, self._head = halves.body_parameters, halves.head_parameters
         optimizer.zero_grad(set_to_none=True)
 
     @property
-    def statistics(self) -> ServerStatistics:
-        """What was done so far, before a snapshot that was loaded, too."""
-        steps = tuple(worker.num_updates for worker in self.workers.all)
-        staleness = MappingProxyType(dict(sorted(self._staleness.items())))
-        return ServerStatistics(self.version, steps, staleness)
-
-    def joined(self, worker: int) -> None:
-        """Count on the worker, from now on until it is lost."""
-        self.workers.joined(worker)
-
-    def lost(self, worker: int) -> None:
-        """Wait for the worker no longer: it is away, or done. Its half-done step is dropped."""
-        self.workers.lost(worker)
-
-    def next_step(self, worker: int) -> int:
-        """Return the step that follows the last one of the worker that was applied."""
-        return self.workers.of(worker).next_step
+    def updates(self) -> Updates:
+        """The updates, also those before a loaded checkpoint; staleness is of all workers."""
+        staleness = dict(sorted(self._staleness.items()))
+        missed = sum(key * count for key, count in staleness.items())
+        return Updates(
+            self.version,
+            {f"worker{number}": one.num_updates for number, one in enumerate(self.workers.all)},
+            {ALL_WORKERS: staleness},
+            missed / max(1, self._staleness.total()),
+        )
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now; ask again after any update."""
+        """Return True if the worker may begin a step now; ask again after any update."""
         return self.workers.may_begin(worker, step)
 
     def body_parameters(self) -> tuple[int, Tensor]:
         """Return the version, and a copy of the body's parameters as one vector."""
-        return self.version, flatten(self._body)
-
-    def whole(self) -> tuple[int, Tensor, Tensor]:
-        """Return the version, and copies of the body's and the head's parameters as vectors."""
-        return self.version, flatten(self._body), flatten(self._head)
+        return self.version, protocol.flatten(self._body)
 
     def answer(
         self,
@@ -121,30 +132,40 @@ class ParameterServer:
         labels: Tensor,
         weight: float,
     ) -> tuple[Tensor, float]:
-        """Run the head forward and backward; return the residuals and the loss.
+        """Run the head forward and backward; return the activation gradients and the loss.
 
         `version` is that of the parameters with which the body computed `activations`; `weight`
-        scales the mean loss of the batch's samples, as in a `Share`. The head's gradients wait for
-        those of the body; they replace those of the same step begun before. A step that was applied
-        already is answered, and nothing of it is kept. InvalidInput if the tensors do not fit,
-        NonFinite if a gradient is NaN or infinite.
+        scales the mean loss of the batch's samples, so that all samples of a step weigh alike. The
+        head's gradients wait for those of the body; they replace those of the same step begun
+        before. A step that was applied already is answered, and nothing of it is kept. Raises
+        InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or infinite.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         self._check_version(who, version)
-        self._check_activations(who, activations, labels)
-        with _named(who):
-            answered = answer(
-                self.halves,
-                activations,
-                labels,
-                weight,
-                lambda kind: self.watch(worker, step, kind),
+        dtype, crossing = self._head[0].dtype, self.halves.crossing
+        shape = tuple(activations.shape[1:])
+        if activations.dtype != dtype or (crossing and shape != crossing):
+            raise InvalidInput(
+                f"{who}: activations {activations.dtype} of shape {shape} a sample, where the head "
+                f"takes {dtype} of shape {crossing}"
             )
-        self._check_finite(who, "head", [answered.residuals, *answered.gradients])
+        dimensions = {torch.int64: 1, torch.bool: 2}.get(labels.dtype)
+        if labels.dim() != dimensions or len(labels) != len(activations):
+            raise InvalidInput(
+                f"{who}: labels {labels.dtype} of shape {tuple(labels.shape)} for "
+                f"{len(activations)} samples; class numbers are int64 of one dimension, several "
+                "labels bool of two"
+            )
+        with _naming(who):
+            computed = self._run_head(worker, step, activations, labels, weight)
+        activation_gradients, loss, gradients = computed
+        self._check_finite(who, "head", [activation_gradients, *gradients])
         if step >= own.next_step:
-            own.half = Half(step, version, answered.gradients)
-        return answered.residuals, answered.loss
+            # No samples weigh nothing, and have no loss.
+            total = loss / weight * len(labels) if weight else 0.0
+            own.half = HeadGradients(step, version, gradients, LossSum(len(labels), total))
+        return activation_gradients, loss
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
         """Update all parameters, as the body's gradients complete a step; return the new version.
@@ -156,8 +177,13 @@ class ParameterServer:
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
-        if (applied := self.workers.applied(worker, step)) is not None:
-            return applied
+        if step < own.next_step:
+            if step < 0 or step != own.next_step - 1:
+                raise InvalidInput(
+                    f"worker {worker}: step {step} comes after step {own.next_step - 1}, which was "
+                    "applied; is another process running as this worker?"
+                )
+            return own.version  # the reply was lost, and the request came again
         half, own.half = own.half, None
         if half is None or half.step != step:
             raise StepDiscarded(f"{who}: the head's gradients are not there; begin the step again")
@@ -165,48 +191,87 @@ class ParameterServer:
             raise InvalidInput(
                 f"{who}: gradients of version {version}, activations of version {half.version}"
             )
-        with _named(who):
-            of_body = views(gradients.detach(), self._body)
+        with _naming(who):
+            of_body = protocol.views(gradients.detach(), self._body)
         self._check_finite(who, "body", [gradients])
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
-        own.completed(step, self.version)
+        own.complete(step + 1, self.version)
         return self.version
 
-    def merge(self, worker: int, step: int, gathered: Gathered, below: tuple[int, ...]) -> None:
-        """Update all parameters with the mean of what a child hub has gathered.
+    def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
+        """Update all parameters with the mean of the gradients that a child hub has summed.
 
-        All of its workers have done `step` steps, and `below` has the next step of each. It is
-        applied whatever was before: that it comes once is the wire's promise. Errors are those of
+        All of its workers have completed `step` steps, and `below` has the next step of each. It is
+        applied whatever was before: the connection delivers it at most once. Errors are those of
         `update`.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
-        self._check_version(who, gathered.version)
-        with _named(who):
-            of_body, of_head = views(gathered.body, self._body), views(gathered.head, self._head)
-        self._check_finite(who, "child hub", [gathered.body, gathered.head])
-        self._apply(gathered.version, of_body, of_head)
-        own.gathered(step, self.version, below)
+        self._check_version(who, mean.version)
+        with _naming(who):
+            of_body = protocol.views(mean.body, self._body)
+            of_head = protocol.views(mean.head, self._head)
+        self._check_finite(who, "child hub", [mean.body, mean.head])
+        self._apply(mean.version, of_body, of_head)
+        own.complete(step, self.version, below)
 
-    def passed(self, worker: int, step: int) -> None:
-        """Note that a worker has so many steps behind it, whoever has done them."""
-        own = self.workers.of(worker)
-        own.next_step = max(own.next_step, step)
-
-    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Take a step with gradients that were computed with parameters of a version."""
-        staleness = self.version - version
-        parameters = [*self._body, *self._head]
-        apply(self.optimizer, parameters, [*body, *head], 1 + self._decay * staleness)
-        self.version += 1
-        self._staleness[staleness] += 1
-
-    def restore(self, version: int, workers: list[Progress], staleness: Mapping[int, int]) -> None:
+    def restore(
+        self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
+    ) -> None:
         """Go on where another server was; the parameters and the optimizer's state are there."""
         self.version, self._staleness = version, Counter(staleness)
         self.workers.restore(workers)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+        """Take an optimizer step with gradients computed with the parameters of a version."""
+        staleness = self.version - version
+        for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
+            parameter.grad = gradient
+        divisor = 1 + self._decay * staleness
+        groups = [] if divisor == 1 else self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate / divisor
+        try:
+            self.optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+            self.optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+        self._staleness[staleness] += 1
+
+    def _run_head(
+        self, worker: int, step: int, activations: Tensor, labels: Tensor, weight: float
+    ) -> tuple[Tensor, float, list[Tensor]]:
+        """Return the activation gradients, the weighted loss and the head's gradients."""
+        inputs = activations.detach().requires_grad_()
+        reduction = "mean" if len(labels) else "sum"  # no samples have no mean
+        try:
+            with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
+                scores = self.halves.head(inputs)
+                num_classes = scores.shape[1] if scores.dim() == 2 else 0
+                # On a GPU a class that does not exist would abort the process.
+                if not (
+                    labels.shape[1] == num_classes
+                    if labels.dtype == torch.bool
+                    else bool(((labels >= 0) & (labels < num_classes)).all())
+                ):
+                    raise InvalidInput(
+                        f"a label is none of the {num_classes} classes that the head tells apart"
+                    )
+                loss = objective_for(labels).loss(scores, labels, reduction=reduction) * weight
+            with self.watch(worker, step, Kind.BACKWARD):
+                loss.backward()
+            gradients = protocol.take_gradients(self.halves.head_names, self._head)
+        finally:
+            # A backward that failed halfway has left gradients, which the next one would add to.
+            self.halves.head.zero_grad()
+        if inputs.grad is None:
+            raise InvalidInput("the loss does not depend on the activations")
+        return inputs.grad, float(loss.detach()), gradients
 
     def _check_version(self, who: str, version: int) -> None:
         if not 0 <= version <= self.version:
@@ -214,18 +279,8 @@ class ParameterServer:
                 f"{who}: parameters of version {version}; the server has made {self.version}"
             )
 
-    def _check_activations(self, who: str, activations: Tensor, labels: Tensor) -> None:
-        dtype, crossing = self._head[0].dtype, self.halves.crossing
-        shape = tuple(activations.shape[1:])
-        if activations.dtype != dtype or (crossing and shape != crossing):
-            raise InvalidInput(
-                f"{who}: activations {activations.dtype} of shape {shape} a sample, where the head "
-                f"takes {dtype} of shape {crossing}"
-            )
-        check_labels(who, labels, len(activations))
-
     def _check_finite(self, who: str, half: str, gradients: list[Tensor]) -> None:
-        if self._looks and not all_finite(gradients):
+        if self._checks_values and not protocol.all_finite(gradients):
             raise NonFinite(
                 f"{who}: the {half}'s gradients are NaN or infinite, and were not applied; "
                 "choose a smaller learning_rate"
@@ -233,9 +288,93 @@ class ParameterServer:
 
 
 @contextmanager
-def _named(who: str) -> Iterator[None]:
-    """Have an InvalidInput say whose fault it is."""
+def _naming(who: str) -> Iterator[None]:
+    """Name the worker in an InvalidInput that its values cause."""
     try:
         yield
     except InvalidInput as error:
         raise InvalidInput(f"{who}: {error}") from None
+
+
+class HeadWorkers:
+    """Head workers, one for each body worker: they answer at the hub, beside its server.
+
+    All run in the hub's thread, one request at a time; they share the server's memory. `nbytes`
+    counts the bytes of messages by the seven purposes of figure 2.
+    """
+
+    def __init__(self, server: ParameterServer, job: TrainingJob) -> None:
+        self._server, self._job = server, job
+        halves, device, spec = server.halves, job.device, job.spec
+        self._crossing, self._steps_per_epoch = halves.crossing, job.steps_per_epoch
+        self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
+        self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
+        dtype, clock = halves.head_parameters[0].dtype, clock_for(device)
+        marks = LayerMarks(layers_in(server.model, halves.head_names), clock)
+        name = device_name(kind_of(device), 0)
+        recorders = [
+            HalfRecorder(worker, name, marks, clock, spec.traced)
+            for worker in range(spec.config.workers)
+        ]
+        self.endpoints = [Endpoint(spec.config, dtype, one, device) for one in recorders]
+        self.nbytes: Counter[Purpose] = Counter()
+        server.watch = lambda worker, step, kind: recorders[worker].work(step, kind)
+
+    def fetch(self, worker: int, message: Message) -> Message:
+        """Return the body's parameters as they are now."""
+        version, values = self._server.body_parameters()
+        endpoint = self.endpoints[worker]
+        reply = endpoint.message(Purpose.PARAMETERS, message.step, version, values)
+        self.nbytes[Purpose.PARAMETERS] += reply.nbytes
+        return reply
+
+    def answer(self, worker: int, message: Message, at_s: float) -> Message:
+        """Return the activation gradients of activations that came at `at_s`.
+
+        Raises InvalidInput if they do not fit the model, NonFinite if the loss is not finite.
+        """
+        endpoint, step, spec = self.endpoints[worker], message.step, self._job.spec
+        if len(message.parts) <= _NUM_BEFORE:
+            raise InvalidInput(f"activations: {len(message.parts)} parts")
+        first, second, *rest = protocol.parts_of(message)
+        for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
+            endpoint.recorder.received(step, purpose, at_s)
+        count = first.nbytes // LABEL_NBYTES
+        if first.nbytes != count * LABEL_NBYTES:
+            raise InvalidInput(f"labels: {first.nbytes} bytes are no 32-bit integers")
+        (labels,) = endpoint.to_device(step, Purpose.LABELS, (first,))
+        weight = float(protocol.values_of(second, torch.float64, 1))
+        buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, tuple(rest))
+        num_values = count * prod(self._crossing)
+        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, num_values)
+        self.nbytes[Purpose.LABELS] += first.nbytes
+        self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
+        torch.manual_seed(spec.seed_of(worker, step))
+        activations, classes = values.view(count, *self._crossing), labels.view(torch.int32).long()
+        gradients, _ = self._server.answer(
+            worker, step, message.version, activations, classes, weight
+        )
+        self.nbytes[Purpose.HEAD_PARAMETERS] += self._head_nbytes
+        purpose = Purpose.ACTIVATION_GRADIENTS
+        reply = endpoint.message(purpose, step, message.version, gradients)
+        self.nbytes[purpose] += reply.nbytes
+        return reply
+
+    def update(
+        self, worker: int, message: Message, at_s: float
+    ) -> tuple[Message, dict[int, LossSum]]:
+        """Update all parameters with gradients that came at `at_s`; return losses by epoch, too.
+
+        There is none if the step was applied before. Raises StepDiscarded if the step was given up;
+        InvalidInput and NonFinite as by `answer`.
+        """
+        own, endpoint, step = self._server.workers.of(worker), self.endpoints[worker], message.step
+        values = endpoint.values(Purpose.GRADIENTS, message, at_s, self._num_body)
+        half, before = own.half, own.next_step
+        version = self._server.update(worker, step, message.version, values)
+        self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        reply = Message(Topic.GRADIENTS.value, step, version)
+        if half is None or own.next_step == before:
+            return reply, {}
+        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
+        return reply, {step // self._steps_per_epoch: half.loss}

@@ -1,44 +1,30 @@
-"""Where a model is cut into body and head, and the bytes that cross the cut (Du et al. 2017, 3.1).
+"""Split a workload into body and head, and count the bytes between them (Du et al. 2017, 3.1).
 
     body worker                                   hub
     body    -- labels, activations ------------>  head
-    body    <------------------- residuals -----  head  -- head gradients -->  server
+    body    <-------- activation gradients -----  head  -- head gradients -->  server
     body    -- body gradients ---------------------------------------------->  server
     body    <------------------------------ body parameters -----------------  server
 
 The head's parameters and gradients never leave the hub.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from paceline.core.cost import LayerTimes, Rate
 from paceline.core.errors import InvalidInput
-from paceline.core.wire_format import WireFormat, wire_format
+from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
-from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class travels as a 32-bit integer
-
-
-class Purpose(StrEnum):
-    """What is communicated in a step: the seven of figure 2."""
-
-    LABELS = "labels"
-    ACTIVATIONS = "activations"
-    RESIDUALS = "residuals"
-    BODY_PARAMETERS = "body-parameters"
-    BODY_GRADIENTS = "body-gradients"
-    HEAD_PARAMETERS = "head-parameters"
-    HEAD_GRADIENTS = "head-gradients"
-
-
-TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.BODY_GRADIENTS)
-FROM_HUB = (Purpose.RESIDUALS, Purpose.BODY_PARAMETERS)
+TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
+FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageSize:
     """Values of one purpose, their bytes as they travel, and what encodes them, if anything."""
 
     num_values: int
@@ -48,7 +34,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The two halves of a model: what the head takes in is what the body's last layer hands on."""
+    """The two halves of a model; the head's inputs are the activations that the body hands on."""
 
     body: Workload
     head: Workload
@@ -66,11 +52,6 @@ class Split:
             Workload(workload.name, samples, layers[first:], in_head, handed_on),
         )
 
-    @property
-    def crossing_nbytes(self) -> int:
-        """Bytes of the activations, and of the residuals, as they are."""
-        return self.head.input_nbytes
-
 
 def split(workload: Workload, config: Wheel) -> Split:
     """Return body and head as `config.head` names them, or cut where the fewest bytes travel.
@@ -80,80 +61,95 @@ def split(workload: Workload, config: Wheel) -> Split:
     layer has that name, or only the first.
     """
     if config.head is not None:
-        return Split.before(workload, _index_of(workload, config.head))
-    cuts = [Split.before(workload, first) for first in _candidates(workload)]
-    if not cuts:
+        names = [layer.name for layer in workload.layers]
+        if config.head not in names[1:]:
+            why = "leaves nothing for the body" if config.head in names else "is no layer"
+            raise InvalidInput(
+                f"head: {config.head!r} {why} of model {workload.name}; choose one of "
+                f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
+            )
+        return Split.before(workload, names.index(config.head))
+    # A head may begin at a matrix after which nothing has more dimensions.
+    dimensions = [_dimensions(layer) for layer in workload.layers]
+    ahead = max((i for i, one in enumerate(dimensions) if one > 2), default=0)
+    cuts = [
+        Split.before(workload, first)
+        for first in reversed(range(ahead + 1, len(dimensions)))
+        if dimensions[first] == 2
+    ]
+    best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
+    if best is None:
         raise InvalidInput(_nothing_connected(workload))
-    best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)))
-    if on_the_wire(messages(best, config)) >= _in_data_parallelism(messages(best, config)):
-        raise InvalidInput(_not_worth_it(best))
+    sent = messages(best, config)
+    # With the head at the worker, too, its gradients would travel instead of the activations.
+    crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
+    within_hub = sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
+    if crossing >= within_hub:
+        crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
+        raise InvalidInput(
+            f"wheel: model {workload.name} has no head worth splitting off: the best begins with "
+            f"{best.head.layers[0].name}, before which activations and activation gradients of "
+            f"{workload.batch_size} samples are {crossing / 1e6:.3g} MB, but its parameters and "
+            f"gradients only {kept / 1e6:.3g} MB; choose a data-parallel strategy, or a smaller "
+            "batch"
+        )
     return best
 
 
-def messages(parts: Split, config: Wheel) -> dict[Purpose, Message]:
-    """Return what one worker's step communicates, by purpose: Table 1's formula.
+def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
+    """Return the messages of one worker's step, by purpose: Table 1's formula.
 
     What is encoded is encoded as one vector. InvalidInput for a codec whose bytes depend on the
     values.
     """
     body, head = parts.body, parts.head
     sizes = [p.element_size for layer in head.layers for p in layer.parameters]
-    crossing = parts.crossing_nbytes // (sizes[0] if sizes else 4)
-    labels = Message(body.batch_size, LABEL_NBYTES * body.batch_size, None)
-    within_hub = Message(head.num_parameters, head.gradient_nbytes, None)
-
-    def message(codec: str | None, count: int, nbytes: int) -> Message:
-        if codec is None:
-            return Message(count, nbytes, None)
-        known = wire_format(codec)
-        return Message(count, known.nbytes(count), known)
-
-    return {
-        Purpose.LABELS: labels,
-        Purpose.ACTIVATIONS: message(config.activations, crossing, parts.crossing_nbytes),
-        Purpose.RESIDUALS: message(config.residuals, crossing, parts.crossing_nbytes),
-        Purpose.BODY_PARAMETERS: message(
-            config.parameters, body.num_parameters, body.gradient_nbytes
-        ),
-        Purpose.BODY_GRADIENTS: message(
-            config.gradients, body.num_parameters, body.gradient_nbytes
-        ),
-        Purpose.HEAD_PARAMETERS: within_hub,
-        Purpose.HEAD_GRADIENTS: within_hub,
+    crossing = (parts.head.input_nbytes // (sizes[0] if sizes else 4), parts.head.input_nbytes)
+    in_body = (body.num_parameters, body.gradient_nbytes)
+    in_head = (head.num_parameters, head.gradient_nbytes)
+    values = {
+        Purpose.LABELS: (body.batch_size, LABEL_NBYTES * body.batch_size),
+        Purpose.ACTIVATIONS: crossing,
+        Purpose.ACTIVATION_GRADIENTS: crossing,
+        Purpose.PARAMETERS: in_body,
+        Purpose.GRADIENTS: in_body,
+        Purpose.HEAD_PARAMETERS: in_head,
+        Purpose.HEAD_GRADIENTS: in_head,
     }
+    sent = {purpose: MessageSize(*own, None) for purpose, own in values.items()}
+    for purpose, codec in config.codecs.items():
+        if codec is not None:
+            known, num_values = wire_format(codec), sent[purpose].num_values
+            sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
+    return sent
 
 
-def on_the_wire(sent: Mapping[Purpose, Message]) -> int:
+def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:
     """Return the bytes that one worker's step sends to the hub and gets from it."""
     return sum(sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
 
 
-def _in_data_parallelism(sent: Mapping[Purpose, Message]) -> int:
-    """Return the bytes if the head were at the worker, too: its gradients would travel instead."""
-    crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.RESIDUALS].nbytes
-    within_hub = sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
-    return on_the_wire(sent) - crossing + within_hub
+def pace_of(
+    parts: Split, times: LayerTimes, rate: Rate, is_gpu: bool, input_shape: tuple[int, ...] | None
+) -> PaceSpec:
+    """Return the pace of devices with this rate, whose layers take `times`.
 
-
-def _index_of(workload: Workload, name: str) -> int:
-    names = [layer.name for layer in workload.layers]
-    if name not in names[1:]:
-        why = "leaves nothing for the body" if name in names else "is no layer"
-        raise InvalidInput(
-            f"head: {name!r} {why} of model {workload.name}; choose one of "
-            f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
-        )
-    return names.index(name)
-
-
-def _candidates(workload: Workload) -> Iterator[int]:
-    """Yield where a head may begin: at a matrix after which nothing has more dimensions."""
-    for first in range(len(workload.layers) - 1, 0, -1):
-        dimensions = _dimensions(workload.layers[first])
-        if dimensions > 2:
-            return
-        if dimensions == 2:
-            yield first
+    A GPU tells its host when it has done the body's forward or backward, or the head's backward:
+    the last layer of each takes that time, too, as in the plan.
+    """
+    forward_s, backward_s = list(times.forward_s), list(times.backward_s)
+    if is_gpu:
+        count = len(parts.body.layers)
+        forward_s[count - 1] += rate.sync_latency_s
+        backward_s[parts.body.backward_order[-1]] += rate.sync_latency_s
+        backward_s[count + parts.head.backward_order[-1]] += rate.sync_latency_s
+    return PaceSpec(
+        samples=parts.body.batch_size,
+        input_shape=input_shape,
+        forward_s=tuple(forward_s),
+        backward_s=tuple(backward_s),
+        update_s=times.update_s,
+    )
 
 
 def _dimensions(layer: Layer) -> int:
@@ -170,14 +166,4 @@ def _nothing_connected(workload: Workload) -> str:
         f"wheel: model {workload.name} has no head to split off: no fully-connected layer follows "
         f"{layers[last].name} ({shapes}); choose a data-parallel strategy, or name by head the "
         "layer with which the head begins"
-    )
-
-
-def _not_worth_it(best: Split) -> str:
-    crossing, kept = 2 * best.crossing_nbytes, 2 * best.head.gradient_nbytes
-    return (
-        f"wheel: model {best.body.name} has no head worth splitting off: the best begins with "
-        f"{best.head.layers[0].name}, before which activations and residuals of "
-        f"{best.body.batch_size} samples are {crossing / 1e6:.3g} MB, but its parameters and "
-        f"gradients only {kept / 1e6:.3g} MB; choose a data-parallel strategy, or a smaller batch"
     )

@@ -1,30 +1,41 @@
-"""What one half of a worker did in the traced steps: spans, and when messages left and came.
+"""Record the traced steps of one half of a worker, and join both halves to a timeline.
 
-A message's span begins at one end of a connection and ends at the other: each notes its own time,
-and the hub puts the two together.
+A message's span begins at one end of a connection and ends at the other: each end records its own
+times, and the hub puts the two together.
 """
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.plan import Kind, Resource, task_name
-from paceline.core.timeline import Span
+from paceline.core.plan import COMPUTE, Kind, Lane, Resource
+from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
+from paceline.core.wire_format import Purpose
 from paceline.record.clock import Clock
-from paceline.record.marks import LayerMarks, Phase, layer_spans
-from paceline.strategies.wheel.split import Purpose
+from paceline.record.recorder import LayerMarks, Phase, layer_spans
+from paceline.strategies.wheel.split import TO_HUB, MessageSize
 
-_NS = 1e-9
+ALL_STEPS = range(2**31)
+_TOGETHER = (Purpose.LABELS, Purpose.ACTIVATIONS)  # in one message, labels first
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Leaf(NamedTuple):
-    """A moment of a message: its purpose, its worker, its step, and the seconds of a clock."""
+def boot_id() -> str:
+    """Return a name of this kernel, and so of its clock."""
+    return _BOOT_ID.read_text().strip()
+
+
+class MessageTime(NamedTuple):
+    """The time, by `time.monotonic`, at which a message of a step was sent or received."""
 
     purpose: str
     worker: int
@@ -33,98 +44,140 @@ class Leaf(NamedTuple):
 
 
 @dataclass
-class Record:
-    """What a process has traced; steps count from the first traced one."""
+class Trace:
+    """The spans and the message times of one process; steps count from the first traced one."""
 
     spans: list[Span] = field(default_factory=list)
-    left: list[Leaf] = field(default_factory=list)
-    came: list[Leaf] = field(default_factory=list)
+    sent: list[MessageTime] = field(default_factory=list)
+    received: list[MessageTime] = field(default_factory=list)
 
-    def add(self, other: "Record", ahead_s: float = 0.0) -> None:
-        """Take over what another process has traced, whose clock is ahead of this one's."""
+    def add(self, other: "Trace", ahead_s: float = 0.0) -> None:
+        """Add the trace of another process, whose clock is ahead of this one's."""
         for span in other.spans:
             start_s, end_s = span.start_s - ahead_s, span.end_s - ahead_s
             self.spans.append(span._replace(start_s=start_s, end_s=end_s))
-        self.left += [leaf._replace(at_s=leaf.at_s - ahead_s) for leaf in other.left]
-        self.came += [leaf._replace(at_s=leaf.at_s - ahead_s) for leaf in other.came]
+        self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
+        self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
+
+    def as_json(self) -> bytes:
+        """Return the trace as it travels to the hub."""
+        return _TRACE.dump_json(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Trace":
+        """Return the trace in a message; InvalidInput if there is none."""
+        try:
+            return _TRACE.validate_json(data)
+        except ValidationError as error:
+            raise InvalidInput(
+                f"a trace that cannot be read: {error.error_count()} faults"
+            ) from None
 
 
-_RECORD = TypeAdapter(Record)
+_TRACE = TypeAdapter(Trace)
 
 
-def packed(record: Record) -> bytes:
-    """Return a record as it travels."""
-    return _RECORD.dump_json(record)
-
-
-def record_of(data: bytes) -> Record:
-    """Return the record of these bytes; InvalidInput if they are none."""
-    try:
-        return _RECORD.validate_json(data)
-    except ValidationError as error:
-        raise InvalidInput(f"a trace that cannot be read: {error.error_count()} faults") from None
-
-
-class Trace:
-    """Traces one worker's half, which computes on `lane`, in the steps of `window`."""
+class HalfRecorder:
+    """Records one worker's half on a device of the plan, in the steps of `window`."""
 
     def __init__(
-        self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range
+        self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range = ALL_STEPS
     ) -> None:
-        self._worker, self._window = worker, window
+        self._worker, self._device, self._window = worker, device, window
         self._marks, self._clock = marks, clock
-        self._lane = compute_lane(device)
-        self._device = device
-        self.record = Record()
+        self.trace = Trace()
 
     def _number(self, step: int) -> int | None:
         return step - self._window.start if step in self._window else None
 
     @contextmanager
-    def work(self, step: int, kind: Kind, part: str = "", lane: str = "") -> Iterator[None]:
-        """Trace what runs inside as one span: on the compute lane, or on another of the device."""
-        number = self._number(step)
+    def work(
+        self, step: int, kind: Kind, part: str = "", lane: Lane = Lane.COMPUTE
+    ) -> Iterator[None]:
+        """Record the block as one span on a lane of the device; a forward or backward by layers."""
+        number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
+        if by_layers:
+            self._marks.watch(number is not None)
         if number is None:
             yield
             return
         start = self._clock.mark()
         yield
         start_s, end_s = self._clock.seconds([start, self._clock.mark()])
-        on = (Resource(self._device, lane) if lane else self._lane,)
-        name = task_name(number, kind, part, self._worker)
-        self.record.spans.append(Span(name, kind, on, start_s, end_s, part))
+        on = Resource(self._device, lane)
+        if by_layers:
+            borders = self._marks.seconds()[kind is Kind.BACKWARD]
+            phase = Phase(kind, start_s, end_s, end_s, borders)
+            self.trace.spans += layer_spans(number, self._worker, on, self._marks.names, (phase,))
+        else:
+            self.trace.spans.append(Span(kind, number, part, self._worker, (on,), start_s, end_s))
 
-    @contextmanager
-    def layers(self, step: int, kind: Kind) -> Iterator[None]:
-        """Trace what runs inside layer by layer: the forward or the backward of the half."""
-        number = self._number(step)
-        self._marks.watch(number is not None)
-        if number is None:
-            yield
-            return
-        start = self._clock.mark()
-        yield
-        self.add_layers(number, kind, start, self._clock.mark())
+    def sends(self, step: int, purpose: Purpose) -> None:
+        """Record that a message is handed over to the network now."""
+        if (number := self._number(step)) is not None:
+            sent = MessageTime(purpose.value, self._worker, number, time.monotonic())
+            self.trace.sent.append(sent)
 
-    def add_layers(self, number: int, kind: Kind, start: Any, end: Any) -> None:
-        """Add the spans of a forward or a backward between two marks."""
-        start_s, end_s = self._clock.seconds([start, end])
-        borders = self._marks.seconds()[kind is Kind.BACKWARD]
-        phase = Phase(kind, start_s, end_s, end_s, borders)
-        self.record.spans += layer_spans(
-            number, self._worker, self._lane, self._marks.names, (phase,)
-        )
+    def received(self, step: int, purpose: Purpose, at_s: float) -> None:
+        """Record when a message had arrived."""
+        if (number := self._number(step)) is not None:
+            self.trace.received.append(MessageTime(purpose.value, self._worker, number, at_s))
 
-    def leaves(self, step: int, purpose: Purpose, at_s: float | None = None) -> None:
-        """Note that a message is handed over to the network, now if no time is given."""
-        self._note(self.record.left, step, purpose, at_s)
 
-    def comes(self, step: int, purpose: Purpose, at_s: float | None = None) -> None:
-        """Note that a message is here."""
-        self._note(self.record.came, step, purpose, at_s)
+def timeline_of(
+    trace: Trace, devices: Mapping[int, str], sent: Mapping[Purpose, MessageSize]
+) -> Timeline:
+    """Return the timeline of a trace, from zero on.
 
-    def _note(self, leaves: list[Leaf], step: int, purpose: Purpose, at_s: float | None) -> None:
-        number = self._number(step)
-        if number is not None:
-            now_s = time.monotonic_ns() * _NS if at_s is None else at_s
-            leaves.append(Leaf(purpose.value, self._worker, number, now_s))
+    `devices` are the names of the workers' devices, `sent` the messages of a step. Messages that
+    are on their way at once share the wire: the span of each is the time that it adds after the
+    one that came before it.
+    """
+    began = {one[:3]: one.at_s for one in trace.sent}
+    whole = sum(sent[purpose].nbytes for purpose in _TOGETHER)
+    lanes: dict[Resource, list[Span]] = defaultdict(list)
+    for purpose_name, worker, step, end_s in trace.received:
+        purpose, device = Purpose(purpose_name), devices[worker]
+        start_s = began.get((purpose_name, worker, step))
+        if start_s is None:  # its sender was lost
+            continue
+        end_s = max(start_s, end_s)
+        border_s = start_s + (end_s - start_s) * sent[Purpose.LABELS].nbytes / whole
+        if purpose is Purpose.LABELS:
+            end_s = border_s
+        elif purpose is Purpose.ACTIVATIONS:
+            start_s = border_s
+        lane = Resource(device, Lane.UPLOAD if purpose in TO_HUB else Lane.DOWNLOAD)
+        lanes[lane].append(Span(Kind.SEND, step, purpose, worker, (lane,), start_s, end_s))
+    spans = list(trace.spans)
+    for messages in lanes.values():
+        free_s = float("-inf")  # the messages of a direction come one after another
+        for span in sorted(messages, key=lambda span: (span.end_s, span.start_s)):
+            spans.append(span._replace(start_s=max(span.start_s, min(free_s, span.end_s))))
+            free_s = span.end_s
+    zero_s = min((span.start_s for span in spans), default=0.0)
+    moved = (
+        span._replace(start_s=span.start_s - zero_s, end_s=span.end_s - zero_s)
+        for span in sorted(spans, key=lambda span: (span.start_s, span.end_s))
+    )
+    return Timeline(moved, Origin.MEASURED)
+
+
+def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
+    """Return the share of the time in which each device computes, while all lanes train.
+
+    That is from when the last of its workers begins until the first one ends: before and after, the
+    device is busy with steps that were not traced.
+    """
+    shares = {}
+    for device in devices:
+        workers: dict[int | None, list[Span]] = defaultdict(list)
+        for span in timeline.tracks.get(compute_lane(device), ()):
+            if span.kind in COMPUTE:
+                workers[span.worker].append(span)
+        start_s = max((min(span.start_s for span in own) for own in workers.values()), default=0.0)
+        end_s = min((max(span.end_s for span in own) for own in workers.values()), default=0.0)
+        if end_s > start_s:
+            busy = union(chain.from_iterable(workers.values()))
+            shares[device] = length(intersection(busy, [(start_s, end_s)])) / (end_s - start_s)
+    return shares

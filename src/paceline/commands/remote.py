@@ -1,0 +1,94 @@
+"""Commands for workers on other machines, hub and worker: of the strategy that has them."""
+
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.commands.options import Debug, Json, print_json, with_options
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import TrainSettings
+from paceline.strategies import STRATEGIES
+
+_STRATEGY = next(one for one in STRATEGIES.values() if one.remote is not None)
+_REMOTE = import_module(str(_STRATEGY.remote))
+_CHILD_HELP = {name: one.description for name, one in _REMOTE.ChildSettings.model_fields.items()}
+_NOT_OF_HUB = ("strategy", "policy", "balance", "port", "force")
+
+
+@with_options(TrainSettings, leave_out=_NOT_OF_HUB, required=False, strategy=_STRATEGY)
+def hub(
+    values: dict[str, Any],
+    *,
+    generate_keys: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write new keys there, and end.")
+    ] = None,
+    connect: Annotated[str | None, typer.Option(help=_CHILD_HELP["connect"])] = None,
+    number: Annotated[int | None, typer.Option("--as", help=_CHILD_HELP["number"])] = None,
+    gather: Annotated[int | None, typer.Option(help=_CHILD_HELP["gather"])] = None,
+    parent_keys: Annotated[Path | None, typer.Option(help=_CHILD_HELP["parent_keys"])] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Serve workers of other machines: the parameter server, and the heads beside it."""
+    from paceline.runs import launching
+
+    if generate_keys is not None:
+        written = [str(path) for path in _REMOTE.generate_keys(generate_keys)]
+        print_json({"written": written}) if as_json else typer.echo("\n".join(written))
+        return
+    known = {"as": number, "gather": gather, "parent_keys": parent_keys}
+    own = {name: value for name, value in known.items() if value is not None}
+    if connect is not None:
+        _serve_parent({**values, **own, "connect": connect}, as_json)
+        return
+    for name in own:
+        raise InvalidInput(f"{name}: goes only with connect, for a child hub")
+    if "model" not in values:
+        raise InvalidInput("model: name what to train, or a folder by --generate-keys")
+    if "bind" not in values:
+        raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.0.1:5555")
+    given = {**values, "strategy": _STRATEGY.name}
+    launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
+
+
+def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
+    from paceline.records.settings import validated, without_shorthands
+    from paceline.report.format import nbytes
+    from paceline.report.terminal import console, log_to_stderr, traffic_table
+    from paceline.runs.progress import TerminalProgress
+
+    for name in values:
+        if name not in (*_CHILD_HELP, "as", "codec"):
+            raise InvalidInput(f"{name}: is the root hub's to say; leave it out with connect")
+    if "bind" not in values:
+        raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.1.1:5555")
+    values = without_shorthands(values, _STRATEGY)
+    values["number"] = values.pop("as", 0)
+    settings = validated(_REMOTE.ChildSettings, values)
+    log_to_stderr()
+    out, err = console(), console(stderr=True)
+    with closing(TerminalProgress(err, "serving")) as progress:
+        result = _REMOTE.serve_child(settings, progress)
+    if as_json:
+        out.print_json(result.model_dump_json())
+        return
+    out.print(traffic_table(result.traffic))
+    out.print(traffic_table(result.parent_traffic, "Bytes to and from the parent"))
+    steps, stale = result.updates.count, result.updates.mean_staleness
+    sent, received = map(nbytes, result.parent_wire_nbytes)
+    out.print(f"updates    {result.num_pushed:,} of the parent, of {steps:,} steps here")
+    out.print(f"staleness  {stale:.2f} of the root's updates on average")
+    out.print(f"parent     {sent} sent there and {received} received, with headers")
+
+
+@with_options(_REMOTE.WorkerProcessSettings)
+def worker(values: dict[str, Any], *, debug: Debug = False) -> None:
+    """Work for a hub, on one device. The hub says on what."""
+    from paceline.records.settings import validated
+    from paceline.report.terminal import log_to_stderr
+
+    log_to_stderr()
+    _REMOTE.work(validated(_REMOTE.WorkerProcessSettings, values))

@@ -1,0 +1,152 @@
+"""Commands that study this machine, a model or the papers, or look at finished runs."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.commands.options import Debug, Json, print_json, with_options
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Origin, Timeline
+from paceline.records.profile import ProfileSettings, validated_profile
+from paceline.records.scale import ScaleSettings
+from paceline.records.settings import validated
+
+
+def probe(
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write; without it, HOSTNAME.toml here.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Devices to measure: GPUs, or the cores shared out; all GPUs, or 2."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 10.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this machine, and write a machine file: layers, memory, links, codecs."""
+    from paceline.studies.probe.probe_ranks import probe_machine, probe_settings
+
+    how = {"force": force, "as_json": as_json, "debug": debug}
+    probe_machine(probe_settings(workers, output, seconds=seconds, **how))
+
+
+@with_options(ProfileSettings)
+def profile(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
+    """Measure where a step goes, layer by layer: times, waits, memory, and what limits."""
+    from paceline.studies.profile.profile_ranks import profile_model
+
+    profile_model(validated_profile(values), as_json=as_json, debug=debug)
+
+
+@with_options(ScaleSettings)
+def scale(
+    values: dict[str, Any],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the study; one that was interrupted is gone on with."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure, rehearse or predict an epoch by method, workers and batch, and say what pays."""
+    from paceline.report.terminal import console
+    from paceline.runs.launching import under_torchrun
+    from paceline.studies.scale.study import run_study, usual_folder
+    from paceline.studies.scale.study_terminal import cells_table, sentences
+
+    if under_torchrun():
+        raise InvalidInput("scale starts its workers itself; run it without torchrun")
+    settings = validated(ScaleSettings, values)
+    folder = output or usual_folder(settings)
+    result = run_study(settings, folder, console(stderr=True))
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+        return
+    out = console()
+    out.print(cells_table(result.cells))
+    for sentence in sentences(result):
+        out.print(sentence, soft_wrap=True)
+    out.print(f"written    {folder}/result.json, cells.jsonl, report.html", soft_wrap=True)
+
+
+def papers(
+    name: Annotated[str | None, typer.Argument(help="One paper; without it, all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the papers' tables, our values beside the printed ones."""
+    from paceline.report.terminal import console
+    from paceline.studies.papers import NAMES, paper
+    from paceline.studies.papers.paper_tables import as_object, show
+
+    found = [paper(one) for one in ([name] if name else NAMES)]
+    if as_json:
+        print_json({"papers": [as_object(one) for one in found]})
+    else:
+        show(console(), found)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    second: Annotated[
+        Path | None, typer.Argument(help="Another run; without it, as it was predicted.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two runs, or a run with its prediction."""
+    from paceline.core.compare import compare as compare_timelines
+    from paceline.record.trace import read_timeline, read_trace
+    from paceline.records.result import read_run
+    from paceline.report.differences import differences
+    from paceline.report.terminal import comparison_table, console, difference_tables
+
+    def happened(folder: Path) -> Timeline:
+        """Return the measured timeline of a run, or the rehearsed one of a rehearsal."""
+        path = folder / "trace.json"
+        rehearsed = read_trace(path).get(Origin.REHEARSED)
+        return rehearsed or read_timeline(path, Origin.MEASURED)
+
+    predicted = None if second else read_timeline(first / "trace.json", Origin.PREDICTED)
+    left, right = predicted or happened(first), happened(second or first)
+    try:
+        table = compare_timelines(left, right)
+    except ValueError as error:
+        folders = " or ".join(str(folder) for folder in (first, second) if folder)
+        raise InvalidInput(f"{folders}: {error}") from None
+    changed = None
+    if second is not None:
+        names = [
+            f"{path.name} (rehearsed)" if one.origin is Origin.REHEARSED else path.name
+            for path, one in ((first, left), (second, right))
+        ]
+        table = replace(table, left=names[0], right=names[1])
+        changed = differences(read_run(first), read_run(second), table)
+    if as_json:
+        print_json(asdict(table) | (changed.model_dump() if changed else {}))
+        return
+    out = console()
+    out.print(comparison_table(table, two_runs=second is not None))
+    for more in difference_tables(changed, table) if changed else ():
+        out.print(more)
+    for sentence in changed.sentences if changed else ():
+        out.print(sentence, soft_wrap=True)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    rehearsal: Annotated[
+        Path | None, typer.Option(help="The folder of a rehearsal of it, to be shown beside it.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's report.html anew, from its result.json and trace.json."""
+    from paceline.report import write_report
+
+    path = write_report(folder, rehearsal)
+    print_json({"report": str(path)}) if as_json else typer.echo(path)

@@ -1,0 +1,123 @@
+"""Shares of a batch for workers of different speed: in whole samples, from measured seconds."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import isfinite
+
+
+def apportion(
+    num_samples: int, speeds: Sequence[float], most: Sequence[int | None] | None = None
+) -> tuple[int, ...]:
+    """Return the samples of each worker, so that the last one ends as early as possible.
+
+    `speeds` are in proportion to samples a second; `most` bounds what a worker can take (None: it
+    is not bounded). The parts sum to `num_samples`. Each is the worker's proportion, rounded: to
+    the divisors of D'Hondt, because the largest remainder would give the hundredth part of a
+    hundred samples to a worker that needs longer for it than all others for the rest. A faster
+    worker never gets less than a slower one with the same bound. ValueError if speeds are negative
+    or not finite, or if the workers cannot take so many.
+    """
+    if not all(isfinite(speed) and speed >= 0 for speed in speeds):
+        raise ValueError(f"speeds: must be finite and 0 or more, not {list(speeds)}")
+    exact = [Fraction(speed) for speed in speeds]
+    room = [num_samples if bound is None else bound for bound in most or [None] * len(exact)]
+    able = [
+        min(bound, num_samples) if speed else 0 for speed, bound in zip(exact, room, strict=True)
+    ]
+    if sum(able) < num_samples:
+        raise ValueError(f"most: {num_samples} samples are more than workers take: {able}")
+    # What is faster than its bound allows gets the bound, and the others share what is left.
+    full: set[int] = set()
+    while True:
+        others = [rank for rank, speed in enumerate(exact) if speed and rank not in full]
+        left = num_samples - sum(able[rank] for rank in full)
+        total = sum((exact[rank] for rank in others), Fraction())
+        over = {rank for rank in others if left * exact[rank] > able[rank] * total}
+        if not over:
+            break
+        full |= over
+    parts = [able[rank] if rank in full else 0 for rank in range(len(exact))]
+    for rank in others:
+        parts[rank] = int(left * exact[rank] / total)
+    # Rounding down leaves fewer samples than there are workers.
+    for _ in range(num_samples - sum(parts)):
+        able_to = [rank for rank, part in enumerate(parts) if part < able[rank]]
+        parts[min(able_to, key=lambda rank: (parts[rank] + 1) / exact[rank])] += 1
+    return tuple(parts)
+
+
+_FIRST_INTERVAL = 4
+_LONGEST_INTERVAL = 64
+_REGAINED = 0.99  # of the seconds that an idle rank is believed to need, each time
+
+
+class Balance:
+    """A search for the shares of a batch with which all ranks end at the same time.
+
+    It begins with equal shares. `most` bounds each rank's: by its memory. After `interval` steps
+    `record` takes what each rank needed for a sample, and changes the shares only if the slowest
+    rank would be done earlier by more than the part `tolerance`: noise shuffles no batches. With
+    fixed costs a rank's seconds per sample depend on its share, and so it takes a few rounds: in
+    each the shares come nearer, from one side. A rank without samples shows no time: it is believed
+    to get a little faster each time, and so is tried again one day.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_ranks: int,
+        most: Sequence[int | None] | None = None,
+        tolerance: float = 0.05,
+    ) -> None:
+        if num_ranks < 1:
+            raise ValueError(f"num_ranks: must be 1 or more, not {num_ranks}")
+        self._batch_size, self._tolerance = batch_size, tolerance
+        self._most = [None] * num_ranks if most is None else list(most)
+        self._seconds: list[float | None] = [None] * num_ranks
+        self._excluded: set[int] = set()
+        self.shares = apportion(batch_size, [1.0] * num_ranks, self._most)
+        self.interval = _FIRST_INTERVAL
+
+    @property
+    def samples_per_s(self) -> tuple[float | None, ...]:
+        """The estimated speed of each rank; None where nothing was measured yet."""
+        return tuple(None if seconds is None else 1 / seconds for seconds in self._seconds)
+
+    def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
+        """Record each rank's seconds per sample (None if it had none), and return the shares.
+
+        `interval` says after how many steps to record again: it grows while nothing changes.
+        """
+        if any(one is not None and one <= 0 for one in seconds):
+            raise ValueError(f"seconds: a sample takes more than none, not {list(seconds)}")
+        for rank, new in enumerate(seconds):
+            old = self._seconds[rank]
+            # A rank without samples is believed to get faster, so that it is tried again.
+            self._seconds[rank] = new if new is not None else old and _REGAINED * old
+        return self._judge()
+
+    def exclude(self, rank: int) -> tuple[int, ...]:
+        """Give a rank no samples any more, and return the shares."""
+        self._excluded.add(rank)
+        return self._judge()
+
+    def _judge(self) -> tuple[int, ...]:
+        known = [seconds for seconds in self._seconds if seconds is not None]
+        if not known:
+            return self.shares
+        # One of which nothing is known is tried: as if it were the fastest.
+        believed = [min(known) if seconds is None else seconds for seconds in self._seconds]
+        speeds = [
+            0.0 if rank in self._excluded else 1 / seconds for rank, seconds in enumerate(believed)
+        ]
+        shares = apportion(self._batch_size, speeds, self._most)
+        now_s, then_s = (
+            max(share * one for share, one in zip(split, believed, strict=True))
+            for split in (self.shares, shares)
+        )
+        must_go = any(self.shares[rank] for rank in self._excluded)
+        if must_go or then_s < (1 - self._tolerance) * now_s:
+            self.shares, self.interval = shares, _FIRST_INTERVAL
+        else:
+            self.interval = min(2 * self.interval, _LONGEST_INTERVAL)
+        return self.shares

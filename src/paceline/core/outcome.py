@@ -1,0 +1,162 @@
+"""The outcome of a run or a rehearsal, whatever strategy it had: what result.json is made of.
+
+Every strategy fills in the fields that it knows; reports show the sections of the fields that are
+filled in, and never ask which strategy it was.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from paceline.core.settings import Record
+from paceline.core.timeline import Timeline
+
+Points = tuple[tuple[float, int], ...]  # seconds of training, and a number
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The mean training loss, and the loss and score on the test samples, of one epoch.
+
+    `accuracy` is the score: with several labels a sample it is the precision@1.
+    """
+
+    number: int
+    train_loss: float
+    test_loss: float
+    accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that were sent for one purpose, as counted, and as planned by the formula.
+
+    `travels` is False for what stays within one process.
+    """
+
+    purpose: str
+    nbytes: float
+    planned_nbytes: float
+    travels: bool = True
+
+
+@dataclass(frozen=True)
+class SplitHead:
+    """A head whose layers are shared by the workers: its layers and the bytes of its state.
+
+    The state is parameters, gradients and momentum: of the whole head, and of each rank's part.
+    """
+
+    layers: tuple[str, ...]
+    state_nbytes: int
+    own_state_nbytes: tuple[int, ...]
+
+    @property
+    def saved_nbytes(self) -> int:
+        """The bytes that the rank with the largest part has less than a whole head."""
+        return self.state_nbytes - max(self.own_state_nbytes)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Updates of a shared model by asynchronous workers.
+
+    `by_worker`: how many each made. `staleness`: for each worker, how many of its batches missed so
+    many updates of others. `gaps`: by how many updates the first worker was ahead of the last.
+    """
+
+    count: int
+    by_worker: Mapping[str, int]
+    staleness: Mapping[str, Mapping[int, int]]
+    mean_staleness: float
+    gaps: Points = ()
+
+
+@dataclass(frozen=True)
+class UnevenWorker:
+    """A worker of an uneven run: what was asked for, what it reached alone, and its share.
+
+    `tried_samples_per_s`: its speed in the trial before the training, None if there was none.
+    `updates_share`: its part of all updates; `predicted_share`: the plan's.
+    """
+
+    name: str
+    spec: str
+    tried_samples_per_s: float | None
+    samples: int
+    updates_share: float
+    predicted_share: float | None
+    batch_sizes: Points = ()
+
+
+@dataclass(frozen=True)
+class ChunkTrial:
+    """A chunk size that a search has tried: its layers, and seconds a step."""
+
+    chunk: int
+    predicted_s: float
+    rehearsed_s: float
+
+
+class RunMetrics(Record):
+    """What is known of a run when it is over, and saved in result.json as it is.
+
+    `samples_per_s` is that of the untraced steps; `trained_s`: seconds of training without the
+    tests between epochs. `decisions`: why a configuration was chosen on the way, if it was.
+    `faults`: where the traced steps depart from the plan. `lost`: workers that ended before the
+    run, and why. `peak_memory_bytes` by worker; `shares`: the samples of each worker in a batch,
+    where batches are balanced. `wire_nbytes`: all bytes sent and received with headers.
+    `utilisation`: by device, the share of the time in which it computed.
+    """
+
+    samples_per_s: float
+    trained_s: float | None = None
+    epochs: tuple[Epoch, ...] = ()
+    score: str = "accuracy"
+    predicted_step_s: float | None = None
+    predicted_samples_per_s: float | None = None
+    decisions: tuple[str, ...] = ()
+    trials: tuple[ChunkTrial, ...] = ()
+    faults: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    peak_memory_bytes: tuple[int, ...] = ()
+    shares: tuple[int, ...] | None = None
+    traffic: tuple[Traffic, ...] = ()
+    wire_nbytes: tuple[int, int] | None = None
+    head: SplitHead | None = None
+    updates: Updates | None = None
+    workers: tuple[UnevenWorker, ...] = ()
+    utilisation: dict[str, float] = Field({})
+    predicted_utilisation: dict[str, float] = Field({})
+
+
+class Outcome(RunMetrics):
+    """The outcome of a run: its metrics, and what its result is computed from.
+
+    `timeline`: the traced steps of all workers; `predicted`: the same steps as planned, if they can
+    be. `step_seconds`: durations of the untraced steps. `config`: the strategy's configuration
+    that was used in the end.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    timeline: Timeline
+    predicted: Timeline | None = None
+    config: Any = None
+    step_seconds: tuple[float, ...] = ()
+
+
+Topic = Literal["method", "workers", "limit", "change", "memory"]
+"""The question: which exchange, how many workers, what limits, what to change, what fits."""
+
+
+@dataclass(frozen=True)
+class Insight:
+    """One plain sentence, and the (name, value with its unit) pairs that it was computed from."""
+
+    topic: Topic
+    sentence: str
+    figures: tuple[tuple[str, str], ...]

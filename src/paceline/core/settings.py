@@ -1,0 +1,210 @@
+"""The settings of a run: read by every strategy, and checked against it in `records.settings`.
+
+Descriptions of the fields are the help texts of the command line, whose options are made from them.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+LARGEST_FLOAT32 = 3.4e38
+LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
+Shape = tuple[Annotated[int, Field(ge=1)], ...]
+DATA = (
+    "digits; synthetic:3x224x224,classes=10,samples=512, each part optional; images:FOLDER, with a "
+    "folder for each class; libsvm:PATH; covtype:FOLDER, w8a:FOLDER, delicious:FOLDER or "
+    "real-sim:FOLDER, with the files as they are published; or sets that are like those: "
+    "covtype-like, w8a-like, delicious-like or real-sim-like, of fewer samples as in "
+    "covtype-like:samples=5000."
+)
+
+
+def read_shape(shape: Any) -> Any:
+    """Return the sizes of a shape that is written as 3x224x224."""
+    if not isinstance(shape, str):
+        return shape
+    try:
+        return tuple(int(size) for size in shape.split("x"))
+    except ValueError:
+        raise ValueError(f"{shape!r} is not a shape such as 3x224x224") from None
+
+
+def read_list(values: Any) -> Any:
+    """Return the words of a list that is written as 1,2,4."""
+    return tuple(part.strip() for part in values.split(",")) if isinstance(values, str) else values
+
+
+def _each(stretch: Any) -> Any:
+    """Return one factor a worker for a number (4), or for a text that lists them (1,4)."""
+    if isinstance(stretch, str):
+        return tuple(stretch.split(","))
+    return (stretch,) if isinstance(stretch, int | float) else stretch
+
+
+Model = Annotated[str, Field(description="A built-in name, or package.module:factory.")]
+Port = Annotated[
+    int,
+    Field(ge=0, lt=65536, description="The loopback port where ranks meet; 0 takes a free one."),
+]
+InputShape = Annotated[
+    Shape | None,
+    BeforeValidator(read_shape),
+    Field(description="Of one sample, such as 3x224x224; for a model of your own."),
+]
+
+
+class Record(BaseModel):
+    """Settings or a result: immutable, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSettings(Record):
+    """The settings that training and rehearsing have in common."""
+
+    model: Model
+    strategy: str = Field(
+        "allreduce", description="How the workers share the work; train knows auto, too."
+    )
+    options: dict[str, Any] = Field({}, description="Fields of the strategy's configuration.")
+    workers: int | str = Field(
+        2, description="Worker processes; a strategy may take a list: cpu:1,cpu:2@slow=16,gpu:0."
+    )
+    batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
+    policy: str | None = Field(None, description="The same as --set policy=POLICY.")
+    codec: str | None = Field(
+        None,
+        description="What travels encoded, as activations=dynamic8,gradients=half; the same as "
+        "--set activations=dynamic8 --set gradients=half.",
+    )
+    balance: Literal["auto"] | None = Field(
+        None, description="auto: the workers' parts of a batch follow their speeds."
+    )
+    profile_s: float = Field(
+        4.0, ge=0, le=LONGEST_S, description="How long to profile before planning."
+    )
+    deadline_s: Seconds = Field(30.0, description="How long a worker may not answer.")
+    wait_s: Seconds = Field(600.0, description="How long a hub waits for workers.")
+    port: Port = 0
+    bind: str | None = Field(
+        None, description="The address of a hub for workers of other machines: tcp://10.0.0.1:5555."
+    )
+    keys: Path | None = Field(
+        None, description="The folder of keys that paceline hub --generate-keys has written."
+    )
+    run: str | None = Field(None, description="The name that hub and workers give their run.")
+    output: Path = Field(Path("runs"), description="Where the folder of the run is made.")
+
+    @model_validator(mode="after")
+    def _batch_fits_workers(self) -> Self:
+        if isinstance(self.workers, int) and self.workers < 1:
+            raise ValueError(
+                f"workers: Input should be greater than or equal to 1, not {self.workers}"
+            )
+        if isinstance(self.workers, int) and self.batch_size < self.workers:
+            raise ValueError(
+                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
+            )
+        if self.keys is not None and self.bind is None:
+            raise ValueError("keys: are for workers of other machines; name the address by bind")
+        return self
+
+
+class TrainSettings(RunSettings):
+    """The settings of `paceline train`."""
+
+    kind: Literal["train"] = "train"
+    data: str = Field("digits", description=DATA)
+    optimizer: str = Field("sgd", description="One of torch's, or package.module:factory.")
+    epochs: int = Field(3, ge=1, description="Passes over the training samples.")
+    learning_rate: float = Field(
+        0.05,
+        gt=0,
+        le=LARGEST_FLOAT32,
+        description="For batches of the batch size; 0.001 for alexnet.",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of the optimizer sgd.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the split and the order.")
+    force: bool = Field(False, description="Take workers that do not help, too.")
+    snapshots: Path | None = Field(None, description="The folder where a server is kept.")
+    snapshot_s: float = Field(
+        60.0, ge=0, le=LONGEST_S, description="How often the server is kept, in seconds."
+    )
+    resume: bool = Field(False, description="Go on from the snapshot.")
+    tensorboard: Path | None = Field(
+        None, description="Where a folder for TensorBoard is made; an extra."
+    )
+
+    @model_validator(mode="after")
+    def _goes_on_from_somewhere(self) -> Self:
+        if self.resume and self.snapshots is None:
+            raise ValueError("resume: goes only with snapshots, the folder to go on from")
+        return self
+
+
+class RehearseSettings(RunSettings):
+    """The settings of `paceline rehearse`."""
+
+    kind: Literal["rehearse"] = "rehearse"
+    device: str | None = Field(
+        None,
+        description="Whose time layers take: a device of a machine file, or FILE.toml:NAME.",
+    )
+    stretch: Annotated[
+        tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
+    ] = Field(None, description="Or compute here, each layer slowed 4 times; or 1,4 by worker.")
+    forward_ms: Milliseconds | None = Field(None, description="What all layers take together.")
+    backward_ms: Milliseconds | None = Field(None, description="What all layers take together.")
+    update_ms: Milliseconds | None = Field(None, description="What the update takes.")
+    input_shape: InputShape = None
+    steps: int = Field(20, ge=3, description="How many are measured.")
+    profile_s: float = Field(
+        2.0, ge=0, le=LONGEST_S, description="How long to measure before the rehearsal."
+    )
+    chunk_search: Literal["runtime", "predicted"] | None = Field(
+        None, description="Look for the best chunk first: runtime or predicted."
+    )
+    search_step: int | None = Field(None, ge=1, description="Of the runtime search; 5.")
+    search_range: int | None = Field(None, ge=1, description="Of the runtime search; 5.")
+    interval: int | None = Field(None, ge=1, description="Steps of a trial of a search; 10.")
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> Self:
+        if (self.device is None) == (self.stretch is None):
+            both = "both are given" if self.device is not None else "neither is given"
+            raise ValueError(
+                f"device, stretch: {both}; a rehearsal paces layers as a device, or stretches them"
+            )
+        if self.device is None:
+            self._only_with("device", "forward_ms", "backward_ms", "update_ms")
+        else:
+            self._only_with("stretch", "balance")
+        if self.stretch is not None and len(self.stretch) not in (1, self.workers):
+            raise ValueError(
+                f"stretch: {len(self.stretch)} numbers for {self.workers} workers; give one for "
+                "all, or one for each"
+            )
+        if self.chunk_search is None:
+            self._only_with("chunk_search", "search_step", "search_range", "interval")
+            return self
+        if self.chunk_search == "predicted":
+            self._only_with("chunk_search runtime", "search_step", "search_range")
+        if self.workers == 1:
+            raise ValueError("chunk_search: a single worker exchanges nothing")
+        if "chunk" in self.options:
+            raise ValueError("chunk_search: looks for the chunk that options already name")
+        return self
+
+    def _only_with(self, other: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: goes only with {other}")
+
+    def stretch_of(self, rank: int) -> float:
+        """Return the factor by which a worker is slower than this machine; 1 if it is paced."""
+        if self.stretch is None:
+            return 1.0
+        return self.stretch[rank if len(self.stretch) > 1 else 0]

@@ -1,0 +1,284 @@
+"""The runner of every strategy whose ranks each train a replica and exchange all gradients."""
+
+import resource
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
+from paceline.core.compare import conform
+from paceline.core.outcome import ChunkTrial, Outcome
+from paceline.core.settings import RehearseSettings
+from paceline.core.simulate import period
+from paceline.core.strategy import Calibrated, Prober, Strategy, Window
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Workload
+from paceline.exchange.balanced import Balanced
+from paceline.exchange.loop import Job, Trained, TrainingSetup, setup_of, train, train_step
+from paceline.exchange.replica import ModelReplica, Probe
+from paceline.exchange.session import TrainingSession
+from paceline.links.group import Group
+from paceline.measure.layers import Profile, beside_copies, profile, with_idle_cores
+from paceline.models.paced import Stretched
+from paceline.record.clock import clock_for
+from paceline.record.merge import ClockOffset, gather_timeline
+from paceline.record.recorder import Recorder
+
+SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
+_INTERVAL = 10  # steps of a trial of a chunk search, or between two looks at balanced shares
+_MOST_ROUNDS = 10
+_PERIOD_STEPS = 8  # as planner.forecast looks at
+Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
+
+
+@contextmanager
+def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
+    """Yield the runner of a strategy of replicas; see `paceline.exchange.session.Start`.
+
+    The strategy's module `run` has `start`, and a function `replica` (`Replicate`), by which its
+    exchange can also be measured beside those of others.
+    """
+    yield ReplicaRunner(session, session.strategy.runner().replica)
+
+
+def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
+    """Return a factory of probes of the exchange of a strategy of replicas."""
+
+    def replicate(module: nn.Module) -> ModelReplica:
+        replica: ModelReplica = strategy.runner().replica(module, config, group)
+        return replica
+
+    return Prober(strategy, config, lambda sizes: Probe(sizes, group.device, replicate))
+
+
+class ReplicaRunner:
+    """Trains or rehearses this rank's replica together with those of the other ranks."""
+
+    def __init__(self, session: TrainingSession, replicate: Replicate) -> None:
+        self._session, self._replicate = session, replicate
+        self.profiled: Profile | None = None
+
+    @cached_property
+    def setup(self) -> TrainingSetup:
+        """This rank's model and its steps."""
+        return setup_of(self._session)
+
+    @property
+    def workload(self) -> Workload:
+        """This rank's part of a step."""
+        return self.setup.workload
+
+    @property
+    def samples_per_step(self) -> float:
+        """The samples of a step over all workers, on average over an epoch."""
+        return self.setup.samples_per_step
+
+    @property
+    def about(self) -> str:
+        """The size of the model, and the time that measuring takes."""
+        return about(self._session, self.workload)
+
+    def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
+        """Measure the layers, and the exchange of each strategy with its configuration.
+
+        Computing and exchanging take turns, as they do in training, so that rankings of strategies
+        are not those of the moments at which each was measured.
+        """
+        session, setup = self._session, self.setup
+        found = profile(
+            setup.model,
+            setup.workload,
+            lambda: setup.source(0),
+            setup.optimizer,
+            session.group,
+            session.settings.profile_s,
+            {one.name: prober(one, config, session.group) for one, config in beside},
+        )
+        settings = session.settings
+        if isinstance(settings, RehearseSettings) and setup.times is None:
+            # Layers are stretched, and those of a balanced batch have parts of it.
+            devices = enumerate(found.machine.devices)
+            found = found.slowed({one.name: settings.stretch_of(rank) for rank, one in devices})
+            if settings.balance is not None:
+                found = found.slowed(found.parts_of_equal(settings.batch_size))
+        self.profiled = found
+        return found
+
+    def measure(self) -> Calibrated:
+        """Measure the layers and this strategy's exchange."""
+        self.profile([(self._session.strategy, self._session.config)])
+        return self.calibrated(self._session.strategy, self._session.config)
+
+    def calibrated(self, strategy: Strategy, config: Any) -> Calibrated:
+        """Return the machine and the prices of a strategy that was profiled, with `config`."""
+        assert self.profiled is not None  # nothing is planned that was not measured
+        machine, cost = self.profiled.calibrated(strategy, config)
+        if self._session.is_rehearsal:
+            machine = with_idle_cores(machine)
+        if self.setup.times is not None:
+            plan = strategy.plan(self.workload, machine, config, Window(1))
+            cost = beside_copies(plan, cost)
+        return Calibrated(machine, cost)
+
+    def train(self, config: Any) -> Outcome:
+        """Train or rehearse with this configuration, or with the chunk that a search finds."""
+        session, settings = self._session, self._session.settings
+        tuner = self._tuner(settings, config) if isinstance(settings, RehearseSettings) else None
+        tuning = {} if tuner is None else {"tuner": tuner}
+        return self.train_as(
+            session.strategy,
+            config,
+            lambda module: self._replicate(module, config, session.group, **tuning),
+            tuner,
+        )
+
+    def train_as(
+        self,
+        strategy: Strategy,
+        config: Any,
+        replicate: Callable[[nn.Module], ModelReplica],
+        tuner: ChunkTuner | None = None,
+    ) -> Outcome:
+        """Train with a replica that `replicate` makes, and record it as a run of `strategy`."""
+        session, setup, group = self._session, self.setup, self._session.group
+        assert self.profiled is not None
+        device = self.profiled.machine.devices[group.rank].name
+        recorder = Recorder(clock_for(group.device), device, group.rank)
+        # A profile has drawn random numbers before; and ranks must not drop out the same units.
+        torch.manual_seed(getattr(session.settings, "seed", 0) + group.rank)
+        stretched = None if setup.factor is None else Stretched(setup.model, setup.factor)
+        replica = replicate(setup.model)
+        if setup.sampler is not None:
+            replica = Balanced(replica, setup.model, group, setup.sampler, weighs=False)
+        if isinstance(session.settings, RehearseSettings):
+            self._settle(replica, recorder, tuner)
+        trials: tuple[ChunkTrial, ...] = ()
+        if tuner is not None:
+            chosen, tried = group.gather([tuner.chunk, tuner.trials])[0]
+            predicted = self._predicted(strategy, config, [chunk for chunk, _, _ in tried])
+            trials = tuple(ChunkTrial(chunk, predicted[chunk], own) for chunk, _, own in tried)
+            config = replace(config, chunk=chosen)
+        session.progress.begin(sum(setup.epoch_steps), "steps")
+        trained = train(Job(setup, group, recorder, session.progress), replica)
+        if stretched is not None:
+            stretched.remove()
+        timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
+        machine, _ = self.calibrated(strategy, config)
+        plan = strategy.plan(self.workload, machine, config, Window(timeline.num_steps()))
+        return outcome_of(
+            trained,
+            timeline,
+            group,
+            config=config,
+            samples_per_step=self.samples_per_step,
+            score=setup.score,
+            faults=tuple(conform(plan, timeline, slack_s(trained.offset, group))),
+            shares=None if setup.sampler is None else setup.sampler.shares,
+            trials=trials,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the model as safetensors, on rank 0."""
+        if self._session.group.rank == 0:
+            save_model(self.setup.model, str(path))
+
+    def _settle(self, replica: ModelReplica, recorder: Recorder, tuner: ChunkTuner | None) -> None:
+        """Take steps until a search is done, and until balanced shares stay the same."""
+        setup, group = self.setup, self._session.group
+        optimizer, source = setup.optimizer(setup.model), setup.source(0)
+
+        def take(number: int) -> None:
+            for _ in range(number):
+                train_step(replica, optimizer, source, recorder)
+
+        if tuner is not None:
+            take(1)  # shows in which order gradients become ready
+            while not group.gather(tuner.done)[0]:  # rank 0's times decide
+                take(tuner.interval)
+        sampler = setup.sampler
+        for _ in range(0 if sampler is None else _MOST_ROUNDS):
+            assert sampler is not None
+            before = sampler.shares
+            take(_INTERVAL)
+            if sampler.shares == before:
+                break
+        recorder.step_ends()  # forgets them
+
+    def _tuner(self, settings: RehearseSettings, config: Any) -> ChunkTuner | None:
+        num_layers = len(self.workload.layers)
+        interval = settings.interval or _INTERVAL
+        if settings.chunk_search == "runtime":
+            given = {"step": settings.search_step, "range": settings.search_range}
+            sizes = {name: value for name, value in given.items() if value is not None}
+            return RuntimeSearch(num_layers, interval=interval, **sizes)
+        if settings.chunk_search != "predicted":
+            return None
+        predicted = self._predicted(self._session.strategy, config, candidates(num_layers))
+        return PredictedSearch(predicted, interval)
+
+    def _predicted(
+        self, strategy: Strategy, config: Any, chunks: Sequence[int]
+    ) -> dict[int, float]:
+        """Return the predicted seconds of a step with each chunk, as rank 0 predicts them."""
+        group = self._session.group
+
+        def step_s(chunk: int) -> float:
+            one = replace(config, chunk=chunk)
+            machine, cost = self.calibrated(strategy, one)
+            plan = partial(strategy.plan, self.workload, machine, one)
+            return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
+
+        # Told one by one: for deep networks all of them may take longer than ranks wait.
+        return {
+            chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
+        }
+
+
+def outcome_of(
+    trained: Trained, timeline: Timeline, group: Group, *, samples_per_step: float, **known: Any
+) -> Outcome:
+    """Bring together the outcome of all ranks; `known` are further fields of the `Outcome`."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Outcome(
+        timeline=timeline,
+        step_seconds=trained.step_seconds,
+        samples_per_s=samples_per_step / median(trained.step_seconds),
+        epochs=trained.epochs,
+        peak_memory_bytes=tuple(group.gather(peak)),
+        **known,
+    )
+
+
+def about(session: TrainingSession, workload: Workload) -> str:
+    """Return the size of the model, and the time that measuring takes, in one line."""
+    settings = session.settings
+    size = f"{workload.num_parameters:,} parameters in {len(workload.layers)} layers"
+    if session.is_rehearsal:
+        return (
+            f"{settings.model}: {size}, on {settings.workers} workers {devices_of(session)}; "
+            "measuring what will be rehearsed"
+        )
+    return f"{settings.model}: {size}; profiling for {settings.profile_s:g} s"
+
+
+def slack_s(offset: ClockOffset, group: Group) -> float:
+    """Return by how many seconds the spans of different ranks may seem to be in a wrong order."""
+    return float(SLACK_S + 2 * max(group.gather(offset.error_s)))
+
+
+def devices_of(session: TrainingSession) -> str:
+    """Describe the devices of a rehearsal, as in "paced as k40-gigabit/gpu0"."""
+    settings = session.settings
+    if session.device is not None:
+        return f"paced as {session.device.label}"
+    if isinstance(settings, RehearseSettings) and settings.stretch is not None:
+        return f"stretched {', '.join(f'{times:g}' for times in settings.stretch)} times"
+    return ""

@@ -1,0 +1,346 @@
+"""A drop-in for torch's DistributedDataParallel, in a loop that stays the user's."""
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.codecs.codec import Codec
+from paceline.core.chunks import LearnedSearch, Trial
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Origin, Timeline
+from paceline.data.sampler import BalancedSampler
+from paceline.exchange.all_reduce import TorchAllReduce
+from paceline.exchange.balanced import Balanced
+from paceline.exchange.compressed import Compression
+from paceline.exchange.optimizers import Policy, StepRecorder, check_policy
+from paceline.exchange.readiness import in_backward, weakly
+from paceline.exchange.reducer import Reducer
+from paceline.exchange.replica import Method, SingleReplica, Statistics
+from paceline.exchange.synchronized import OF_TORCH_ALONE, Synchronized
+from paceline.exchange.trials import Trials
+from paceline.planner.admission import admit
+from paceline.record.clock import clock_for
+from paceline.record.recorder import Recorder
+from paceline.strategies import EXCHANGES
+
+_KEPT_STEPS = 8
+AUTO = "auto"
+logger = logging.getLogger(__name__)
+
+
+class DataParallel(Synchronized):
+    """Runs `module` on this rank's samples, and gives its parameters the mean gradients of all.
+
+    It is a DistributedDataParallel, takes its arguments, in its order, and does what it does: it
+    broadcasts and checks the module when it is made, sends rank 0's buffers before each forward
+    pass, never runs the module but when it is called, and raises after a backward pass in which a
+    parameter got no gradient, unless `find_unused_parameters`. What sizes or skips buckets of
+    torch's reducer (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`,
+    `skip_all_reduce_unused_params`) changes no gradient, and nothing where there are none.
+    Launched with torchrun, one process a rank; a default process group is made if there is none,
+    and without torchrun's environment it just calls the module.
+
+    `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's
+    own reducer, "tree" the classical baseline, and "auto" takes a few steps of each and stays with
+    the fastest (`why` says the figures). `chunk`: how many layers "host" exchanges together; "auto"
+    predicts it from its first steps, and tries neighbours while training goes on. No rank waits
+    longer than `deadline_s` for another, by default than the process group's timeout: WorkerLost
+    names the one that does not answer.
+
+    `codec` encodes gradients on their way: between machines with "host", between all ranks with
+    "allreduce"; "tree" has none. A name ("dynamic8", "half" and so on), a codec, or "auto" for what
+    makes steps faster. No rank takes a step whose gradients are not finite: a GradScaler skips it;
+    otherwise the optimizer raises NonFinite, or by `on_nonfinite` "skip" changes nothing.
+
+    `balance`: "auto" lets ranks have unequal batches: each rank's gradients are weighted by its
+    samples, so that all train as one process on all of them would, if the loss is a mean over
+    samples. A rank may have none. `balance()` takes the sampler that is to follow the ranks'
+    speeds. A rank that would not help gets no samples then, but with `force`.
+
+    `state_dict` is DistributedDataParallel's, with the prefix "module."; `load_state_dict` takes it
+    with and without. Gradients are the caller's, unless `gradient_as_bucket_view`. Raises
+    InvalidInput for what cannot be exchanged.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: DeviceMesh | None = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: list[int] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
+        exchange: Literal["auto", "allreduce", "tree", "host"] = "auto",
+        codec: str | Codec | None = None,
+        chunk: int | Literal["auto"] = "auto",
+        deadline_s: float | None = None,
+        on_nonfinite: Policy = "raise",
+        balance: Literal["auto"] | None = None,
+        force: bool = False,
+    ) -> None:
+        # DistributedDataParallel's arguments that are not left to their defaults.
+        given = {
+            name: value
+            for name, value in locals().items()
+            if name in _DEFAULTS and value is not _DEFAULTS[name]
+        }
+        if balance not in (None, "auto"):
+            raise InvalidInput(
+                f"balance: must be 'auto' or None, not {balance!r}; balance(sampler) takes a "
+                "sampler"
+            )
+        check_policy(on_nonfinite)
+        compression = None if codec is None else Compression(codec, on_nonfinite)
+        of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
+        candidates = _methods(exchange, chunk, compression, bool(of_torch))
+        self._trials: Trials | None = None
+        self._next: tuple[Method, Reducer | TorchAllReduce] | None = None
+        self._tries = len(candidates) > 1
+        self._is_balanced, self._force = balance == "auto", force
+        self._why = f"{candidates[0].name}: " + ("; ".join(of_torch) or "asked for")
+        super().__init__(module, candidates[0], deadline_s, **given)
+        self._start()
+        if self._is_alone:
+            self._why = "none: a single rank has nobody to exchange gradients with"
+        elif self._tries:
+            self._trials = Trials(candidates, clock_for(self.device))
+
+    def _start(self) -> None:
+        rank = 0 if self._is_alone else dist.get_rank(self.process_group)
+        clock = clock_for(self.device)
+        self._recorder = Recorder(clock, f"{self.device.type}{rank}", rank)
+        self._recorder.start_phases(_KEPT_STEPS)
+        self._steps = StepRecorder(self._recorder, self.module)
+        self._balanced: Balanced | None = None
+        if self._is_balanced:
+            replica = SingleReplica(self.module)
+            self._balanced = Balanced(
+                replica, self.module, self._join(), admit=weakly(self._refused)
+            )
+        self._record_own()
+
+    def _record_own(self) -> None:
+        # Those of torch's reducer would cost a pass over gradients.
+        if not self._method.uses_torch_reducer:
+            self.record(self._recorder)
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module's forward pass."""
+        trains = self.training and torch.is_grad_enabled() and not in_backward()
+        if trains:
+            self._steps.begin_forward()
+        if self._balanced is None:
+            outputs = super().forward(*inputs, **kwargs)
+        else:
+            outputs = self._balanced.run(super().forward, inputs, kwargs)
+        if trains:
+            self._recorder.end_phase()
+        return outputs
+
+    # The choice of an exchange.
+
+    def _exchanged(self) -> None:
+        """Decide how to go on, where all ranks are at the same place: after an exchange."""
+        trials = self._trials
+        # Within join(), a rank without samples has no forward pass in which it could change too.
+        if trials is None or self._next is not None or self._join_config.enable:
+            return
+        trials.exchanged()
+        if not trials.due:
+            return
+        trials.go_on(self._join())
+        # Create the reducer of the method that is tried next, or that has won.
+        while self._next is None and not (trials.settled and self._method is trials.method):
+            try:
+                self._tries = not trials.settled
+                parameters = self._build_params_for_reducer()
+                prepared = self._create_reducer(trials.method, *parameters)
+                prepared.open()
+                self._next = trials.method, prepared
+            except InvalidInput as error:  # on all ranks
+                trials.fail(error)
+        if self._next is None and isinstance(self._gradients, TorchAllReduce):
+            self._gradients.unwatch()
+
+    def _before_forward(self) -> None:
+        if self._next is not None and self._gradients is not None and not self._gradients.pending:
+            (method, prepared), self._next = self._next, None
+            trained = all(parameter.requires_grad for parameter in self._trainable)
+            thawed = any(parameter.requires_grad for parameter in self._frozen)
+            types = [parameter.dtype for parameter in self._trainable]
+            if trained and not thawed and types == self._types:
+                self._use(method, prepared)
+            else:  # what is prepared is for the parameters before
+                prepared.close()
+                self._use(method)
+        super()._before_forward()
+
+    def _use(self, method: Method, prepared: Reducer | TorchAllReduce | None = None) -> None:
+        self._method, self._reducer_recorder = method, None
+        self._replace_reducer(prepared)
+        self._record_own()
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Register a hook with torch's reducer, to which exchange "auto" then goes over."""
+        if self._method.compression is not None:
+            raise InvalidInput(
+                "register_comm_hook: gradients are encoded already, by codec=...; use either"
+            )
+        if self._trials is not None:
+            self._trials, self._next, self._tries = None, None, False
+            [method] = _methods(AUTO, 1, None, needs_torch_reducer=True)
+            self._why = f"{method.name}: a communication hook was registered"
+            self._use(method)
+        super().register_comm_hook(state, hook)
+
+    @property
+    def why(self) -> str:
+        """The reason for this exchange, with the figures that it rests on."""
+        if self._trials is None:
+            return self._why
+        if self._join_config.enable:
+            return f"{self._method.name}: within join() no other is tried"
+        return self._trials.why
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The chunk sizes tried so far, predicted and measured on rank 0."""
+        return self._tuner.trials if self._tuner else ()
+
+    # Balanced batches.
+
+    def balance(self, sampler: BalancedSampler) -> BalancedSampler:
+        """Adapt the shares of this sampler, which is returned, to the ranks' speeds.
+
+        All ranks must call it together, each with its own rank's sampler of the same batches.
+        InvalidInput without `balance="auto"`, and for a sampler that does not fit.
+        """
+        self._balancing().follow(sampler)
+        return sampler
+
+    def samples(self, number: int) -> None:
+        """Set the number of samples of the next forward pass; default: rows of its first tensor."""
+        self._balancing().samples(number)
+
+    def _balancing(self) -> Balanced:
+        if self._balanced is None:
+            raise InvalidInput("balance: batches are equal here; DataParallel(..., balance='auto')")
+        return self._balanced
+
+    def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
+        """Return the ranks that would not help, unless by `force`; rank 0 logs the reason."""
+        judged = admit(speeds, sampler.batch_size, most=sampler.most)
+        verdicts = [verdict for verdict in judged if not verdict.helps]
+        kept = "gets some all the same, by force"
+        end = kept if self._force else "gets no samples (force overrides)"
+        for verdict in verdicts if self._join().rank == 0 else ():
+            logger.warning("paceline: %s; it %s", verdict.why, end)
+        return [] if self._force else [verdict.worker for verdict in verdicts]
+
+    # What has happened.
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of all exchanges so far, on this rank.
+
+        With exchange "auto" that is since the exchange in use was taken up.
+        """
+        found = super().statistics()
+        return self._balanced.shared(found) if self._balanced else found
+
+    def timeline(self) -> Timeline:
+        """Return the spans of this rank's last steps; the first one starts at zero."""
+        spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
+        start = spans[0].start_s if spans else 0.0
+        return Timeline(
+            (s._replace(start_s=s.start_s - start, end_s=s.end_s - start) for s in spans),
+            Origin.MEASURED,
+        )
+
+    def close(self) -> None:
+        """Stop exchanging and give back shared memory and threads; the module stays usable."""
+        self._steps.close()
+        if self._next is not None:
+            self._next[1].close()
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_why": self.why}
+        for name in ("_recorder", "_steps", "_balanced", "_trials", "_next"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._trials = self._next = None  # a copy keeps what was in use
+        state["_tries"] = False
+        super().__setstate__(state)
+        self._start()
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(DataParallel.__init__).parameters.items()
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    and parameter.default is not inspect.Parameter.empty
+}
+
+
+def _methods(
+    exchange: str, chunk: int | str, compression: Compression | None, needs_torch_reducer: bool
+) -> list[Method]:
+    """Return the methods to try: the one asked for, or all that can do what is asked.
+
+    With `needs_torch_reducer`, "auto" means torch's own reducer. InvalidInput for an unknown
+    exchange or chunk, or a codec for a method that takes none.
+    """
+    known = (AUTO, *EXCHANGES)
+    if exchange not in known:
+        raise InvalidInput(f"exchange: {exchange!r} is not known; choose one of {known}")
+    if chunk != AUTO and not (isinstance(chunk, int) and chunk >= 1):
+        raise InvalidInput(f"chunk: must be 'auto' or a number of layers, not {chunk!r}")
+    asked = LearnedSearch if chunk == AUTO else chunk
+    every: dict[str, Method] = {
+        name: one.runner().method(one.config(), compression, asked)
+        for name, one in EXCHANGES.items()
+    }
+    # A chunked exchange comes last: if it wins, it goes on with the chunk that it has learnt.
+    found = sorted(every.values(), key=lambda method: method.is_chunked)
+    encodable = [one for one in found if one.takes_codec or compression is None]
+    if exchange == AUTO:
+        return [one for one in encodable if one.uses_torch_reducer or not needs_torch_reducer]
+    if every[exchange] not in encodable:
+        others = " or ".join(repr(one.name) for one in reversed(encodable))
+        raise InvalidInput(f"codec: exchange {exchange!r} has none; choose {others}")
+    return [every[exchange]]
+
+
+def check_hook(argument: str, exchange: str = AUTO) -> None:
+    """Raise InvalidInput if no communication hook of torch can be registered with this exchange."""
+    # "auto" goes over to torch's reducer; others are refused later.
+    known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
+    if not all(method.uses_torch_reducer for method in known):
+        raise InvalidInput(
+            f"{argument}: exchange {exchange!r} has no buckets to hand to it; choose "
+            "exchange='allreduce', or a codec in place of the hook"
+        )

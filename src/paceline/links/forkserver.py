@@ -1,0 +1,297 @@
+"""Fork processes from one that has imported torch already: they start in milliseconds.
+
+`open_server(modules)` starts the server, early, so that it imports `modules` while this process
+does its own work. From then on `paceline.links.processes.start` has every module of this package
+forked by it, here and in the processes below: they find its address in PACELINE_FORK_SERVER.
+
+    this process ──connect──► server ──fork──► a process per connection
+        │    request: command, environment, folder, cores; descriptors by SCM_RIGHTS
+        │    ◄── its process number, and its exit code once it has ended
+        └─ closes the connection, or dies: the server kills the process
+
+The server dies with the process that opened it, and its children die with the server. It has one
+thread, computes nothing and never touches a GPU, as a process has to that is forked. A child cannot
+have other values of what libraries read once, when they are loaded (OMP_NUM_THREADS): the server
+refuses such a request, and the process is started the ordinary way.
+"""
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import random
+import re
+import runpy
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.native import die_with_parent
+
+ADDRESS = "PACELINE_FORK_SERVER"
+MAX_NBYTES = 2**20  # of a request
+_MAX_FDS = 64
+# Variables that libraries read when they are loaded.
+_READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_TITLE_LENGTH = 4096
+_CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+
+
+@dataclass
+class ForkRequest:
+    """A process to fork. `fds` has the numbers that the descriptors sent with it shall have."""
+
+    command: list[str]
+    environment: dict[str, str]
+    folder: str
+    cores: list[int]
+    fds: list[int]
+    received: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+    """Run a fork server that has imported `modules`, unless there is one already."""
+    if ADDRESS in os.environ:
+        yield
+        return
+    address, listener = listen()
+    arguments = [str(listener.fileno()), str(os.getpid()), *modules, " " * _TITLE_LENGTH]
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", __spec__.name, *arguments],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # standard output holds the result, and nothing else
+        pass_fds=(listener.fileno(),),
+    )
+    listener.close()
+    os.environ[ADDRESS] = address
+    try:
+        yield
+    finally:
+        os.environ.pop(ADDRESS, None)
+        process.kill()
+        process.wait()
+
+
+def listen() -> tuple[str, socket.socket]:
+    """Listen at a new abstract address, of which nothing is left in the file system."""
+    address = f"paceline-{secrets.token_hex(16)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + address)
+    listener.listen(128)
+    return address, listener
+
+
+def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
+    """Fork what is asked for until this process is killed; returns in children that have ended.
+
+    `environment` is the one with which this process was started.
+    """
+    retitle([sys.executable, "-m", "paceline.links.forkserver"])
+    request = _ForkServer(listener, environment).serve()
+    # sklearn sets KMP_INIT_AT_FORK when it is imported: what is imported here has to see that too.
+    by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
+    by_imports.pop(_NVML_CHECK, None)
+    request.environment = by_imports | request.environment
+    known = environment.get("PYTHONPATH", "").split(os.pathsep)
+    _become(request, [entry for entry in sys.path[1:] if entry not in known])
+    run(request.command)
+
+
+class _ForkServer:
+    """The loop of a fork server. `forked` is the request that a child has to carry out."""
+
+    def __init__(self, listener: socket.socket, environment: Mapping[str, str]) -> None:
+        self._read_once = _read_once(environment)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._pids: dict[socket.socket, int] = {}
+        self.forked: ForkRequest | None = None
+
+    def serve(self) -> ForkRequest:
+        """Fork what is asked for; return in a child, with the request that it carries out."""
+        while self.forked is None:
+            for key, _ in self._selector.select():
+                # What came before it in this batch may have closed it.
+                if self.forked is None and self._selector.get_map().get(key.fd) is key:
+                    key.data(key.fileobj)
+        # The child closes what belongs to the server.
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self._selector.close()
+        return self.forked
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        # Anyone on this machine can connect to an abstract address.
+        if _CREDENTIALS.unpack(peer)[1] == os.getuid():
+            self._selector.register(connection, selectors.EVENT_READ, self._receive)
+        else:
+            connection.close()
+
+    def _receive(self, connection: socket.socket) -> None:
+        """Take a request, then signals to its process, and at last the end of the connection."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(connection, MAX_NBYTES, _MAX_FDS)
+        except ConnectionError:
+            packet, fds = b"", []
+        pid = self._pids.get(connection)
+        if not packet:
+            self._drop(connection)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        elif pid is not None:
+            os.kill(pid, struct.unpack("i", packet)[0])
+        else:
+            request = ForkRequest(**json.loads(packet))
+            request.received = fds
+            self._fork(connection, request)
+
+    def _fork(self, connection: socket.socket, request: ForkRequest) -> None:
+        differing = self._read_once ^ _read_once(request.environment)
+        if differing:
+            names = ", ".join(sorted({name for name, _ in differing}))
+            self._answer(connection, {"refused": f"it has another {names}"})
+            _close(request.received)
+            return
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(server)
+            self.forked = request
+            return
+        _close(request.received)
+        self._pids[connection] = pid
+        reap = partial(self._reap, connection)
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, reap)
+        self._answer(connection, {"pid": pid})
+
+    def _reap(self, connection: socket.socket, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(self._pids.pop(connection), 0)
+        if connection.fileno() >= 0:
+            self._answer(connection, {"code": os.waitstatus_to_exitcode(status)})
+            self._drop(connection)
+
+    def _answer(self, connection: socket.socket, answer: dict[str, Any]) -> None:
+        with suppress(OSError):  # whoever asked may be gone
+            connection.send(json.dumps(answer).encode())
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+
+
+def _read_once(environment: Mapping[str, str]) -> set[tuple[str, str]]:
+    return {(name, value) for name, value in environment.items() if _READ_ONCE.match(name)}
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _become(request: ForkRequest, python_path: Sequence[str]) -> None:
+    """Make a fresh fork the process that was asked for: its descriptors, environment and paths."""
+    # Descriptors are moved away first: a wanted number may be that of another one received.
+    above = max(request.fds) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in request.received]
+    _close(request.received)
+    for fd, number in zip(moved, request.fds, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(request.environment, PACELINE_LAUNCHER=str(os.getppid()))
+    os.chdir(request.folder)
+    os.sched_setaffinity(0, request.cores)
+    own = request.environment.get("PYTHONPATH", "")
+    sys.path[1:] = [*filter(None, own.split(os.pathsep)), *python_path]
+    importlib.invalidate_caches()
+    for stream, is_lines in ((sys.stdout, os.isatty(1)), (sys.stderr, True)):
+        stream.reconfigure(line_buffering=is_lines)  # type: ignore[union-attr]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else all processes would draw the same numbers
+    retitle(request.command)
+
+
+def retitle(command: Sequence[str]) -> None:
+    """Write a command line over this process's own, as `ps` shows it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end: see proc(5)
+    length = min(end - begin, _TITLE_LENGTH)
+    text = "\0".join(command).encode()[: length - 1]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def run(command: Sequence[str]) -> None:
+    """Run a Python command line: `-m MODULE ...`, `-c CODE ...` or a file."""
+    what, *arguments = command[1:]
+    if what == "-m":
+        sys.argv = arguments
+        sys.path[0] = str(Path.cwd())
+        run_module()
+    elif what == "-c":
+        sys.argv = [what, *arguments[1:]]
+        sys.path[0] = ""
+        main_module = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), main_module.__dict__)  # noqa: S102
+    else:
+        sys.argv = [what, *arguments]
+        sys.path[0] = str(Path(what).resolve().parent)
+        runpy.run_path(what, run_name="__main__")
+
+
+def run_module() -> None:
+    """Run the module that sys.argv begins with, as `python -m` does: its `main`, if it has one."""
+    module = sys.modules.get(sys.argv[0])
+    if module is not None and hasattr(module, "main"):  # imported already: not to be run twice
+        module.main()
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    """Import the modules that the arguments name, and serve at the listening descriptor."""
+    fd, parent, *modules = sys.argv[1:-1]
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those that it has forked
+    environment = dict(os.environ)
+    # So that an import may ask for GPUs without initialising CUDA, after which none could fork.
+    os.environ.setdefault(_NVML_CHECK, "1")
+    for module in modules:
+        importlib.import_module(module)
+    if (torch := sys.modules.get("torch")) is not None:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(torch.cuda._is_in_bad_fork())
+        if os.waitpid(pid, 0)[1] != 0:  # an import has initialised CUDA all the same
+            return
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to, and so copy, all of it
+    serve(socket.socket(fileno=int(fd)), environment)
+
+
+if __name__ == "__main__":
+    main()

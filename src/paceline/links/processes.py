@@ -1,0 +1,276 @@
+"""Start processes, watch them and end them, so that none outlives the process that started it.
+
+    command = module_command("paceline.runs.launching", settings.model_dump_json())
+    process = start(command, environment={"RANK": "0"}, pass_fds=(socket.fileno(),))
+    process.poll()                      # None while it runs, else its exit code; never blocks
+    selector.register(process, selectors.EVENT_READ)  # readable once it has ended
+    process.wait(deadline_s)            # True if it has ended by then
+    reason(process.poll())              # "was ended by SIGKILL", "ended with exit code 3"
+    failed = wait([process], grace_s=5) # until all have ended, or 5 s after the first failure
+    end([process])                      # SIGTERM, and SIGKILL to those that still run 2 s later
+    done = output(command, deadline_s)  # a subprocess.CompletedProcess
+
+Standard input is /dev/null. Descriptors in `pass_fds` have the same numbers in the new process.
+A process of `module_command` is killed by the kernel when the one that started it ends, even by
+SIGKILL.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+from paceline.links.forkserver import ADDRESS, MAX_NBYTES, ForkRequest, run_module
+from paceline.native import die_with_parent
+
+# A step frees what the next one takes again: if it is given back, each page costs a fault.
+KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+STANDARD_ERROR = 2
+TERMINATION_S = 2.0  # for a process to end its own children and write what it knows
+_ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
+_PARENT = "PACELINE_LAUNCHER"
+
+
+class Process:
+    """A process that was started here; it is readable for a selector once it has ended."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self.pid = child.pid
+        self._child = child
+        self._pidfd = os.pidfd_open(child.pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once it has ended."""
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        return self._child.poll()
+
+    def wait(self, deadline_s: float) -> bool:
+        """Wait for at most `deadline_s` seconds; return True if it has ended."""
+        if self.poll() is None:
+            _await_readable(self, max(0.0, deadline_s))
+        return self.poll() is not None
+
+    def send(self, number: int) -> None:
+        """Send a signal, if it runs."""
+        self._child.send_signal(number)
+
+    def close(self) -> None:
+        """Kill it if it runs, wait for its end, and close the descriptor."""
+        if self._pidfd >= 0:
+            self.send(signal.SIGKILL)
+            self._child.wait()
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class ForkedProcess(Process):
+    """A process that the fork server has forked for this one, over a connection to the server."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._connection = connection
+        self._code: int | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, over which the exit code comes."""
+        return self._connection.fileno()
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        if self._code is None and self.fileno() >= 0:
+            with suppress(BlockingIOError):
+                try:
+                    packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+                except ConnectionResetError:
+                    # The server answered and closed before it read our last signal. The kernel says
+                    # so once; its answer is still queued.
+                    packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+                # Without an answer the server has died, and the kernel has killed its children.
+                self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL
+        return self._code
+
+    def send(self, number: int) -> None:
+        """Send a signal, if it runs: through the server, which knows when its number is free."""
+        with suppress(OSError):
+            self._connection.send(struct.pack("i", number))
+
+    def close(self) -> None:
+        """Kill it if it runs, wait for its end, and close the connection."""
+        if self.fileno() >= 0:
+            self.send(signal.SIGKILL)
+            while not self.wait(_ANSWER_S):
+                pass
+            self._connection.close()
+
+
+def _await_readable(what: Process | socket.socket, within_s: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(what, selectors.EVENT_READ)
+        selector.select(within_s)
+
+
+def reason(code: int | None) -> str:
+    """Describe the end of a process with this exit code, as the end of a sentence."""
+    if code is None:
+        return "is running"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module as `python -m` does, until this process ends."""
+    return [sys.executable, "-m", __spec__.name, module, *arguments]
+
+
+def start(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> Process:
+    """Start a process.
+
+    `environment` is added to that of this process. Freed memory is kept for the next step unless
+    the user has it otherwise. Raises OSError if the process cannot be started.
+    """
+    added = {_PARENT: str(os.getpid())} | dict(environment or {})
+    whole = KEEPING_MEMORY | os.environ | added
+    what = command[1] if len(command) > 1 else "-"
+    is_python = command[0] == sys.executable and (what in ("-m", "-c") or what[0] != "-")
+    if ADDRESS in os.environ and is_python:
+        with suppress(OSError), Path(os.devnull).open() as nothing:  # else the ordinary way
+            fds = {0: nothing.fileno(), 1: _number(stdout, 1), 2: _number(stderr, 2)}
+            return fork(command, whole, fds | {fd: fd for fd in pass_fds})
+    return Process(
+        subprocess.Popen(  # noqa: S603 - a command of our own
+            command,
+            env=whole,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+        )
+    )
+
+
+def _number(file: int | IO[bytes] | None, default: int) -> int:
+    if file is None:
+        return default
+    return file if isinstance(file, int) else file.fileno()
+
+
+def fork(
+    command: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
+) -> ForkedProcess:
+    """Have the server fork a process for the command line of a Python program.
+
+    `fds` are descriptors of this process under the numbers that they shall have in the other.
+    Raises OSError if there is no server, or it cannot.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect("\0" + os.environ[ADDRESS])
+        socket.send_fds(connection, [json.dumps(vars(request)).encode()], list(fds.values()))
+        _await_readable(connection, _ANSWER_S)
+        answer = json.loads(connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT) or "{}")
+        if "pid" not in answer:
+            raise OSError(answer.get("refused", "the fork server has ended"))
+    except OSError:
+        connection.close()
+        raise
+    return ForkedProcess(connection, answer["pid"])
+
+
+def wait(processes: Iterable[Process], grace_s: float) -> list[Process]:
+    """Wait until all have ended, but no longer than `grace_s` after the first failure.
+
+    Returns those that ended with an exit code other than 0, in the order of their ends.
+    """
+    failed: list[Process] = []
+    deadline: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process, selectors.EVENT_READ, process)
+        while selector.get_map():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            for key, _ in selector.select(left):
+                selector.unregister(key.fileobj)
+                ended: Process = key.data
+                if ended.poll() != 0:
+                    failed.append(ended)
+                    deadline = deadline or time.monotonic() + grace_s
+    return failed
+
+
+def end(
+    processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
+) -> None:
+    """End those that still run after `wait_s`: by SIGTERM, and `termination_s` later by SIGKILL."""
+    deadline = time.monotonic() + wait_s
+    for process in processes:
+        process.wait(deadline - time.monotonic())
+    running = [process for process in processes if process.poll() is None]
+    if termination_s > 0:
+        for process in running:
+            process.send(signal.SIGTERM)
+        deadline = time.monotonic() + termination_s
+        for process in running:
+            process.wait(deadline - time.monotonic())
+    for process in processes:
+        process.close()
+
+
+def output(
+    command: Sequence[str], deadline_s: float, termination_s: float = 5.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return its exit code and what it printed, as text.
+
+    Raises TimeoutError if it has not ended after `deadline_s` seconds. It has ended when this
+    returns or raises.
+    """
+    with ExitStack() as files:
+        # Files in memory, not pipes: nobody has to read while the process writes.
+        out, err = (
+            files.enter_context(os.fdopen(os.memfd_create("paceline-output"), "w+b"))
+            for _ in range(2)
+        )
+        process = start(command, stdout=out, stderr=err)
+        try:
+            if not process.wait(deadline_s):
+                raise TimeoutError(f"was not done after {deadline_s:g} s, the deadline")
+        finally:
+            end([process], termination_s=termination_s)
+        for file in (out, err):
+            file.seek(0)
+        texts = (file.read().decode(errors="replace") for file in (out, err))
+        return subprocess.CompletedProcess(command, process.poll() or 0, *texts)
+
+
+def main() -> None:
+    """Run the module that the first argument names, until the process that started it ends."""
+    die_with_parent(int(os.environ[_PARENT]))
+    del sys.argv[0]
+    run_module()
+
+
+if __name__ == "__main__":
+    main()

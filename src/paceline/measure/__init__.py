@@ -1,0 +1,1 @@
+"""Measure the speed of layers, exchanges, devices and this machine."""

@@ -1,0 +1,210 @@
+"""Measure how fast a device computes, encodes and copies, and how fast a host sums.
+
+The functions that take a `Sampler` are collective: each rank's device is measured beside the
+others. The others are for a process by itself.
+"""
+
+from functools import partial
+from operator import sub
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel
+from torch import nn
+
+from paceline.codecs.names import find_codec
+from paceline.core.wire_format import Kernel
+from paceline.exchange.compressed import CompressedAllReduce
+from paceline.links.arena import Arena, Segment
+from paceline.links.shared_memory import LocalRanks
+from paceline.measure.this_machine import memory_bytes
+from paceline.measure.timing import Sampler, Spread, Work, idle, median_s
+
+CONVOLUTION = "conv2d of 256 to 384 channels, 3x3 on 13x13"  # AlexNet's third
+LINEAR = "linear layer of 2048 to 2048"
+_CALLS = 200
+_NUM_VALUES = 1 << 21
+_NUM_VALUES_ALONE = 1 << 18
+_COPIED_VALUES = 1 << 22
+_NUM_FEW_VALUES, _NUM_SUMMED = 256, 64
+_COPY_NBYTES = 128 * 2**20
+_SHARE_OF_MEMORY = 16  # all copies together take at most a 16th of the host's memory
+# Codecs of one kernel are equally fast; where they are torch's own operations, nearly so.
+_CODECS: dict[Kernel, tuple[str, ...]] = {
+    "eightbit": ("dynamic8",),
+    "cast": ("half", "bfloat16"),
+    "onebit": ("onebit",),
+}
+
+
+class CodecFigures(BaseModel, frozen=True):
+    """Values per second of the codecs of a kernel; half of the decoding adds to a sum."""
+
+    encode: Spread
+    decode: Spread
+
+
+class DeviceFigures(BaseModel, frozen=True):
+    """The speeds of a rank's device, measured while the other ranks do the same.
+
+    `convolution` and `linear` are flops per second, forward and backward together. `traffic` is
+    bytes per second, read and written, of an operation into a new tensor. `call_s` is the seconds
+    of an operation on one value.
+    """
+
+    convolution: Spread
+    linear: Spread
+    traffic: Spread
+    call_s: Spread
+    codecs: dict[Kernel, CodecFigures]
+
+    @property
+    def flops_per_s(self) -> float:
+        """Return the speed at which half of the arithmetic is the convolution's."""
+        return 2 / (1 / self.convolution.median + 1 / self.linear.median)
+
+
+def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
+    """Measure this rank's device, while the other ranks do the same."""
+    num_images, num_rows, numel = (
+        (64, 2048, 1 << 26) if device.type == "cuda" else (8, 256, 1 << 24)
+    )
+    value = torch.ones(1, device=device)
+
+    def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
+        """Return the flops per second of forward and backward, which has twice as many flops."""
+        inputs = torch.randn(shape, device=device, requires_grad=True)
+        sources = [inputs, *layer.to(device).parameters()]
+        gradient = torch.ones_like(layer(inputs))
+        seconds = sampler.seconds(lambda: torch.autograd.grad(layer(inputs), sources, gradient))
+        return Spread.rate(3 * flops, seconds)
+
+    def traffic() -> Spread:
+        values = torch.ones(numel, device=device)
+        return Spread.rate(2 * values.nbytes, sampler.seconds(lambda: torch.mul(values, 2.0)))
+
+    def calls() -> None:
+        for _ in range(_CALLS):
+            torch.add(value, value)
+
+    convolution_flops = 2 * num_images * 13 * 13 * 384 * 256 * 9
+    linear_flops = 2 * num_rows * 2048 * 2048
+    return DeviceFigures(
+        convolution=trained(
+            nn.Conv2d(256, 384, 3, padding=1), (num_images, 256, 13, 13), convolution_flops
+        ),
+        linear=trained(nn.Linear(2048, 2048), (num_rows, 2048), linear_flops),
+        traffic=traffic(),
+        call_s=Spread.of([seconds / _CALLS for seconds in sampler.seconds(calls)]),
+        codecs=measure_codecs(sampler, device),
+    )
+
+
+def measure_codecs(
+    sampler: Sampler, device: torch.device, is_measured: bool = True
+) -> dict[Kernel, CodecFigures]:
+    """Measure the codecs of all kernels; a rank that is not measured waits for the others."""
+    values = torch.randn(_NUM_VALUES, device=device)
+    total = torch.zeros_like(values)
+
+    def figures(names: tuple[str, ...]) -> CodecFigures:
+        codecs = [find_codec(name) for name in names]
+        encoded = [(codec, codec.encode(values)) for codec in codecs]
+
+        def encode() -> None:
+            for codec in codecs:
+                codec.encode(values)
+
+        def decode() -> None:
+            for codec, payload in encoded:
+                codec.decode(payload, total)
+                codec.add_to(total, payload)
+
+        encode_s, decode_s = (
+            sampler.seconds(work if is_measured else idle) for work in (encode, decode)
+        )
+        num_values = len(codecs) * len(values)
+        return CodecFigures(
+            encode=Spread.rate(num_values, encode_s), decode=Spread.rate(2 * num_values, decode_s)
+        )
+
+    return {kernel: figures(names) for kernel, names in _CODECS.items()}
+
+
+def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
+    """Return half of what a codec adds to the seconds of an all-reduce of few values.
+
+    An all-reduce encodes and decodes twice. There are two ranks or more.
+    """
+    group = sampler.group
+    all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)
+    values = torch.zeros(_NUM_FEW_VALUES, device=group.device)
+
+    def reduce(codec: str | None) -> None:
+        if codec is None:
+            dist.all_reduce(values)
+        else:
+            all_reduce.begin(codec, values, partial(find_codec, codec)).future.wait()
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
+
+    codecs = [None, *(names[0] for names in _CODECS.values())]
+    works: list[Work] = [partial(reduce, codec) for codec in codecs]
+    without, *with_codecs = sampler.of_last(works, range(group.world_size))
+    latencies = {
+        kernel: max(0.0, median(map(sub, seconds, without)) / 2)
+        for kernel, seconds in zip(_CODECS, with_codecs, strict=True)
+    }
+    all_reduce.close()
+    return latencies
+
+
+def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
+    """Return bytes per second, read and written, of this rank's copies within the host's memory.
+
+    All ranks copy at once: the ranks of a host together reach the bandwidth of its memory.
+    """
+    nbytes = min(_COPY_NBYTES, memory_bytes() // _SHARE_OF_MEMORY // len(place.members))
+    source, target = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
+    return Spread.rate(2 * source.nbytes, sampler.seconds(lambda: target.copy_(source)))
+
+
+def measure_sums(sampler: Sampler) -> Spread:
+    """Return the seconds in which a host sums few values and all of its ranks have the result.
+
+    There are two ranks or more.
+    """
+    group = sampler.group
+    arena = Arena(group, 4 * _NUM_SUMMED, 1, 0, group.deadline_s, scale=1.0, held=False)
+    arena.slot.zero_()
+    arena.set_chunks([[Segment(0, _NUM_SUMMED, torch.float32)]])
+    step = 0
+
+    def once() -> None:
+        nonlocal step
+        step += 1
+        arena.begin(step)
+        arena.post(0)
+        arena.commit()
+        arena.wait_step()
+
+    spread = Spread.of(sampler.seconds(once))
+    arena.close()
+    return spread
+
+
+def codec_speed(name: str) -> tuple[float, float]:
+    """Return the values per second that this process encodes and decodes on its CPU."""
+    codec, values = find_codec(name), torch.randn(_NUM_VALUES_ALONE)
+    payload = codec.encode(values)
+    encode_s = median_s(lambda: codec.encode(values))
+    decode_s = median_s(lambda: codec.decode(payload))
+    return len(values) / encode_s, len(values) / decode_s
+
+
+def copy_speed(device: torch.device) -> float:
+    """Return the bytes per second of this process's copies from a GPU to pageable memory."""
+    values = torch.zeros(_COPIED_VALUES, device=device)
+    values.cpu()
+    return values.nbytes / median_s(values.cpu)

@@ -1,0 +1,114 @@
+"""Describe the machine of this run: for a plan, and for the reader of a result."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.machine import Device, DeviceKind, Host, Machine
+from paceline.core.workload import Cost, Workload
+from paceline.links.group import Group
+from paceline.native import instruction_sets
+
+UNLIMITED_BYTES_PER_S = 1e18  # the speed of a memory or link whose time is counted elsewhere
+_PROFILED = "measured by the profile of this run"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed that the layers of the profiled model reached on a device."""
+
+    flops_per_s: float
+    nbytes_per_s: float
+
+    @classmethod
+    def of(cls, workload: Workload, seconds: float) -> "Speed":
+        """Return the speed at which the layers together take `seconds`, forward and backward.
+
+        A layer is bound either by arithmetic or by memory traffic. So the device is faster at both
+        than the total of either, divided by all of the seconds.
+        """
+        parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
+        whole = sum(parts, Cost())
+        share = sum(
+            max(part.flops / (whole.flops or 1), part.nbytes / (whole.nbytes or 1))
+            for part in parts
+        )
+        pace = share / seconds
+        return cls((whole.flops or 1) * pace, (whole.nbytes or 1) * pace)
+
+
+def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
+    """Return a machine with one device for each rank, and a host for each container.
+
+    Ranks in different containers of one machine do not share memory, so they are on different
+    hosts. There are no links: a strategy's `calibrate` adds them. The hosts' memory counts as fast
+    as the slowest device's, which is a lower bound.
+    """
+    kind = DeviceKind.GPU if group.device.type == "cuda" else DeviceKind.CPU
+    places = [(member.boot_id, member.pid_namespace) for member in group.members]
+    different = dict.fromkeys(places)
+    names = {
+        place: "this-host" if len(different) == 1 else f"host{i}"
+        for i, place in enumerate(different)
+    }
+    slowest = min(speed.nbytes_per_s for speed in speeds)
+    hosts = tuple(host_here(name, _PROFILED, slowest) for name in names.values())
+    devices = tuple(
+        Device(
+            name=f"{kind}{rank}",
+            host=names[place],
+            kind=kind,
+            flops_per_s=speed.flops_per_s,
+            memory_bytes=memory_bytes(),
+            memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
+            source=_PROFILED,
+        )
+        for rank, (place, speed) in enumerate(zip(places, speeds, strict=True))
+    )
+    return Machine(name="this-machine", hosts=hosts, devices=devices)
+
+
+def host_here(
+    name: str,
+    source: str,
+    memory_bandwidth_bytes_per_s: float = UNLIMITED_BYTES_PER_S,
+    cores: int | None = None,
+) -> Host:
+    """Return this computer as a host, with all of its cores unless `cores` says how many."""
+    return Host(
+        name=name,
+        cores=cores or os.cpu_count() or 1,
+        memory_bytes=memory_bytes(),
+        memory_bandwidth_bytes_per_s=memory_bandwidth_bytes_per_s,
+        source=source,
+    )
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Return the machine and the versions that a measurement was made with."""
+    on_gpu = device.type == "cuda"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "instruction_sets": instruction_sets(),
+        "memory_bytes": memory_bytes(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "system": f"{platform.system()} {platform.release()}",
+        "threads_per_worker": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "paceline": version("paceline"),
+    }
+
+
+def memory_bytes() -> int:
+    """Return the memory of this computer."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

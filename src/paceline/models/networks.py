@@ -1,0 +1,297 @@
+"""Chains of layers, residual networks, and the initial weights of deep networks.
+
+ResNet: He et al., "Deep residual learning for image recognition", 2015.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+
+_SIGMOID_GAIN = 6.0
+# The 3x3 convolutions of each block, by output channels; every block ends in a 2x2 pooling.
+_BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def he_normal_(model: nn.Module) -> None:
+    """Draw all convolution and fully-connected weights as in He et al. 2015; set biases to zero.
+
+    The variance is 2 / fan_in, which keeps the activations of a deep network with rectifiers at
+    one scale. PyTorch's own initial weights have a sixth of that, too little for VGG-16 to learn.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class LeNet5(nn.Sequential):
+    """LeNet-5 in its common modern form: images (N, 1, 32, 32) to scores (N, `num_classes`).
+
+    61,706 parameters with ten classes. The original has 60,000: its second convolution sees only
+    some of the maps before it, its poolings have a trainable coefficient and bias per map, and its
+    output units measure distances to fixed codes. `docs/models.md` counts the difference.
+    """
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, kernel_size=5)
+        self.tanh1 = nn.Tanh()
+        self.pool1 = nn.AvgPool2d(2)
+        self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
+        self.tanh2 = nn.Tanh()
+        self.pool2 = nn.AvgPool2d(2)
+        self.flatten = nn.Flatten()
+        self.fc3 = nn.Linear(16 * 5 * 5, 120)
+        self.tanh3 = nn.Tanh()
+        self.fc4 = nn.Linear(120, 84)
+        self.tanh4 = nn.Tanh()
+        self.fc5 = nn.Linear(84, num_classes)
+
+
+# With Caffe's constants.
+response_norm = partial(nn.LocalResponseNorm, size=5, alpha=1e-4, beta=0.75, k=1.0)
+
+
+def pooled_classifier(
+    channels: int, num_classes: int, dropout: float | None = None
+) -> nn.Sequential:
+    """Build the end of a network: (N, `channels`, H, W), averaged, to (N, `num_classes`)."""
+    drop = [] if dropout is None else [nn.Dropout(dropout)]
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), *drop, nn.Linear(channels, num_classes)
+    )
+
+
+def _wide_classifier(inputs: int, num_classes: int) -> nn.Sequential:
+    """Build the three fully-connected layers that end AlexNet and VGG-16."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(inputs, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(4096, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(4096, num_classes),
+    )
+
+
+class AlexNet(nn.Sequential):
+    """AlexNet on one device, as in Caffe's bvlc_alexnet: (N, 3, 227, 227) to (N, `num_classes`).
+
+    60,965,224 parameters with 1,000 classes. The second, fourth and fifth convolution have two
+    groups each, as on the two cards of 2012.
+    """
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 96, kernel_size=11, stride=4),
+            nn.ReLU(inplace=True),
+            response_norm(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(96, 256, kernel_size=5, padding=2, groups=2),
+            nn.ReLU(inplace=True),
+            response_norm(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(256, 384, kernel_size=3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(384, 384, kernel_size=3, padding=1, groups=2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(384, 256, kernel_size=3, padding=1, groups=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2),
+        )
+        self.classifier = _wide_classifier(256 * 6 * 6, num_classes)
+        he_normal_(self)
+
+
+class VGG16(nn.Sequential):
+    """VGG-16: images (N, 3, 224, 224) to scores (N, `num_classes`).
+
+    138,357,544 parameters with 1,000 classes.
+    """
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for widths in _BLOCKS:
+            for width in widths:
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = _wide_classifier(512 * 7 * 7, num_classes)
+        he_normal_(self)
+
+
+class MLP(nn.Sequential):
+    """A chain of fully-connected layers with rectifiers between them.
+
+    `widths` are the units of every layer from the input to the output, as in 54-512-512-2. The
+    input is (N, ...) with `widths[0]` values per sample, the scores are (N, `widths[-1]`).
+    Raises InvalidInput unless there are at least two widths, all of them positive.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = _fully_connected(widths, bias=True, activation=partial(nn.ReLU, inplace=True))
+        he_normal_(self)
+
+    @staticmethod
+    def check(widths: Sequence[int]) -> None:
+        """Raise InvalidInput unless `widths` are at least two positive numbers."""
+        if len(widths) < 2 or min(widths) < 1:
+            shown = "-".join(map(str, widths))
+            raise InvalidInput(f"an MLP needs at least two widths, all positive, not {shown!r}")
+
+
+class SigmoidMLP(nn.Sequential):
+    """A chain of fully-connected layers without biases, with sigmoids between them.
+
+    The networks of Ma, Rusu et al. 2020, section VII-A: the softmax behind the last layer belongs
+    to the loss. `widths`, input and scores are as in `MLP`, and so is the error.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = _fully_connected(widths, bias=False, activation=nn.Sigmoid)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                # A sigmoid's slope is at most 1/4, so the weights are larger than for rectifiers.
+                nn.init.normal_(layer.weight, std=_SIGMOID_GAIN / sqrt(layer.in_features))
+                with torch.no_grad():
+                    # A sigmoid's mean is 1/2: a unit whose weights did not sum up to zero would be
+                    # driven by that alone, the same for every sample.
+                    layer.weight -= layer.weight.mean(1, keepdim=True)
+
+
+def _fully_connected(
+    widths: Sequence[int], *, bias: bool, activation: Callable[[], nn.Module]
+) -> nn.Sequential:
+    MLP.check(widths)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs, bias=bias), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _conv_norm(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False),
+        nn.BatchNorm2d(out_channels),
+    )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = _conv_norm(in_channels, width, 3, stride)
+        self.conv2 = _conv_norm(width, width, 3)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, `in_channels`, H, W) to (N, `width`, H / `stride`, W / `stride`)."""
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the first one has the stride."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = _conv_norm(in_channels, width, 1, stride)
+        self.conv2 = _conv_norm(width, width, 3)
+        self.conv3 = _conv_norm(width, width * self.expansion, 1)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, `in_channels`, H, W) to (N, 4 `width`, H / `stride`, W / `stride`)."""
+        inner = F.relu(self.conv2(F.relu(self.conv1(x))))
+        return F.relu(self.conv3(inner) + self.shortcut(x))
+
+
+class PaddedShortcut(nn.Module):
+    """The parameterless shortcut (option A): every second pixel, and zeros as new channels."""
+
+    def __init__(self, new_channels: int) -> None:
+        super().__init__()
+        self.new_channels = new_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C + `new_channels`, H / 2, W / 2)."""
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
+
+
+class ResNet(nn.Sequential):
+    """The ImageNet form: images (N, 3, 224, 224) to scores (N, `num_classes`).
+
+    `blocks` are the residual blocks of the four stages. Where a stage changes the shape, the
+    shortcut is a 1x1 convolution (option B). Any image of at least 32x32 pixels will do.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: tuple[int, int, int, int],
+        num_classes: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            _conv_norm(3, 64, 7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)
+        )
+        channels, stages = 64, []
+        for stage, count in enumerate(blocks):
+            width, stride = 64 << stage, 2 if stage else 1
+            out_channels = width * block.expansion
+            same = stride == 1 and channels == out_channels
+            shortcut = nn.Identity() if same else _conv_norm(channels, out_channels, 1, stride)
+            first = block(channels, width, stride, shortcut)
+            rest = (block(out_channels, width, 1, nn.Identity()) for _ in range(count - 1))
+            stages.append(nn.Sequential(first, *rest))
+            channels = out_channels
+        self.stages = nn.Sequential(*stages)
+        self.classifier = pooled_classifier(channels, num_classes)
+        he_normal_(self)
+
+
+class CifarResNet(nn.Sequential):
+    """The CIFAR-10 form of 6 n + 2 layers: images (N, 3, 32, 32) to scores (N, `num_classes`).
+
+    Three stages of `n` basic blocks, 16, 32 and 64 wide, with parameterless shortcuts (option A).
+    """
+
+    def __init__(self, n: int, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv_norm(3, 16, 3), nn.ReLU(inplace=True))
+        blocks = [BasicBlock(16, 16, 1, nn.Identity()) for _ in range(n)]
+        for width in (32, 64):
+            blocks.append(BasicBlock(width // 2, width, 2, PaddedShortcut(width // 2)))
+            blocks += [BasicBlock(width, width, 1, nn.Identity()) for _ in range(n - 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = pooled_classifier(64, num_classes)
+        he_normal_(self)
+
+
+# With 1,000 classes 11,689,512, 25,557,032, 44,549,160 and 60,192,808 parameters.
+resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
+resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
+resnet101 = partial(ResNet, Bottleneck, (3, 4, 23, 3))
+resnet152 = partial(ResNet, Bottleneck, (3, 8, 36, 3))
+# The network of the CIFAR-10 experiments: 1,727,962 parameters with ten classes.
+resnet110 = partial(CifarResNet, 18)

@@ -1,1 +1,0 @@
-"""Measure this machine, and write it down as a machine file."""

@@ -1,1 +1,0 @@
-"""Where a model's step goes on this machine: times, waits and memory, measured and laid out."""

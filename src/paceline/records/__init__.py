@@ -1,0 +1,1 @@
+"""Records that are read and written: settings, results, machine files."""

@@ -1,0 +1,233 @@
+"""The results of runs and plans, and result.json, whose records are told apart by their `kind`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+
+from paceline.core.compare import Comparison
+from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Outcome, RunMetrics
+from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.core.timeline import Origin, quartiles
+from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal
+from paceline.planner.forecast import Advice
+from paceline.records.profile import ProfileResult
+from paceline.records.scale import ScaleResult
+from paceline.records.settings import first_fault
+
+
+class PlanRow(Record):
+    """One line of the plan table.
+
+    `config` is the strategy's configuration; `efficiency` is samples a second over what the devices
+    would reach on their own; `link_nbytes_per_step` is by direction of a link, of a ring on its
+    slowest way, and `memory_nbytes` by device, and by host where one holds anything.
+    """
+
+    strategy: str
+    codec: str | None = None
+    config: dict[str, Any]
+    workers: int
+    placement: str
+    devices: tuple[str, ...]
+    step_s: float
+    samples_per_s: float
+    efficiency: float | None
+    exposed_s: float
+    wire_nbytes_per_step: float
+    link_nbytes_per_step: dict[str, float]
+    memory_nbytes: dict[str, int]
+    why: str
+
+    @classmethod
+    def of(cls, forecast: Forecast) -> Self:
+        """Return the line of a forecast."""
+        own = {
+            "config": asdict(forecast.config),
+            "exposed_s": forecast.breakdown.exposed_s,
+            "wire_nbytes_per_step": forecast.wire_nbytes,
+            "link_nbytes_per_step": dict(forecast.link_nbytes),
+            "memory_nbytes": dict(forecast.memory_nbytes),
+        }
+        return cls(**own, **{n: getattr(forecast, n) for n in cls.model_fields if n not in own})
+
+    @property
+    def fullest_nbytes(self) -> int:
+        """The memory of the fullest device."""
+        return max(self.memory_nbytes.values(), default=0)
+
+
+class AdviceRow(Record):
+    """The best plan with a codec beside the best without, and the verdict whether it pays.
+
+    `link_busy` is the share of the step without a codec on as many workers.
+    """
+
+    pays: bool
+    codec: str
+    strategy: str
+    workers: int
+    step_s: float
+    plain_strategy: str
+    plain_workers: int
+    plain_step_s: float
+    link_busy: float
+    sentence: str
+
+    @classmethod
+    def of(cls, advice: Advice) -> Self:
+        """Return the row of an advice."""
+        plain, encoded, names = advice.plain, advice.encoded, ("strategy", "workers", "step_s")
+        return cls(
+            pays=advice.pays,
+            codec=str(encoded.codec),
+            link_busy=advice.beside.link_busy,
+            sentence=advice.sentence,
+            **{name: getattr(encoded, name) for name in names},
+            **{f"plain_{name}": getattr(plain, name) for name in names},
+        )
+
+
+class RankingRows(Record):
+    """All plans of a machine, best first, and what is to be said of them.
+
+    `workers_worth` are those beyond which more hardly gain, `error_bar` the mean absolute error of
+    such predictions, as a share of what was measured. Both sentences are about the plans.
+    """
+
+    plans: tuple[PlanRow, ...]
+    refused: tuple[Refusal, ...]
+    workers_worth: int | None
+    workers_sentence: str | None
+    error_bar: float
+    advice: AdviceRow | None
+
+    @classmethod
+    def of(cls, ranking: Ranking) -> Self:
+        """Return the rows of a ranking."""
+        return cls(
+            plans=tuple(map(PlanRow.of, ranking)),
+            refused=ranking.refused,
+            workers_worth=ranking.worth if ranking else None,
+            workers_sentence=ranking.workers_sentence if ranking else None,
+            error_bar=ERROR_BAR,
+            advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
+        )
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """The sentences below the table of a terminal, with the first refusal of each strategy."""
+        if self.workers_sentence:
+            yield self.workers_sentence
+        if self.advice:
+            yield self.advice.sentence
+        first = {row.strategy: row for row in reversed(self.refused)}
+        for name, row in first.items():
+            yield f"{name} is refused on {row.workers} workers: {row.why}"
+        error = f"{100 * self.error_bar:.0f} %"
+        yield f"predictions are off by {error} on average: plans closer than that may change places"
+
+
+class RunResult(RunMetrics):
+    """A training or a rehearsal: its settings, its prediction, and its metrics.
+
+    `strategy`: the one that was used in the end. `devices`: what the devices of a rehearsal stood
+    for. `plans`: the forecasts before the first step, best first. `accuracy` is that of the last
+    epoch, None if nothing was tested. `step_s`: the median over the untraced steps, between whose
+    quartiles half of them lie; `comparison` is about the traced ones.
+    """
+
+    kind: Literal["run"] = "run"
+    origin: Literal[Origin.MEASURED, Origin.REHEARSED]
+    id: str
+    settings: Annotated[TrainSettings | RehearseSettings, Field(discriminator="kind")]
+    strategy: str
+    config: dict[str, Any] = Field({})
+    devices: str = ""
+    machine: dict[str, Any]
+    plans: tuple[PlanRow, ...] = ()
+    accuracy: float | None = None
+    step_s: float | None = None
+    lower_quartile_s: float | None = None
+    upper_quartile_s: float | None = None
+    comparison: Comparison | None = None
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """True if nothing was learnt, and layers only took time."""
+        return self.origin is Origin.REHEARSED
+
+    @property
+    def num_workers(self) -> int:
+        """The workers, of which the settings may have a list."""
+        return len(self.workers) or int(self.settings.workers)
+
+    @property
+    def prediction_error(self) -> float | None:
+        """The error of the predicted step, as a share of the step that happened."""
+        if self.predicted_step_s is None or not self.step_s:
+            return None
+        return self.predicted_step_s / self.step_s - 1
+
+    @classmethod
+    def of(cls, outcome: Outcome, **known: Any) -> Self:
+        """Return the result of an outcome; `known` are the fields that it does not have."""
+        own = {name: getattr(outcome, name) for name in RunMetrics.model_fields}
+        own["accuracy"] = outcome.epochs[-1].accuracy if outcome.epochs else None
+        own["config"] = {} if outcome.config is None else asdict(outcome.config)
+        if outcome.step_seconds:
+            lower_s, own["step_s"], upper_s = quartiles(outcome.step_seconds)
+            if len(outcome.step_seconds) > 1:
+                own |= {"lower_quartile_s": lower_s, "upper_quartile_s": upper_s}
+        return cls(**own | known)
+
+
+class PlanResult(Record):
+    """The plans of a model on a machine, best first.
+
+    `machine` names a machine file, or is "this machine". `facts`: the version, and of this machine
+    its description.
+    """
+
+    kind: Literal["plan"] = "plan"
+    id: str
+    model: str
+    machine: str
+    batch_size: int
+    input_shape: tuple[int, ...] | None = None
+    facts: dict[str, Any]
+    ranking: RankingRows
+
+
+AnyResult = RunResult | PlanResult | ProfileResult | ScaleResult
+_TYPES: dict[str, type[AnyResult]] = {
+    kind.model_fields["kind"].default: kind for kind in get_args(AnyResult)
+}
+
+
+class _AnyKind(BaseModel):
+    kind: Literal["run", "plan", "profile", "scale"]
+
+
+def read_result(folder: Path) -> AnyResult:
+    """Return the result in a folder; InvalidInput names the file and what is wrong."""
+    path = folder / "result.json"
+    try:
+        text = path.read_bytes()
+        # Not by a union, whose errors would name its members as if they were fields.
+        return _TYPES[_AnyKind.model_validate_json(text).kind].model_validate_json(text)
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+
+
+def read_run(folder: Path) -> RunResult:
+    """Return the result of a run or a rehearsal; InvalidInput if the folder holds another."""
+    result = read_result(folder)
+    if not isinstance(result, RunResult):
+        raise InvalidInput(f"{folder}: holds a {result.kind}, not a run or a rehearsal")
+    return result

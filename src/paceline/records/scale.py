@@ -1,0 +1,183 @@
+"""The settings of a scaling study, its cells, and its result as in result.json."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from paceline.core.outcome import Insight
+from paceline.core.settings import InputShape, Model, Record, Seconds, read_list
+from paceline.core.timeline import Origin
+from paceline.strategies import EXCHANGES
+
+Scaling = Literal["strong", "weak"]
+_Count = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Point(NamedTuple):
+    """A method on a number of workers with a batch.
+
+    With strong scaling `batch` is shared by the workers and an epoch keeps its samples; with weak
+    scaling each worker has a batch of its own, and the samples grow with the workers.
+    """
+
+    method: str
+    workers: int
+    batch: int
+    scaling: Scaling
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step over all workers."""
+        return self.batch if self.scaling == "strong" else self.batch * self.workers
+
+    def steps_of(self, samples: int) -> int:
+        """Return the steps of an epoch; `samples` are those of one worker's epoch."""
+        total = samples if self.scaling == "strong" else samples * self.workers
+        return -(-total // self.batch_size)
+
+
+def _read_counts(values: Any) -> Any:
+    """Return the numbers of a list that is written as 1,2,4."""
+    if not isinstance(values, str):
+        return values
+    try:
+        return tuple(int(part) for part in values.split(","))
+    except ValueError:
+        raise ValueError(f"{values!r} is not a list of numbers such as 1,2,4") from None
+
+
+_Counts = Annotated[tuple[_Count, ...], Field(min_length=1), BeforeValidator(_read_counts)]
+_Names = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(read_list)]
+
+
+class ScaleSettings(Record):
+    """The settings of `paceline scale`.
+
+    Cells are measured unless `device` or `predict` asks for others; `measure` adds them to those.
+    """
+
+    kind: Literal["scale"] = "scale"
+    model: Model
+    workers: _Counts = Field((1, 2), description="How many workers, such as 1,2,4.")
+    batch: _Counts = Field(
+        (16, 32, 64), description="Samples of a step: of all workers (strong), of each (weak)."
+    )
+    exchange: _Names = Field(tuple(EXCHANGES), description="The methods, such as allreduce,tree.")
+    scaling: Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)] = (
+        Field(("strong",), description="strong: workers share a batch; weak: each has its own.")
+    )
+    measure: bool = Field(
+        False, description="Train on this machine; the default without device and predict."
+    )
+    device: str | None = Field(
+        None, description="Rehearse: the device whose time layers take, as for paceline rehearse."
+    )
+    predict: bool = Field(False, description="Predict.")
+    machine: str | None = Field(
+        None, description="For which machine to predict: a file or its name; or from profiles."
+    )
+    repeats: int = Field(3, ge=1, le=1000, description="Repetitions of each cell.")
+    steps: int = Field(20, ge=5, description="Steps of a repetition.")
+    samples: int = Field(
+        262_144, ge=1, le=2**53, description="Of an epoch; with weak scaling of each worker's."
+    )
+    input_shape: InputShape = None
+    classes: int = Field(10, ge=2, description="Of the random samples that are trained on.")
+    profile_s: Seconds = Field(1.0, description="How long to profile before planning.")
+    deadline_s: Seconds = Field(
+        600.0, description="How long a repetition may take before it is given up."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights and the samples.")
+
+    @field_validator("exchange")
+    @classmethod
+    def _methods_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in EXCHANGES:
+                raise ValueError(f"{name!r} is not known; choose from {', '.join(EXCHANGES)}")
+        return names
+
+    @field_validator("workers", "batch", "exchange", "scaling")
+    @classmethod
+    def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} stands there twice")
+        return values
+
+    @model_validator(mode="after")
+    def _machine_is_predicted(self) -> Self:
+        if self.machine is not None and not self.predict:
+            raise ValueError("machine: goes only with predict")
+        return self
+
+    @property
+    def kinds(self) -> tuple[Origin, ...]:
+        """The kinds of cells: measured, rehearsed, predicted."""
+        asked = {Origin.REHEARSED: self.device is not None, Origin.PREDICTED: self.predict}
+        measured = self.measure or not any(asked.values())
+        return tuple(kind for kind in Origin if asked.get(kind, measured))
+
+    @property
+    def trains(self) -> bool:
+        """True if models are trained: to be measured, or for a run's own prediction."""
+        return Origin.MEASURED in self.kinds or (self.machine is None and self.device is None)
+
+    @property
+    def points(self) -> Iterator[Point]:
+        """The points of all cells."""
+        for batch, workers, scaling, method in product(
+            self.batch, self.workers, self.scaling, self.exchange
+        ):
+            yield Point(method, workers, batch, scaling)
+
+
+class ScaleCell(Record):
+    """The time and the memory of an epoch with a method, a number of workers and a batch.
+
+    `batch` is that of all workers with strong scaling, and that of each one with weak scaling. All
+    seconds are of an epoch: its steps times the median of the repetitions, whose quartiles are the
+    `spread`. The parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes` is that
+    of the fullest worker, which may have `capacity_bytes`. A cell with an `error` has no figures.
+    """
+
+    method: str
+    workers: int
+    batch: int
+    scaling: Scaling
+    kind: Origin
+    epoch_s: float | None = None
+    spread: tuple[float, float] | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    exposed_s: float | None = None
+    update_s: float | None = None
+    idle_s: float | None = None
+    hidden_s: float | None = None
+    memory_bytes: int | None = None
+    capacity_bytes: float | None = None
+    error: str | None = None
+
+    @property
+    def point(self) -> Point:
+        """The method, workers, batch and scaling of the cell."""
+        return Point(self.method, self.workers, self.batch, self.scaling)
+
+    @property
+    def num_shares(self) -> int:
+        """Epochs of one worker's samples in an epoch of all workers."""
+        return self.workers if self.scaling == "weak" else 1
+
+
+class ScaleResult(Record):
+    """A finished study: its settings, its cells, and conclusions from them."""
+
+    kind: Literal["scale"] = "scale"
+    id: str
+    paceline: str
+    settings: ScaleSettings
+    machine: dict[str, Any]
+    cells: tuple[ScaleCell, ...]
+    insights: tuple[Insight, ...]

@@ -1,0 +1,216 @@
+"""Settings of a run, checked against its strategy, with errors that name the field."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import (
+    DATA,
+    InputShape,
+    Model,
+    Port,
+    Record,
+    RehearseSettings,
+    RunSettings,
+    Seconds,
+    TrainSettings,
+    read_list,
+)
+from paceline.core.strategy import Strategy, codec_fields, number_of
+from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
+
+AUTO = "auto"  # the strategy that is predicted to be the fastest
+_USUAL_RATE = 0.05
+# From their initial weights these run away at the usual rate.
+_RATE_OF = {"alexnet": 0.001}
+_SHORTHANDS = ("policy", "codec")  # of options
+_Validated = TypeVar("_Validated")
+
+
+class PlanSettings(Record):
+    """The settings of `paceline plan`."""
+
+    kind: Literal["plan"] = "plan"
+    model: Model
+    machine: str | None = Field(
+        None, description="A machine file or its name; without one this machine is profiled."
+    )
+    strategy: Annotated[tuple[str, ...] | None, BeforeValidator(read_list)] = Field(
+        None, description="Only these, such as allreduce,host; or package.module:record."
+    )
+    data: str = Field("digits", description=DATA)
+    workers: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Only this number of workers; here 2, or as many as torchrun started."
+    )
+    batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
+    input_shape: InputShape = None
+    profile_s: Seconds = Field(4.0, description="How long to profile before planning.")
+    port: Port = 0
+    output: Path | None = Field(
+        None, description="Where a folder with the plan and its report is made."
+    )
+
+
+def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
+    """Return the settings of a training, or raise InvalidInput that names a wrong field.
+
+    A value of None stands for the default, which may be the strategy's.
+    """
+    given = _given(values)
+    given.setdefault("learning_rate", _RATE_OF.get(str(given.get("model")), _USUAL_RATE))
+    if given.get("strategy") == AUTO:
+        if given.get("options"):
+            names = ", ".join(given["options"])
+            raise InvalidInput(f"options: with strategy auto nobody knows {names}; name a strategy")
+        for strategy in EXCHANGES.values():
+            _refuse_useless(given, strategy, AUTO)
+        settings = validated(TrainSettings, _numbered(given))
+        is_balanced = True
+    else:
+        settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
+        is_balanced = "balance" in strategy_of(settings).settings
+    if settings.force and settings.balance is None and is_balanced:
+        raise InvalidInput("force: goes only with balance, which may refuse workers")
+    _check(settings)
+    return settings
+
+
+def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
+    """Return the settings of a rehearsal, or raise InvalidInput that names a wrong field."""
+    settings = validated(RehearseSettings, _of_strategy(_given(values), RehearseSettings))
+    name = settings.strategy
+    if not strategy_of(settings).is_rehearsed:
+        known = ", ".join(name for name, one in STRATEGIES.items() if one.run and one.is_rehearsed)
+        raise InvalidInput(f"strategy: {name!r} cannot be rehearsed; choose one of {known}")
+    _check(settings)
+    return settings
+
+
+def _check(settings: RunSettings) -> None:
+    """Raise InvalidInput for what the strategy cannot do with its options, or without a profile."""
+    is_named = settings.strategy != AUTO
+    if is_named:
+        configuration(settings)
+    if settings.profile_s == 0 and not (is_named and strategy_of(settings).may_skip_profile):
+        raise InvalidInput("profile_s: Input should be greater than 0, not 0")
+
+
+def strategy_of(settings: RunSettings) -> Strategy:
+    """Return the strategy of a run; InvalidInput if it is not known, or cannot be run."""
+    return find_runnable(settings.strategy)
+
+
+def configuration(settings: RunSettings) -> Any:
+    """Return the strategy's configuration; InvalidInput names a field that is wrong."""
+    strategy = strategy_of(settings)
+    return strategy_config(strategy, settings.options, strategy.count_workers(settings.workers))
+
+
+def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers: int) -> Any:
+    """Return a strategy's configuration with these options; InvalidInput names a wrong one."""
+    for field, why in strategy.refused_options.items():
+        if field in options:
+            raise InvalidInput(f"options: {field} {why}")
+    if "workers" in options:
+        raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
+    values = {**options, "workers": num_workers}
+    return validated(strategy.config, values, f"strategy {strategy.name}")
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, Any]:
+    """Return the values with the strategy's defaults, and shorthands written out as options."""
+    name = given.get("strategy", RunSettings.model_fields["strategy"].default)
+    strategy = find_runnable(str(name))
+    _refuse_useless(given, strategy, strategy.name)
+    # A rehearsal learns nothing, and has no momentum.
+    defaults = {k: value for k, value in strategy.defaults.items() if k in kind.model_fields}
+    given = without_shorthands({**defaults, **given}, strategy)
+    if strategy.count_workers is number_of:
+        return _numbered(given)
+    workers = str(given.get("workers", kind.model_fields["workers"].default))
+    strategy.count_workers(workers)
+    # As text even where it is a number: such workers do not share a batch, which may be smaller.
+    return given | {"workers": workers}
+
+
+def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
+    """Return the values with shorthands (`policy`, `codec`) written out as options."""
+    options = given.get("options", {})
+    if not isinstance(options, dict):
+        return dict(given)  # pydantic says what is wrong with it
+    for name in [one for one in _SHORTHANDS if one in given]:
+        if not isinstance(given[name], str):
+            raise InvalidInput(f"{name}: Input should be a valid string, not {given[name]!r}")
+        for field, value in _written_out(name, given[name], strategy).items():
+            if options.get(field, value) != value:
+                what = repr(value) if field == name else f"{field} is {value!r}"
+                raise InvalidInput(f"{name}: {what}, but options say {options[field]!r}")
+            options = options | {field: value}
+    others = {name: value for name, value in given.items() if name not in _SHORTHANDS}
+    return others | {"options": options}
+
+
+def _numbered(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with `workers` as a number; InvalidInput if it is none."""
+    workers = given.get("workers", 1)
+    if isinstance(workers, int):
+        return given
+    if not isinstance(workers, str):
+        raise InvalidInput(f"workers: Input should be a valid integer, not {workers!r}")
+    if not workers.strip().isdecimal():
+        taking = [one.name for one in STRATEGIES.values() if one.count_workers is not number_of]
+        raise InvalidInput(
+            f"workers: {workers!r} is not a number; only strategy {', '.join(taking)} takes a list"
+        )
+    return given | {"workers": int(workers)}
+
+
+def _refuse_useless(given: Mapping[str, Any], strategy: Strategy, asked: str) -> None:
+    """Raise InvalidInput for a setting that only other strategies than the `asked` understand."""
+    for name in given:
+        knowing = [one.name for one in STRATEGIES.values() if name in one.settings]
+        if knowing and name not in strategy.settings and given[name] is not False:
+            noun, names = "strategy" if len(knowing) == 1 else "strategies", ", ".join(knowing)
+            raise InvalidInput(f"{name}: goes not with strategy {asked}, only with {noun} {names}")
+
+
+def _written_out(name: str, text: str, strategy: Strategy) -> dict[str, Any]:
+    if name != "codec":
+        return {name: text}
+    fields = codec_fields(strategy.config())
+    options: dict[str, Any] = {}
+    for part in text.split(","):
+        purpose, equals, codec = (word.strip() for word in part.partition("="))
+        if not equals or not codec:
+            raise InvalidInput(f"codec: {part!r} is not of the form gradients=dynamic8")
+        if purpose not in fields:
+            known = ", ".join(fields)
+            raise InvalidInput(f"codec: {purpose!r} travels by none; choose from {known}")
+        if purpose in options:
+            raise InvalidInput(f"codec: {purpose} is named twice")
+        options[purpose] = None if codec == "none" else codec
+    return options
+
+
+def validated(kind: type[_Validated], values: Any, source: str = "") -> _Validated:
+    """Return an instance with these values, or raise InvalidInput with the first wrong field."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise InvalidInput(": ".join(filter(None, (source, first_fault(error))))) from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the field that is wrong, its value, and what would be right."""
+    fault = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in fault["loc"])
+    message = fault["msg"].removeprefix("Value error, ")
+    given = "" if fault["type"] in ("missing", "value_error") else f", not {fault['input']!r}"
+    return f"{field}: {message}{given}" if field else message

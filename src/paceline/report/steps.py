@@ -1,0 +1,229 @@
+"""The steps of timelines: two of them from the middle in detail, and all of them one by one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import plotly.graph_objects as go
+
+from paceline.core.plan import Kind, Resource
+from paceline.core.timeline import Origin, Span, Timeline
+from paceline.report import figures
+from paceline.report.format import duration
+from paceline.report.markup import Html, element, section
+
+_NUM_STEPS = 2
+_MOST_ROWS = 40
+_GAP = 58  # pixels above an excerpt, with its title
+_DASHES = ("solid", "dot", "dash", "dashdot")
+_MOST_LINES = 8
+_MOST_POINTS = 1000  # of a line
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The spans of a few steps, in seconds from the start of the excerpt, which is `length_s` long.
+
+    Spans that reach beyond it keep their times. It begins and ends with weight updates of one
+    device; `step_ends_s` are those inside it and the last. Of a timeline with many rows only the
+    first are here. The title is such as "measured: 2 of 20 steps".
+    """
+
+    title: str
+    length_s: float
+    rows: dict[Resource, tuple[Span, ...]]
+    step_ends_s: tuple[float, ...]
+
+
+def excerpt(timeline: Timeline) -> Excerpt:
+    """Return two consecutive steps from the middle of the timeline.
+
+    They are those of the device that updates its weights most often: a device that takes a hundred
+    times as long would fill the picture with hundreds of steps. A timeline without a whole step
+    between two updates is shown as it is.
+    """
+    tracks = timeline.tracks
+    steps = [[one.end_s for one in track if one.kind is Kind.STEP] for track in tracks.values()]
+    most = max(steps, key=len, default=[])
+    ends = sorted(most)
+    if len(ends) < 2:
+        borders, end = [timeline.start_s], timeline.end_s
+    else:
+        first = max(0, (len(ends) - _NUM_STEPS - 1) // 2)
+        borders = ends[first : first + _NUM_STEPS + 1]
+        end = borders[-1]
+    start = borders[0]
+    # The lanes of a device stand together, and the links between devices come last.
+    owners = list(dict.fromkeys(resource.owner for resource in tracks))
+    computes = {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
+    computing = {r.owner for r, track in tracks.items() if computes & {one.kind for one in track}}
+    ordered = sorted(tracks, key=lambda r: (r.owner not in computing, owners.index(r.owner)))
+    rows = {
+        resource: tuple(
+            span._replace(start_s=span.start_s - start, end_s=span.end_s - start)
+            for span in tracks[resource]
+            if span.end_s > start and span.start_s < end
+        )
+        for resource in ordered[:_MOST_ROWS]
+    }
+    step_ends = tuple(border - start for border in borders[1:])
+    title = f"{len(step_ends)} of {len(ends)} steps" if step_ends else "the whole timeline"
+    title += f", {len(rows)} of {len(tracks)} rows" if len(rows) < len(tracks) else ""
+    return Excerpt(f"{timeline.origin}: {title}", end - start, rows, step_ends)
+
+
+def swatched(fill: figures.Fill) -> Html:
+    """Return the label of a fill beside its colour."""
+    swatch = element("span", class_="swatch", style=fill.css)
+    return element("span", swatch, fill.label)
+
+
+def two_steps(timelines: Sequence[Timeline]) -> Html:
+    """Return two steps of each timeline as a picture."""
+    excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
+    if not excerpts:
+        return section("Two steps in time", "trace.json holds no timeline.")
+    note = (
+        "Consecutive steps from the middle of each timeline, on one scale of time. A task that "
+        "holds several resources stands in the row of each; dotted lines are ends of steps. Drag "
+        "to zoom, double-click to return; trace.json opens in Perfetto and holds all that was "
+        "recorded."
+    )
+    drawn = steps_in_time(excerpts).update_layout(showlegend=False)
+    labels = {bar.name for bar in drawn.data}
+    fills = (swatched(fill) for fill in figures.KINDS.values() if fill.label in labels)
+    legend = element("div", *fills, class_="legend")
+    figure = figures.figure_of(drawn, "steps", zoomed=True)
+    return section("Two steps in time", note, legend, figure)
+
+
+def steps_in_time(excerpts: Sequence[Excerpt]) -> go.Figure:
+    """Return the excerpts below one another, on one scale of time, a row for each resource."""
+    rows = [len(excerpt.rows) for excerpt in excerpts]
+    bodies = [(28 if max(rows) <= 12 else 19) * n for n in rows]
+    inner = sum(bodies) + (len(excerpts) - 1) * _GAP
+    figure = go.Figure().set_subplots(
+        rows=len(excerpts),
+        cols=1,
+        shared_xaxes=True,
+        row_heights=bodies,
+        vertical_spacing=_GAP / inner if len(excerpts) > 1 else 0,
+        subplot_titles=[f"<b>{e.title}</b>, {duration(e.length_s)}" for e in excerpts],
+    )
+    longest = max(excerpt.length_s for excerpt in excerpts)
+    unit, factor = figures.unit_of(longest)
+    named: set[Kind] = set()
+    for number, excerpt in enumerate(excerpts, start=1):
+        for kind, bars in _bars(excerpt, factor):
+            bars.update(showlegend=kind not in named)
+            figure.add_trace(bars, row=number, col=1)
+            named.add(kind)
+        for end in excerpt.step_ends_s:
+            line = {"color": "#888888", "width": 1, "dash": "dot"}
+            figure.add_vline(end / factor, line=line, row=number, col=1)
+        names = list(map(figures.escaped, excerpt.rows))
+        figure.update_yaxes(categoryarray=names, range=[len(names) - 0.5, -0.5], row=number, col=1)
+    figure.update_yaxes(type="category", categoryorder="array", showgrid=False, fixedrange=True)
+    figure.update_xaxes(range=[0, 1.002 * longest / factor], showticklabels=True)
+    figure.update_xaxes(title_text=f"time, {unit}", row=len(excerpts), col=1)
+    figure.update_annotations(x=0, xanchor="left", xshift=-60)  # above the rows' names
+    figure.update_layout(barmode="overlay", hovermode="closest", legend={"itemwidth": 30})
+    return figures.styled(figure, height=inner + figures.MARGINS, left=10)
+
+
+def _bars(excerpt: Excerpt, factor: float) -> Iterator[tuple[Kind, go.Bar]]:
+    """Yield the bars of each kind, cut off at the ends of the excerpt."""
+    for kind, fill in figures.KINDS.items():
+        rows = excerpt.rows.items()
+        pairs = [
+            (resource, span) for resource, spans in rows for span in spans if span.kind is kind
+        ]
+        if not pairs:
+            continue
+        starts = [max(0.0, span.start_s) for _, span in pairs]
+        ends = [min(excerpt.length_s, span.end_s) for _, span in pairs]
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        # Borders would cover bars that are hardly wider than themselves.
+        widths = [0.5 if length > 0.004 * excerpt.length_s else 0 for length in lengths]
+        yield (
+            kind,
+            go.Bar(
+                name=fill.label,
+                legendgroup=kind.value,
+                orientation="h",
+                base=[round(start / factor, 5) for start in starts],
+                x=[round(length / factor, 5) for length in lengths],
+                y=[figures.escaped(resource) for resource, _ in pairs],
+                width=0.72,
+                customdata=[
+                    f"{figures.escaped(s.name)}<br>{duration(s.duration_s)}" for _, s in pairs
+                ],
+                hovertemplate=figures.HOVER,
+                marker=fill.marker({"color": figures.BORDER, "width": widths}),
+            ),
+        )
+
+
+def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
+    """Yield the steps of what happened, a line for each device, if there are enough of them."""
+    for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
+        seconds = step_seconds(timeline)
+        if max(map(len, seconds.values()), default=0) < _FEWEST:
+            continue
+        every = [value for values in seconds.values() for value in values]
+        drawn = dict(list(seconds.items())[:_MOST_LINES])
+        note = (
+            "The steps that were recorded, from one weight update to the next: half of them took "
+            f"up to {duration(median(every))}, the longest {duration(max(every))}."
+        )
+        if len(drawn) < len(seconds):
+            note += f" The first {_MOST_LINES} of {len(seconds)} devices."
+        if max(map(len, drawn.values())) > _MOST_POINTS:
+            note += " A point is the longest of several steps."
+        figure = figures.figure_of(_lines(drawn), f"through-{timeline.origin}", zoomed=True)
+        yield section(f"Steps one by one, {timeline.origin}", note, figure)
+
+
+def step_seconds(timeline: Timeline) -> dict[str, list[float]]:
+    """Return for each device that updates twice the seconds of its steps, in their order."""
+    ends: dict[str, list[float]] = {}
+    for span in timeline.spans:
+        if span.kind is Kind.STEP:
+            ends.setdefault(span.on[0].owner, []).append(span.end_s)
+    return {
+        device: [late - early for early, late in pairwise(sorted(times))]
+        for device, times in ends.items()
+        if len(times) > 1
+    }
+
+
+def _lines(seconds: Mapping[str, Sequence[float]]) -> go.Figure:
+    unit, factor = figures.unit_of(max(max(values) for values in seconds.values()))
+    figure = go.Figure()
+    for i, (device, values) in enumerate(seconds.items()):
+        numbers, longest = thinned(values, _MOST_POINTS)
+        name, colour = figures.escaped(device), figures.COLOURS[i % len(figures.COLOURS)]
+        figure.add_scatter(
+            x=numbers,
+            y=[round(value / factor, 4) for value in longest],
+            name=name,
+            mode="lines",
+            line={"width": 1.5, "color": colour, "dash": _DASHES[i % len(_DASHES)]},
+            hovertemplate=f"{name}, step %{{x}}: %{{y:.3~g}} {unit}<extra></extra>",
+        )
+    figure.update_xaxes(title_text="step", tickformat="d")
+    figure.update_yaxes(title_text=f"time, {unit}", rangemode="tozero")
+    below = {"y": 0, "yanchor": "bottom"}  # the buttons are above
+    return figures.styled(figure, 300).update_layout(legend=below, margin={"t": 34, "b": 84})
+
+
+def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
+    """Return at most so many values, each the largest of neighbours, and their numbers from 1."""
+    size = -(-len(values) // most)
+    numbers = [
+        max(range(first, min(first + size, len(values))), key=values.__getitem__)
+        for first in range(0, len(values), size)
+    ]
+    return [number + 1 for number in numbers], [values[number] for number in numbers]

@@ -1,0 +1,212 @@
+"""What a terminal shows: remarks, the tables of plans, runs and differences."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.core.compare import Comparison
+from paceline.core.outcome import Epoch, Traffic
+from paceline.records.result import PlanRow, RunResult
+from paceline.report.differences import Differences
+from paceline.report.format import duration, nbytes, optional_share, share
+from paceline.report.format import number as plain
+
+_MOST_PLANS = 12
+
+
+def console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """Return a console that takes names of models and files for no markup, and no emoji."""
+    return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+class _PlainLines(logging.Handler):
+    """Writes each remark as it is, through a console, which keeps it clear of a progress bar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = console(stderr=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record), soft_wrap=True)
+
+
+def log_to_stderr(*, quiet: bool = False) -> None:
+    """Write the package's remarks to standard error as they are; only warnings if `quiet`.
+
+    Called again, it takes the place of the call before.
+    """
+    root = logging.getLogger("paceline")
+    for handler in root.handlers[:]:
+        if isinstance(handler, _PlainLines):
+            root.removeHandler(handler)
+    root.addHandler(_PlainLines())
+    root.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def table(
+    title: str,
+    text: Sequence[str],
+    numbers: Iterable[str],
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    boxed: bool = True,
+) -> Table:
+    """Return a table with columns of text, and then others that are aligned to the right."""
+    style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
+    grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
+    for column in text:
+        grid.add_column(column)
+    for column in numbers:
+        grid.add_column(column, justify="right")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
+    """Print the best ranked plans, and why each takes as long; of codecs the fastest alone."""
+    first: dict[tuple[str, int, bool], PlanRow] = {}
+    for row in rows:
+        first.setdefault((row.strategy, row.workers, row.codec is None), row)
+    fastest = list(first.values())
+    shown = fastest[:_MOST_PLANS]
+    grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    grid.add_column("", justify="right", min_width=2)
+    grid.add_column("strategy", no_wrap=True)
+    for column in ("workers", "step", "samples/s", "eff.", "exposed", "wire/step", "memory"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    for number, row in enumerate(shown, 1):
+        lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
+        lines += [f"({row.placement})"] if row.placement != "as listed" else []
+        grid.add_row(
+            str(number),
+            "\n".join(lines),
+            str(row.workers),
+            duration(row.step_s),
+            f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
+            "" if row.efficiency is None else share(row.efficiency, 0),
+            duration(row.exposed_s),
+            nbytes(row.wire_nbytes_per_step),
+            nbytes(row.fullest_nbytes),
+        )
+    out.print(grid)
+    for number, row in enumerate(shown, 1):
+        out.print(f"{number:>2}: {row.why}", soft_wrap=True)
+    if len(fastest) > len(shown):
+        out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
+
+
+def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
+    """Return two timelines side by side, per step.
+
+    With the error of the left one, a prediction of the right one; or, of two runs, with the change
+    from the left to the right.
+    """
+    sides = (comparison.left, comparison.right, "change" if two_runs else "error")
+    rows = []
+    for row in comparison.rows:
+        change = row.right_s / row.left_s - 1 if row.left_s else None
+        off = optional_share(change if two_runs else row.error, "", signed=True)
+        rows.append((row.quantity, duration(row.left_s), duration(row.right_s), off))
+    return table("Seconds per step", ("",), sides, rows)
+
+
+def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
+    """Yield the figures of two runs, and the settings and facts that differ, if any do."""
+    rows: list[Sequence[str]] = []
+    for figure in changed.figures:
+        text = optional_share(figure.change, "", signed=True)
+        if figure.unit == "share":  # of which a share would say nothing
+            text = f"{100 * (figure.right - figure.left):+.2f} points"
+        rows.append((figure.name, *figure.shown, text))
+    yield table("What came of it", ("",), (sides.left, sides.right, "change"), rows)
+    for what, found in (("Settings", changed.settings), ("Machine and versions", changed.machine)):
+        rows = []
+        for one in found:
+            values = ("-" if value is None else str(value) for value in (one.left, one.right))
+            rows.append((one.name.replace("_", " "), *values))
+        if rows:
+            yield table(f"{what} that differ", ("", sides.left, sides.right), (), rows)
+
+
+def epoch_line(epoch: Epoch, epochs: int, score: str) -> str:
+    """Return the line of an epoch; `score` is the name of its accuracy."""
+    return (
+        f"epoch {epoch.number + 1}/{epochs}: train loss {epoch.train_loss:.4f}, "
+        f"test loss {epoch.test_loss:.4f}, {score} {epoch.accuracy:.2%}"
+    )
+
+
+def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
+    """Yield the tables of a run or a rehearsal, and what came of it in a few lines."""
+    if result.trials:
+        head = ("layers", "predicted", "rehearsed")
+        grid = table("Chunk sizes tried, seconds per step", (), head)
+        grid.add_column("")
+        for trial in result.trials:
+            mark = "chosen" if trial.chunk == result.config["chunk"] else ""
+            times = duration(trial.predicted_s), duration(trial.rehearsed_s)
+            grid.add_row(str(trial.chunk), *times, mark)
+        yield grid
+    if result.workers:
+        updates = {} if result.updates is None else result.updates.by_worker
+        rows = []
+        for row in result.workers:
+            counts = f"{row.samples:,}", f"{updates.get(row.name, 0):,}"
+            shares = share(row.updates_share), optional_share(row.predicted_share, "")
+            busy = share(result.utilisation.get(row.name, 0.0))
+            rows.append((row.name, row.spec, *counts, *shares, busy))
+        numbers = ("samples", "updates", "share", "predicted", "busy")
+        yield table("Workers", ("worker", "asked for"), numbers, rows, boxed=False)
+    if result.traffic:
+        yield traffic_table(result.traffic)
+    if result.comparison is not None:
+        yield comparison_table(result.comparison)
+    yield "\n".join(f"{name:<10} {text}" for name, text in _lines(result, folder))
+
+
+def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
+    settings, files = result.settings, "result.json, trace.json, report.html"
+    how = f"with {result.num_workers} workers"
+    if result.is_rehearsal:
+        yield "rehearsed", f"no training: {settings.workers} workers {result.devices}"
+        how = f"rehearsed with strategy {result.strategy}"
+    elif result.accuracy is not None:
+        loss = f", loss {result.epochs[-1].test_loss:.4f}"
+        yield result.score, f"{share(result.accuracy)} of the test samples{loss}"
+        files += ", model.safetensors"
+    if result.step_s is not None:
+        happened = f"{result.origin} {duration(result.step_s)}"
+        if result.predicted_step_s is not None and result.prediction_error is not None:
+            predicted = f"predicted {duration(result.predicted_step_s)}"
+            happened = f"{predicted}, {happened} ({result.prediction_error:+.1%})"
+        yield "step", happened
+        if settings.kind == "rehearse" and result.lower_quartile_s and result.upper_quartile_s:
+            lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
+            yield "quartiles", f"{lower} and {upper}, of {settings.steps} steps"
+    if result.updates is not None:
+        stale, count = result.updates.mean_staleness, result.updates.count
+        yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
+    if result.shares is not None:
+        yield "shares", f"{' + '.join(map(str, result.shares))} samples"
+    yield "throughput", f"{plain(result.samples_per_s)} samples/s {how}"
+    if result.head is not None:
+        whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
+        yield "head", f"{own} of {whole} on a worker: parameters, gradients, momentum"
+    if result.is_rehearsal:
+        faults = len(result.faults)
+        conforms = f"departs from it in {faults} places" if faults else "conforms to it"
+        yield "plan", f"the trace {conforms}"
+    yield "written", f"{folder}/{files}"
+
+
+def traffic_table(rows: Sequence[Traffic], title: str = "Bytes by purpose") -> Table:
+    """Return bytes by purpose, as counted and as planned."""
+    grid = table(title, ("purpose",), ("planned", "counted"), boxed=False)
+    grid.add_column("")
+    for row in rows:
+        where = "" if row.travels else "stays in its process"
+        grid.add_row(row.purpose, nbytes(row.planned_nbytes), nbytes(row.nbytes), where)
+    return grid

@@ -1,0 +1,136 @@
+"""Limits on a peer: which run it may join, and how much, how long and how often it may send."""
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+from paceline.core.errors import InvalidInput
+from paceline.rpc.frames import MAX_MESSAGE_NBYTES, NONCE_NBYTES
+
+WINDOW = 8  # requests of a worker without a reply that it acknowledged
+QUEUED_PIECES = 32  # in each direction of a connection; 8 MiB
+HEARTBEAT_S = 1.0
+SILENCE_S = 5.0  # after which a connection is taken for dead: five heartbeats
+CREDIT_MESSAGES = 2  # unanswered ones of the largest size: one is executed, the next one travels
+
+_MAX_SETTINGS_NBYTES = 64 * 1024
+_MAX_RUN_ID = 200
+_LAYOUT = 2 * sha256().digest_size
+_SHOWN = 12  # digits of a layout in an error
+
+_MAX_TEXT = 300
+_LOG_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """A run, and a hash of what its workers and its hub must agree on.
+
+    `layout` is a SHA-256 in lower-case hexadecimal. Raises InvalidInput if a field cannot be sent.
+    """
+
+    run_id: str
+    layout: str
+
+    def __post_init__(self) -> None:
+        printable = self.run_id.isascii() and self.run_id.isprintable()
+        if not (printable and 0 < len(self.run_id) <= _MAX_RUN_ID):
+            raise InvalidInput(
+                f"run id: {self.run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
+            )
+        if len(self.layout) != _LAYOUT or set(self.layout) - set("0123456789abcdef"):
+            raise InvalidInput(f"layout: {self.layout!r} is no SHA-256 in lower-case hexadecimal")
+
+    @cached_property
+    def nonce(self) -> bytes:
+        """Return the nonce in every header of the run."""
+        return sha256(self.run_id.encode()).digest()[:NONCE_NBYTES]
+
+
+@dataclass(frozen=True)
+class Identity(RunIdentity):
+    """A worker of a run; `worker` is a number that no other worker has."""
+
+    worker: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.worker < 2**32:
+            raise InvalidInput(f"worker: {self.worker} is no number of a worker")
+
+
+@dataclass(frozen=True)
+class Limits(RunIdentity):
+    """The run that a server serves, and what it takes from the run's workers.
+
+    `max_message_nbytes` is the size of the largest request or reply; a worker may have sent twice
+    as many bytes that have no reply. `settings`, at most 64 KiB, are sent to every worker. A worker
+    is lost if it was silent for `silence_timeout_s`, or its connection closed (its process has
+    ended) and is not made again within `reconnect_timeout_s`. Raises InvalidInput if a field is out
+    of range.
+    """
+
+    num_workers: int
+    max_message_nbytes: int
+    settings: bytes = b""
+    silence_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers < 1:
+            raise InvalidInput(f"workers: {self.num_workers} is not at least 1")
+        if not 0 < self.max_message_nbytes <= MAX_MESSAGE_NBYTES:
+            raise InvalidInput(f"largest message: {self.max_message_nbytes} bytes")
+        if len(self.settings) > _MAX_SETTINGS_NBYTES:
+            raise InvalidInput(
+                f"settings: {len(self.settings)} bytes are more than {_MAX_SETTINGS_NBYTES}"
+            )
+
+    def mismatch(self, worker: int, run_id: str, layout: str) -> str:
+        """Return the reason why a worker may not join; the empty string if it may."""
+        if run_id != self.run_id:
+            return f"run id: the hub's run is {self.run_id!r}, this worker's {run_id!r}"
+        if layout != self.layout:
+            return (
+                f"layout: the hub's is {self.layout[:_SHOWN]}, this worker's {layout[:_SHOWN]}: "
+                "they differ in the model, the head, the batch size, the codecs or the version"
+            )
+        if worker >= self.num_workers:
+            return f"worker: {worker} is not one of 0 to {self.num_workers - 1}"
+        return ""
+
+
+def one_line(text: str) -> str:
+    """Return a peer's text on one line of printable characters, cut to a bounded length."""
+    # Cut before cleaning, so that a long text costs no time.
+    clean = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_TEXT]).split())
+    return clean if len(clean) <= _MAX_TEXT else clean[:_MAX_TEXT] + " ..."
+
+
+class RateLimitedLog:
+    """Warnings about peers: the first at once, then a line with their number every five seconds."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._latest = ""
+        self._num_unlogged = 0
+        self._logged_s = -_LOG_PAUSE_S
+        self.num_total = 0
+
+    def warning(self, text: str) -> None:
+        """Log a warning, now or with later ones."""
+        self._latest = one_line(text)
+        self._num_unlogged += 1
+        self.num_total += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Log the warnings that were held back, unless the last line is too recent."""
+        if not self._num_unlogged or time.monotonic() - self._logged_s < _LOG_PAUSE_S:
+            return
+        more = f" ({self._num_unlogged} of such)" if self._num_unlogged > 1 else ""
+        self._num_unlogged, self._logged_s = 0, time.monotonic()
+        self._logger.warning("%s", self._latest + more)

@@ -1,0 +1,450 @@
+"""The hub's end: one address, a session with every worker, and requests to execute.
+
+Pieces that belong to no session are dropped. A worker that sends what it may not has its connection
+reset: it connects again and resumes its session, and the message that it had sent in part is
+forgotten.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import zmq
+
+from paceline.core.errors import InvalidInput
+from paceline.rpc import frames, limits
+from paceline.rpc.frames import Buffer, FrameHeader, Message, MessageKind, ProtocolError
+from paceline.rpc.keys import Authenticator, HubKeys, bind_address
+from paceline.rpc.limits import Limits, RateLimitedLog
+from paceline.rpc.sockets import Arrival, Disconnected, PollableEvent, Router, TrafficCounter
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_S = 2.0
+_POLL_MS = 250
+_BLOCKED_MS = 2  # ZeroMQ does not tell when one connection of many has room again: look often
+_TURN_PIECES = limits.QUEUED_PIECES // 2  # to one worker, before the others have their turn
+
+
+@dataclass(frozen=True)
+class RpcRequest:
+    """A request of a worker, to be executed and replied to once.
+
+    `session` and `sequence` identify it. `arrived_s` is when its last byte came, by
+    `time.monotonic`.
+    """
+
+    worker: int
+    message: Message
+    session: bytes
+    sequence: int
+    arrived_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker has joined in a new session; nothing that it did before counts."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker is gone and its open requests are void; it may join again.
+
+    `why` is the rest of a sentence that begins with "worker 3". `has_left` is True if the worker
+    said that it leaves.
+    """
+
+    worker: int
+    why: str
+    has_left: bool = False
+
+
+@dataclass(frozen=True)
+class Woken:
+    """The application has called `Server.wake`."""
+
+
+Event: TypeAlias = RpcRequest | Joined | Lost | Woken
+
+
+class WorkerSession:
+    """One worker's requests and replies, over one connection or several.
+
+    A worker sends its requests in the order of their sequence numbers, and repeats those that a new
+    connection interrupted in the same order. So `last_request`, the highest complete one, tells
+    which are new, and each is executed at most once. A reply is kept until it is acknowledged.
+
+    `route` is the connection; None if there is none since `disconnected_s`. `heard_s` is when the
+    worker was last heard. Times are by `time.monotonic`.
+    """
+
+    def __init__(self, worker: int, limits: Limits, last_request: int) -> None:
+        self.worker = worker
+        self.token = frames.NO_NONCE  # random bytes that no other session has, of any hub
+        while self.token == frames.NO_NONCE:
+            self.token = os.urandom(frames.NONCE_NBYTES)
+        self.route: bytes | None = None
+        self.heard_s = self.disconnected_s = time.monotonic()
+        self.last_request = last_request
+        self._limits = limits
+        self._executing: dict[int, int] = {}  # bytes of the requests without a reply
+        self._replies: dict[int, Message] = {}  # those that are not acknowledged
+        self._assembly = frames.Assembly()
+        self._unsent: deque[int] = deque()
+        self.outgoing = frames.PieceQueue(self._next_reply)
+
+    @property
+    def unacknowledged(self) -> list[int]:
+        """Return the requests whose replies are there, but not known to have arrived."""
+        return sorted(self._replies)
+
+    def connect(self, route: bytes | None) -> None:
+        """Resume over a new connection, or wait for one if `route` is None.
+
+        What was sent or received in part is forgotten, and replies that may not have arrived are
+        sent again.
+        """
+        self.route = route
+        self._assembly = frames.Assembly()
+        self.outgoing = frames.PieceQueue(self._next_reply)
+        self._unsent.clear()
+        if route is None:
+            self.disconnected_s = time.monotonic()
+        else:
+            self._unsent.extend(self.unacknowledged)
+
+    def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
+        """Take a piece of a request; return the request if it is complete and new.
+
+        The reply to a request that was complete before is sent again, if there is one. Raises
+        ProtocolError if the piece does not fit, or exceeds the limits.
+        """
+        if header.sequence <= self.last_request:
+            self._queue_reply(header.sequence)
+            return None
+        # Check the limits before memory is taken for the request.
+        nbytes, executing = header.total_nbytes, sum(self._executing.values())
+        max_nbytes = self._limits.max_message_nbytes
+        credit = limits.CREDIT_MESSAGES * max_nbytes
+        if nbytes > max_nbytes:
+            raise ProtocolError(f"a request of {nbytes} bytes, more than {max_nbytes}")
+        if executing + nbytes > credit:
+            raise ProtocolError(
+                f"a request of {nbytes} bytes beside {executing} unanswered ones, where the credit "
+                f"is {credit} bytes"
+            )
+        if len(self._executing) + len(self._replies) >= limits.WINDOW:
+            raise ProtocolError(
+                f"more than {limits.WINDOW} requests whose replies have not arrived"
+            )
+        message = self._assembly.add(header, payload)
+        if message is not None:
+            self.last_request = header.sequence
+            self._executing[header.sequence] = nbytes
+        return message
+
+    def reply(self, sequence: int, message: Message) -> None:
+        """Keep the reply to a request, and send it. Raises ValueError if it has one already."""
+        if sequence not in self._executing:
+            raise ValueError(f"request {sequence} is not waiting for a reply")
+        del self._executing[sequence]
+        self._replies[sequence] = message
+        self._queue_reply(sequence)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Forget the replies up to `sequence`: the worker has them."""
+        for known in [known for known in self._replies if known <= sequence]:
+            del self._replies[known]
+
+    def _queue_reply(self, sequence: int) -> None:
+        has_reply = sequence in self._replies
+        if self.route is not None and has_reply and sequence not in self._unsent:
+            self._unsent.append(sequence)
+
+    def _next_reply(self) -> tuple[FrameHeader, Message] | None:
+        while self._unsent:
+            sequence = self._unsent.popleft()
+            reply = self._replies.get(sequence)  # none if it was acknowledged meanwhile
+            if reply is not None:
+                header = FrameHeader(MessageKind.REPLY, self._limits.nonce, self.worker, sequence)
+                return header, reply
+        return None
+
+
+class Server:
+    """Accepts the workers of a run, and queues their requests for the callers of `receive`.
+
+    `address` is one address, such as tcp://10.0.0.1:5555, with port 0 for any free one; without
+    `keys` it must be a loopback address. Requests are received and replies sent in a thread of its
+    own, so that a slow request delays no heartbeat. `refusals` logs and counts the clients and
+    messages that were refused or dropped. Raises InvalidInput if the address cannot be bound.
+    """
+
+    def __init__(self, address: str, limits: Limits, *, keys: HubKeys | None) -> None:
+        bound = bind_address(address, has_keys=keys is not None)
+        self._limits = limits
+        self.refusals = RateLimitedLog(logger)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Before the router: without an authenticator, ZeroMQ lets in everybody who knows the hub's
+        # public key.
+        self._authenticator = (
+            Authenticator(self._context, keys.workers, self.refusals.warning) if keys else None
+        )
+        try:
+            self._router = Router(self._context, bound, keys)
+        except InvalidInput:
+            self._context.destroy(linger=0)
+            raise
+        self.address = self._router.address
+        self.traffic = TrafficCounter()
+        self._arrived = threading.Condition()  # of the events and the failure
+        self._events: deque[Event] = deque()
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()  # of the sessions, which `reply` uses from any thread
+        self._by_worker: dict[int, WorkerSession] = {}
+        self._by_route: dict[bytes, WorkerSession] = {}
+        self._wakeup = PollableEvent()
+        self._closing = threading.Event()
+        self._polled_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="paceline-rpc", daemon=True)
+        self._thread.start()
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """Return the next event, each once and in order; None if there is none for that long.
+
+        Requests of a worker come after its Joined, and never after its Lost. Raises RuntimeError if
+        the thread of the socket has failed.
+        """
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: self._events or self._failure or self._closing.is_set(), timeout_s
+            )
+            if self._failure is not None:
+                raise RuntimeError("the server has failed") from self._failure
+            return self._events.popleft() if self._events else None
+
+    def wake(self) -> None:
+        """Make `receive` return Woken after the events that are there; from any thread."""
+        self._put(Woken())
+
+    def reply(self, request: RpcRequest, message: Message) -> None:
+        """Send a reply, from any thread; does nothing if the worker was lost since.
+
+        The parts of the message must not change until it is acknowledged. Raises ValueError if the
+        request has a reply already, or the message is larger than the limit.
+        """
+        max_nbytes = self._limits.max_message_nbytes
+        if message.nbytes > max_nbytes:
+            raise ValueError(f"a reply of {message.nbytes} bytes is larger than {max_nbytes}")
+        with self._lock:
+            session = self._by_worker.get(request.worker)
+            if session is not None and session.token == request.session:
+                session.reply(request.sequence, message)
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Give sent replies two seconds to arrive, and stop. Closing twice is fine."""
+        deadline_s = time.monotonic() + _DRAIN_S
+        while self._thread.is_alive() and time.monotonic() < deadline_s:
+            with self._lock:
+                connected = [one for one in self._by_worker.values() if one.route is not None]
+                if not any(session.unacknowledged for session in connected):
+                    break
+            time.sleep(_BLOCKED_MS * 1e-3)
+        self._closing.set()
+        self._wakeup.set()
+        self._thread.join()
+        self._wakeup.close()
+        with self._arrived:
+            self._arrived.notify_all()
+        # Before the authenticator, without which ZeroMQ would let in who knows the public key.
+        self._router.socket.close(linger=0)
+        self._context.destroy(linger=0)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router.socket, zmq.POLLIN)
+        poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        if self._authenticator is not None:
+            poller.register(self._authenticator.socket, zmq.POLLIN)
+        try:
+            while not self._closing.is_set():
+                poller.poll(self._turn())
+                self._wakeup.clear()
+        except Exception as error:  # the application would wait for events that never come
+            with self._arrived:
+                self._failure = error
+                self._arrived.notify_all()
+            raise
+
+    def _turn(self) -> int:
+        """Receive and send what there is; return how many milliseconds to wait for more."""
+        if self._authenticator is not None:
+            self._authenticator.answer()
+        with self._lock:
+            for arrival in self._router.receive():
+                self._process(arrival)
+            if time.monotonic() - self._polled_s > limits.HEARTBEAT_S:
+                self._polled_s = time.monotonic()
+                self._check_workers()
+            wait_ms = _POLL_MS
+            for session in self._by_worker.values():
+                for _ in range(_TURN_PIECES):
+                    piece = session.outgoing.peek()
+                    if piece is None or not self._send(session, piece):
+                        break
+                    session.outgoing.advance()
+                else:
+                    wait_ms = 0  # there may be more pieces for this worker
+                if session.outgoing.is_blocked:
+                    wait_ms = min(wait_ms, _BLOCKED_MS)
+            return wait_ms
+
+    def _process(self, arrival: Arrival) -> None:
+        session = self._by_route.get(arrival.route)
+        try:
+            if len(arrival.frames) != 2:
+                raise ProtocolError("a message that is not a header and a piece")
+            header, payload = frames.unpack(*arrival.frames), arrival.frames[1]
+            if header.kind is MessageKind.HELLO:
+                self._admit(arrival, header, payload)
+            elif session is None:
+                raise ProtocolError(f"a {header.kind.name} of somebody who has not joined")
+            else:
+                self._receive_from(session, header, payload)
+        except frames.VersionMismatch as mismatch:
+            why = (
+                f"protocol: the hub speaks version {frames.PROTOCOL}, this worker "
+                f"{mismatch.protocol}; install the same paceline on both"
+            )
+            self._refuse(arrival, MessageKind.REFUSED, why)
+        except ProtocolError as error:
+            self._refuse(arrival, MessageKind.RESET, str(error))
+            if session is not None:
+                self._disconnect(session)
+
+    def _check_workers(self) -> None:
+        """Send every worker a heartbeat, and drop those that were silent for too long."""
+        allowed, now_s = self._limits, time.monotonic()
+        for session in list(self._by_worker.values()):
+            self._send_control(session, MessageKind.HEARTBEAT)
+            closed_for_s = now_s - session.disconnected_s
+            if session.route is None and closed_for_s > allowed.reconnect_timeout_s:
+                within = f"{allowed.reconnect_timeout_s:g} s"
+                self._drop(session, f"closed its connection and has not come back in {within}")
+            elif now_s - session.heard_s > allowed.silence_timeout_s:
+                self._drop(session, f"was silent for {allowed.silence_timeout_s:g} s")
+        self.refusals.flush()
+
+    def _receive_from(self, session: WorkerSession, header: FrameHeader, payload: Buffer) -> None:
+        if header.nonce != self._limits.nonce or header.worker != session.worker:
+            raise ProtocolError(f"a {header.kind.name} of another run or worker")
+        session.heard_s = time.monotonic()
+        self.traffic.count_received(payload)
+        # First of all, as it may make room in the window for this very request.
+        session.acknowledge(header.acknowledged)
+        if header.kind is MessageKind.REQUEST:
+            message = session.receive(header, payload)
+            if message is not None:
+                self._put(RpcRequest(session.worker, message, session.token, header.sequence))
+        elif header.kind is MessageKind.BYE:
+            self._drop(session, "has left", has_left=True)
+        elif header.kind is not MessageKind.HEARTBEAT:
+            raise ProtocolError(f"a {header.kind.name}, which no worker sends")
+
+    def _admit(self, arrival: Arrival, header: FrameHeader, payload: Buffer) -> None:
+        """Resume or begin a worker's session, or refuse the worker."""
+        run_id, layout, token = frames.single_parts(header, payload, 3)
+        mismatch = self._limits.mismatch(
+            header.worker, run_id.decode(errors="replace"), layout.decode(errors="replace")
+        )
+        if mismatch:
+            self._refuse(arrival, MessageKind.REFUSED, mismatch)
+            return
+        session = self._by_worker.get(header.worker)
+        if session is None or session.token != token:
+            if session is not None:
+                # ZeroMQ tells of a closed connection only when something is sent over it.
+                self._send_control(session, MessageKind.HEARTBEAT)
+                silence_s = time.monotonic() - session.heard_s
+                if session.route is not None and silence_s <= limits.SILENCE_S:
+                    why = f"the hub has a worker {header.worker} already"
+                    self._refuse(arrival, MessageKind.BUSY, why)
+                    return
+                self._drop(session, "was replaced by another process")
+            session = WorkerSession(header.worker, self._limits, header.sequence)
+            self._by_worker[header.worker] = session
+            self._put(Joined(header.worker))
+        session.acknowledge(header.acknowledged)
+        # A worker may say HELLO again over the same connection, for this session or another.
+        for known in (self._by_route.get(arrival.route), session):
+            if known is not None:
+                self._disconnect(known)
+        session.connect(arrival.route)
+        session.heard_s = time.monotonic()
+        self._by_route[arrival.route] = session
+        size = self._limits.max_message_nbytes.to_bytes(8, "little")
+        welcome = Message("", parts=(session.token, size, self._limits.settings))
+        self._send_control(session, MessageKind.WELCOME, session.last_request, welcome)
+        self.traffic.count_received(payload)
+
+    def _send_control(
+        self,
+        session: WorkerSession,
+        kind: MessageKind,
+        sequence: int = 0,
+        message: Message = frames.NO_CONTENT,
+    ) -> None:
+        """Send a message of one piece that is no reply, unless the queue is full."""
+        header = FrameHeader(kind, self._limits.nonce, session.worker, sequence)
+        self._send(session, next(frames.split(header, message)))
+
+    def _send(self, session: WorkerSession, piece: frames.MessagePiece) -> bool:
+        """Send a piece to a worker; return False if it is disconnected, or its queue is full."""
+        if session.route is None:
+            return False
+        try:
+            is_sent = self._router.send(session.route, piece)
+        except Disconnected:
+            self._disconnect(session)
+            return False
+        if is_sent:
+            self.traffic.count_sent(piece.payload)
+        return is_sent
+
+    def _refuse(self, arrival: Arrival, kind: MessageKind, why: str) -> None:
+        refused, text = "refused a worker", Message("", parts=(why.encode(errors="replace"),))
+        if kind is MessageKind.RESET:
+            refused, text = "dropped what came", frames.NO_CONTENT
+        self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
+        with suppress(Disconnected):  # it has closed the connection already
+            self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
+
+    def _disconnect(self, session: WorkerSession) -> None:
+        if session.route is not None:
+            del self._by_route[session.route]
+            session.connect(None)
+
+    def _drop(self, session: WorkerSession, why: str, *, has_left: bool = False) -> None:
+        """End a session: its requests are void, also those that were not taken yet."""
+        self._disconnect(session)
+        del self._by_worker[session.worker]
+        with self._arrived:
+            self._events = deque(
+                event
+                for event in self._events
+                if not (isinstance(event, RpcRequest) and event.session == session.token)
+            )
+        self._put(Lost(session.worker, why, has_left))
+
+    def _put(self, event: Event) -> None:
+        with self._arrived:
+            self._events.append(event)
+            self._arrived.notify_all()

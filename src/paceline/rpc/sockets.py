@@ -1,0 +1,237 @@
+"""The two ends of a connection as ZeroMQ sockets, and a counter of what they carry."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from paceline.core.errors import InvalidInput
+from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiece
+from paceline.rpc.keys import Address, HubKeys, WorkerKeys
+from paceline.rpc.limits import QUEUED_PIECES
+
+_HANDSHAKE_MS = 5000  # then a stranger that says nothing gives its descriptor back
+_CONNECT_MS = 5000
+_LINGER_MS = 200  # for a BYE, without which the hub waits for the worker to connect again
+_CURVE_NBYTES = 64  # more than what encryption adds to a frame, which counts as its size
+
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _FAILED
+
+_ZMTP_NBYTES = 2 + 9  # what ZMTP puts before a header, and at most before a piece
+
+
+def _new_socket(
+    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: Address
+) -> "zmq.Socket[bytes]":
+    """Return a socket that is limited in what it takes in and holds back."""
+    socket = context.socket(kind)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.SNDHWM, QUEUED_PIECES)
+    socket.set(zmq.RCVHWM, QUEUED_PIECES)
+    socket.set(zmq.MAXMSGSIZE, PIECE_NBYTES + _CURVE_NBYTES)
+    socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.set(zmq.IPV6, int(":" in address.host))
+    return socket
+
+
+class PollableEvent:
+    """An event that any thread sets, and one thread polls together with sockets and clears."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll for reading."""
+        return self._fd
+
+    def set(self) -> None:
+        """Wake the thread that polls; does nothing after `close`."""
+        if self._fd >= 0:
+            with suppress(BlockingIOError):  # the counter is full, so the event is set already
+                os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Reset the event."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor. Closing twice is fine."""
+        if self._fd >= 0:
+            descriptor, self._fd = self._fd, -1
+            os.close(descriptor)
+
+
+class Disconnected(Exception):
+    """A connection is unusable, for the reason in the text; the worker may make another."""
+
+
+class Connection:
+    """A worker's DEALER socket with one connection, which ZeroMQ does not renew by itself.
+
+    Thus all that is sent arrives in order and once, or the connection is Disconnected.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: Address) -> None:
+        self._to = to
+        self._socket = _new_socket(context, zmq.DEALER, to)
+        # A connection that ZeroMQ renewed would go on in the middle of a message.
+        self._socket.set(zmq.RECONNECT_IVL, -1)
+        self._socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._monitor.set(zmq.LINGER, 0)
+
+    def connect(self, keys: WorkerKeys | None) -> None:
+        """Begin to connect. Pieces that are sent before wait for the connection.
+
+        Raises Disconnected if the address cannot be resolved.
+        """
+        if keys is not None:
+            self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+            self._socket.set(zmq.CURVE_PUBLICKEY, keys.public)
+            self._socket.set(zmq.CURVE_SERVERKEY, keys.hub)
+        try:
+            self._socket.connect(str(self._to))
+        except zmq.ZMQError as error:
+            raise Disconnected(str(error)) from error
+
+    def send(self, piece: MessagePiece) -> bool:
+        """Send a piece; return False if the queue of the connection is full."""
+        try:
+            self._socket.send_multipart(piece, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
+        """Yield headers and payloads that have arrived, at most a queue of them.
+
+        Raises Disconnected if anything else has arrived.
+        """
+        for _ in range(QUEUED_PIECES):  # then the caller sends, also to a hub that never pauses
+            try:
+                frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            if len(frames) != 2:
+                raise Disconnected(f"the hub sent {len(frames)} frames in place of two")
+            yield frames[0].buffer, frames[1].buffer
+
+    def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
+        """Wait until there is something to receive, room `to_send`, or `wakeup` is set.
+
+        Raises Disconnected if the connection has ended, InvalidInput if the hub refused the key.
+        """
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(wakeup.fileno(), zmq.POLLIN)
+        ready = dict(poller.poll(max(0, int(timeout_s * 1000))))
+        if wakeup.fileno() in ready:
+            wakeup.clear()
+        if self._monitor not in ready:
+            return
+        event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise InvalidInput(
+                f"the hub at {self._to} does not know this worker's key; its folder of keys "
+                "needs the worker.pub that belongs to it"
+            )
+        if event & _FAILED:
+            raise Disconnected(
+                "the hub does not take this worker's keys, or this one not the hub's"
+            )
+        if event == zmq.EVENT_CLOSED:
+            raise Disconnected(f"nothing answers at {self._to}")
+        if event == zmq.EVENT_DISCONNECTED:
+            raise Disconnected("the connection to the hub has ended")
+
+    def close(self, *, flush: bool = False) -> None:
+        """Close the connection; with `flush`, give sent pieces 0.2 s to leave this machine."""
+        with suppress(zmq.ZMQError):
+            self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=_LINGER_MS if flush else 0)
+
+
+class Arrival(NamedTuple):
+    """A message over the connection `route` from the address `sender`; a piece has two frames."""
+
+    route: bytes
+    sender: str
+    frames: tuple[Buffer, ...]
+
+
+class Router:
+    """The hub's ROUTER socket, bound to `address`, and a bounded queue for each connection.
+
+    Raises InvalidInput if the address cannot be bound.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", at: Address, keys: HubKeys | None
+    ) -> None:
+        self.socket = _new_socket(context, zmq.ROUTER, at)
+        # By default a ROUTER silently drops what does not fit into a queue, or has no connection.
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)
+        if keys is not None:
+            self.socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+            self.socket.set(zmq.CURVE_SERVER, 1)
+        try:
+            self.socket.bind(str(at))
+        except zmq.ZMQError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            why = "is in use" if in_use else f"cannot be bound: {error.strerror}"
+            raise InvalidInput(f"bind: {at} {why}") from error
+        self.address = self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def receive(self) -> Iterator[Arrival]:
+        """Yield the messages that have arrived, at most four queues of them."""
+        for _ in range(4 * QUEUED_PIECES):  # then the caller sends replies and heartbeats
+            try:
+                route, *frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            try:
+                sender = str((frames or [route])[-1].get("Peer-Address"))
+            except zmq.ZMQError:
+                sender = "an unknown address"
+            yield Arrival(route.bytes, sender, tuple(frame.buffer for frame in frames))
+
+    def send(self, route: bytes, piece: MessagePiece) -> bool:
+        """Send a piece; return False if the queue of the connection is full.
+
+        Raises Disconnected if the connection is closed.
+        """
+        try:
+            self.socket.send_multipart((route, *piece), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise Disconnected("the worker has closed the connection") from error
+            raise
+        return True
+
+
+class TrafficCounter:
+    """The bytes sent and received, with headers, but without what CURVE and TCP add.
+
+    What is sent again counts again. The socket's thread counts; any thread may read.
+    """
+
+    def __init__(self) -> None:
+        self.sent_nbytes = self.received_nbytes = 0
+
+    def count_sent(self, payload: Buffer) -> None:
+        """Count a piece that was given to the socket."""
+        self.sent_nbytes += memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES
+
+    def count_received(self, payload: Buffer) -> None:
+        """Count a piece that was received intact."""
+        self.received_nbytes += memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES

@@ -1,0 +1,1 @@
+"""The verbs train and rehearse: sessions, folders, workers."""

@@ -1,0 +1,71 @@
+"""The folder of a run or a plan: its name, and the files in it; and a plan in the terminal."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+from rich.console import Console
+
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Origin, Timeline
+from paceline.planner import Ranking
+from paceline.record.trace import write_trace
+from paceline.records.result import AnyResult, PlanResult
+from paceline.report import write_report
+from paceline.report.terminal import show_plans
+
+
+def new_id(model: str, suffix: str = "") -> str:
+    """Return a name for a folder: the time, the model and a suffix such as "-rehearsed"."""
+    name = model.replace(":", ".").replace("/", ".")
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}{suffix}-{uuid4().hex[:4]}"
+
+
+def make_folder(output: Path, run_id: str) -> Path:
+    """Make the folder of a run and return it; InvalidInput if that cannot be."""
+    folder = output / run_id
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidInput(f"output: cannot make {folder}: {error.strerror}") from None
+    return folder
+
+
+def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:
+    """Write result.json, trace.json and report.html."""
+    write_trace(folder / "trace.json", timelines)
+    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_report(folder)
+
+
+def show_plan(
+    out: Console,
+    result: PlanResult,
+    ranking: Ranking,
+    output: Path | None,
+    title: str,
+    as_json: bool,
+    drawing: str | None = None,
+) -> None:
+    """Print a plan, and write it into a folder in `output` if there is one to keep it.
+
+    `drawing` is that of the best forecast's timeline, if it is wanted.
+    """
+    folder = None
+    if output is not None:
+        folder = make_folder(output, result.id)
+        write_files(folder, result, [ranking[0].timeline] if ranking else [])
+    if as_json:
+        asked = result.model_dump(include={"model", "machine", "batch_size"})
+        data = asked | {"origin": Origin.PREDICTED} | result.ranking.model_dump()
+        data |= {"drawing": drawing} if drawing else {}
+        out.print_json(data=data | ({"folder": str(folder)} if folder else {}))
+        return
+    show_plans(out, result.ranking.plans, title)
+    for text in result.ranking.sentences:
+        out.print(text, soft_wrap=True)
+    if drawing:
+        out.print(drawing, soft_wrap=True)
+    if folder:
+        out.print(f"written    {folder}/result.json, trace.json, report.html", soft_wrap=True)

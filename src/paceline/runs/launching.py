@@ -1,0 +1,144 @@
+"""Carry out a request: as one of torchrun's ranks, with ranks of our own, or in this process.
+
+`python -m paceline.runs.launching REQUEST` is how the launcher starts a rank; under torchrun every
+rank calls `work` itself. Rank 0 speaks for all: tables and results on standard output, progress on
+standard error.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
+from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.links.group import Group, process_group, share_cores
+from paceline.links.launch import launch
+from paceline.links.processes import module_command
+from paceline.records.machine_file import find_device
+from paceline.records.settings import (
+    AUTO,
+    configuration,
+    strategy_of,
+    validated_rehearsal,
+    validated_settings,
+)
+from paceline.report.terminal import log_to_stderr
+from paceline.runs.folder import new_id
+from paceline.runs.progress import require_tensorboard
+from paceline.runs.session import RunRequest, Verb, go_through
+
+_MOST_PER_CORE = 4
+
+
+def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
+    """Return the request to do `verb` with settings of these values; `how` are its other fields.
+
+    Raises InvalidInput that names the value that is wrong.
+    """
+    settings: TrainSettings | RehearseSettings = (
+        validated_rehearsal(values) if verb == "rehearse" else validated_settings(values)
+    )
+    if isinstance(settings, RehearseSettings) and settings.device is not None:
+        find_device(settings.device)
+    if isinstance(settings, TrainSettings) and settings.tensorboard is not None:
+        require_tensorboard()
+    suffix = {"train": "", "rehearse": "-rehearsed", "plan": "-planned"}[verb]
+    return RunRequest(verb=verb, settings=settings, run_id=new_id(settings.model, suffix), **how)
+
+
+def under_torchrun() -> bool:
+    """Return True if this process is already one rank of a run."""
+    return "RANK" in os.environ
+
+
+def carry_out(request: RunRequest) -> None:
+    """Do what is requested.
+
+    Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
+    WorkersFailed for what they have said. A rank of torchrun ends here.
+    """
+    settings = request.settings
+    if settings.strategy == AUTO or not strategy_of(settings).is_led:
+        if under_torchrun():
+            leave(work(request))
+        num_workers = int(settings.workers)
+        check_cores(num_workers)
+        command = module_command("paceline.runs.launching", request.model_dump_json())
+        launch(command, num_workers, settings.port)
+        return
+    # The session goes on in this process, which starts the workers itself.
+    strategy = strategy_of(settings)
+    if under_torchrun():
+        why = "starts its workers itself; run it without torchrun"
+        raise InvalidInput(f"strategy: {strategy.name} {why}")
+    if settings.bind is None:
+        check_cores(sum(role.count for role in strategy.roles(configuration(settings))))
+    log_to_stderr()
+    with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
+        go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+
+
+def check_cores(processes: int) -> None:
+    """Raise InvalidInput if so many processes cannot share the cores of this machine."""
+    cores = len(os.sched_getaffinity(0))
+    if processes > _MOST_PER_CORE * cores:
+        why = f"at most {_MOST_PER_CORE} can share one"
+        raise InvalidInput(f"workers: {processes} do not fit on {cores} cores; {why}")
+
+
+def work(request: RunRequest) -> int:
+    """Do this rank's part of the request and return the exit code; errors are one line each."""
+    if request.verb == "rehearse":  # of which nothing runs on a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return as_rank(partial(go_through, request), request.settings.deadline_s, request.debug)
+
+
+def as_rank(carry_out: Callable[[Group], None], deadline_s: float, debug: bool) -> int:
+    """Do this as one rank of its group and return the exit code; errors are one line each."""
+    rank = os.environ.get("RANK", "0")
+    log_to_stderr(quiet=rank != "0")
+    group = None
+    try:
+        with process_group(deadline_s) as group:
+            share_cores(group.device)  # the threads of the process group exist, and stay free
+            carry_out(group)
+    except WorkersFailed as error:
+        return error.exit_code
+    except (Exception, SystemExit) as error:
+        if debug:
+            traceback.print_exc()
+        message = f"internal error in worker {rank}: {error!r} (--debug shows where)"
+        if isinstance(error, PacelineError):
+            message = str(error)
+        elif isinstance(error, SystemExit):
+            message = f"the model or its data ended worker {rank} by sys.exit({error})"
+        sys.stderr.write(f"paceline: {message}\n")
+        if group is not None:
+            group.has_reported()
+        return 2 if isinstance(error, InvalidInput) else 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End this rank at once.
+
+    Not by sys.exit: threads of the process group may wait for a dead peer for ever, and now and
+    then they abort even a process whose work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Carry out the request that the launcher gave as the only argument."""
+    leave(work(RunRequest.model_validate_json(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

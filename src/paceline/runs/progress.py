@@ -1,0 +1,118 @@
+"""The progress of a run: a bar in a terminal, a line an epoch, and scalars for TensorBoard."""
+
+import logging
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch
+from paceline.report.terminal import epoch_line
+
+_LINE_EVERY_S = 10.0  # of the status, where there is no terminal
+logger = logging.getLogger(__name__)
+
+
+def require_tensorboard() -> None:
+    """Raise InvalidInput if TensorBoard, which is an extra, is not installed."""
+    if find_spec("tensorboard") is None:
+        raise InvalidInput(
+            "tensorboard: is not installed; it is an extra: pip install 'paceline[tensorboard]'"
+        )
+
+
+class Scalars:
+    """An event file of TensorBoard in a folder of its own: scalars by epochs, counted from one.
+
+    InvalidInput if the folder cannot be made. To be closed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"tensorboard: cannot make {folder}: {error.strerror}") from None
+        from torch.utils.tensorboard import SummaryWriter  # an extra
+
+        self._writer = SummaryWriter(str(folder))
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        self._writer.close()
+
+    def epoch(self, epoch: Epoch, num_samples: float, score: str) -> None:
+        """Add losses, score and samples a second of an epoch that trained on so many samples."""
+        values = {
+            "loss/train": epoch.train_loss,
+            "loss/test": epoch.test_loss,
+            f"{score}/test": epoch.accuracy,
+            "throughput/samples_per_s": num_samples / epoch.seconds,
+        }
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, epoch.number + 1)
+        self._writer.flush()
+
+    def step(self, number: int, seconds: Mapping[str, float]) -> None:
+        """Add where a typical step of an epoch goes: seconds by quantity, such as "forward"."""
+        for quantity, value in seconds.items():
+            self._writer.add_scalar(f"step/{quantity}_s", value, number + 1)
+
+
+class TerminalProgress:
+    """Shows how far a run is, on a console, and writes scalars if there is a board for them."""
+
+    def __init__(
+        self, err: Console, doing: str, num_epochs: int = 1, board: Scalars | None = None
+    ) -> None:
+        self._num_epochs, self.board = num_epochs, board
+        self._num_samples = 0.0  # of an epoch
+        self.samples_per_step = 1.0
+        self._bar = Bar(
+            TextColumn(doing),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]} {task.description}"),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, unit="")
+        self._is_shown = err.is_terminal and not err.quiet
+        self._said_s = time.monotonic()
+
+    def close(self) -> None:
+        """Take the bar away, and write what is left of the scalars."""
+        self._bar.stop()
+        if self.board is not None:
+            self.board.close()
+
+    def begin(self, total: int, unit: str) -> None:
+        """Begin to count so many steps or samples."""
+        each = self.samples_per_step if unit == "steps" else 1.0
+        self._num_samples = total * each / self._num_epochs
+        self._bar.update(self._task, total=total, unit=unit)
+        self._bar.start()
+
+    def advance(self, count: int = 1) -> None:
+        """Count steps or samples."""
+        if self._is_shown:  # where nobody sees it, even the bar's lock would cost too much
+            self._bar.advance(self._task, count)
+
+    def epoch(self, epoch: Epoch, score: str) -> None:
+        """Report an epoch that is over."""
+        logger.info("%s", epoch_line(epoch, self._num_epochs, score))
+        if self.board is not None:
+            self.board.epoch(epoch, self._num_samples, score)
+
+    def status(self, text: str) -> None:
+        """Show how fast the run is: beside the bar or, where there is none, now and then."""
+        self._bar.update(self._task, description=text)
+        if not self._is_shown and time.monotonic() - self._said_s > _LINE_EVERY_S:
+            self._said_s = time.monotonic()
+            logger.info("%s", text)

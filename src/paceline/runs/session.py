@@ -1,0 +1,194 @@
+"""A session from beginning to end, the same for every strategy.
+
+measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder and terminal
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from rich.console import Console
+
+from paceline.core.compare import compare
+from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
+from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Outcome
+from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.core.timeline import Timeline
+from paceline.exchange.loop import traced_epoch
+from paceline.exchange.replicas import ReplicaRunner, devices_of
+from paceline.exchange.session import Runner, TrainingSession
+from paceline.links.group import Group
+from paceline.measure.this_machine import facts
+from paceline.planner import Forecast
+from paceline.planner.admission import admit_profiled
+from paceline.records.machine_file import find_device
+from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
+from paceline.records.settings import AUTO, configuration, strategy_of
+from paceline.report.format import duration
+from paceline.report.terminal import console, result_tables, show_plans
+from paceline.runs.folder import make_folder, show_plan, write_files
+from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
+from paceline.runs.progress import Scalars, TerminalProgress
+from paceline.strategies import EXCHANGES
+
+Verb = Literal["train", "plan", "rehearse"]
+logger = logging.getLogger(__name__)
+
+
+class RunRequest(Record):
+    """A training, a rehearsal or a plan on this machine, as every process of it is asked for it.
+
+    Results go to standard output, `as_json` or as tables, unless `quiet`. A plan is written to a
+    folder only to `keep` it.
+    """
+
+    verb: Verb
+    settings: Annotated[TrainSettings | RehearseSettings, Field(discriminator="kind")]
+    run_id: str
+    as_json: bool = False
+    quiet: bool = False
+    debug: bool = False
+    keep: bool = False
+
+
+def go_through(request: RunRequest, group: Group) -> None:
+    """Carry out a request in this process: alone in its group, or as one rank of it."""
+    settings, silent = request.settings, group.rank != 0  # only rank 0 speaks
+    out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
+    title = f"Predicted from a profile, {settings.batch_size} samples a step"
+    with ExitStack() as stack:
+        progress = stack.enter_context(closing(_progress(request, group, err)))
+        session = _session(request, group, progress)
+        runner: Runner = stack.enter_context(session.strategy.runner().start(session))
+        about = runner.about
+        # Made before hours of training, not after them.
+        makes = group.rank == 0 and request.verb != "plan"
+        folder = make_folder(settings.output, request.run_id) if makes else None
+        logger.info("%s", about)
+        progress.samples_per_step = runner.samples_per_step
+        forecasts = forecasts_of(session, runner)
+        if request.verb == "plan":
+            ranking = ranking_of(session, forecasts)
+            plan = PlanResult(
+                id=request.run_id,
+                model=settings.model,
+                machine="this machine",
+                batch_size=settings.batch_size,
+                facts=facts(group.device),
+                ranking=RankingRows.of(ranking),
+            )
+            output = settings.output if request.keep and group.rank == 0 else None
+            show_plan(out, plan, ranking, output, title, request.as_json)
+            return
+        if session.strategy.is_led:
+            for forecast in forecasts:
+                logger.info("predicted %s a step: %s", duration(forecast.step_s), forecast.why)
+        elif not session.is_rehearsal:
+            rows = list(map(PlanRow.of, forecasts))
+            show_plans(err if request.as_json else out, rows, title)
+        used, outcome = _trained(session, runner, forecasts)
+        result, timelines = _result(session, forecasts, used, outcome)
+        if progress.board is not None and result.comparison is not None:
+            happened = {row.quantity: row.right_s for row in result.comparison.rows}
+            progress.board.step(traced_epoch(len(result.epochs)), happened)
+        if not session.is_rehearsal:
+            runner.save((folder or Path()) / "model.safetensors")
+        if folder is None:
+            return
+        write_files(folder, result, timelines)
+        if request.as_json:
+            out.print_json(result.model_dump_json())
+            return
+        for shown in result_tables(result, str(folder)):
+            out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+
+
+def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
+    settings = request.settings
+    if isinstance(settings, RehearseSettings):
+        return TerminalProgress(err, "rehearsing")
+    board = None
+    if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
+        board = Scalars(settings.tensorboard / request.run_id)
+    return TerminalProgress(err, "training", settings.epochs, board)
+
+
+def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> TrainingSession:
+    settings = request.settings
+    if settings.strategy == AUTO:  # any of the exchanges begins
+        strategy = next(iter(EXCHANGES.values()))
+        config = strategy.config(workers=group.world_size)
+    else:
+        strategy, config = strategy_of(settings), configuration(settings)
+    device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
+    return TrainingSession(settings, strategy, config, request.run_id, group, progress, device)
+
+
+def paced_device(settings: RehearseSettings) -> PacedDevice | None:
+    """Return the device that a rehearsal's layers are paced as; None if they are stretched."""
+    if settings.device is None:
+        return None
+    known = find_device(settings.device)
+    phases_ms = (settings.forward_ms, settings.backward_ms, settings.update_ms)
+    totals = Totals(*(None if ms is None else ms / 1e3 for ms in phases_ms))
+    rate = Roofline.of(known.machine).rates[compute_lane(known.device.name)]
+    return PacedDevice(known.label, rate, known.device.kind, totals)
+
+
+def _trained(
+    session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
+) -> tuple[Forecast | None, Outcome]:
+    """Train or rehearse; return the forecast of what was used, if there is one, and the outcome."""
+    settings = session.settings
+    name = forecasts[0].strategy if settings.strategy == AUTO else session.strategy.name
+    chosen = next((one for one in forecasts if one.strategy == name), None)
+    if not isinstance(runner, ReplicaRunner):
+        return chosen, runner.train(chosen.config if chosen else session.config)
+    assert chosen is not None  # replicas are always measured
+    if isinstance(settings, TrainSettings) and settings.balance and not settings.force:
+        assert runner.profiled is not None
+        batch_size, durations = runner.workload.batch_size, runner.profiled.durations
+        own = admit_profiled(chosen, durations, batch_size, settings.batch_size)
+        # All ranks refuse what rank 0 refuses, whose profile may differ from theirs.
+        reasons = session.group.gather([one.why for one in own if not one.helps])[0]
+        if reasons:
+            raise InvalidInput(f"{'; '.join(reasons)} (--force has all take part)")
+    if settings.strategy == AUTO:
+        return train_best(session, runner, forecasts)
+    outcome = runner.train(chosen.config)
+    if outcome.config != chosen.config:  # as a search on the way has found
+        chosen = forecast_with(session, runner, session.strategy, outcome.config)
+    return chosen, outcome
+
+
+def _result(
+    session: TrainingSession,
+    forecasts: Sequence[Forecast],
+    forecast: Forecast | None,
+    outcome: Outcome,
+) -> tuple[RunResult, list[Timeline]]:
+    """Return the result of a run, and its timelines: as predicted and as it happened."""
+    predicted = outcome.predicted or (forecast.timeline if forecast else None)
+    comparison = None
+    if predicted is not None and not session.strategy.is_led:
+        comparison = compare(predicted, outcome.timeline)
+    if outcome.predicted_step_s is None and forecast is not None:
+        outcome = outcome.model_copy(update={"predicted_step_s": forecast.step_s})
+    # A search on the way may have ended with a configuration that was not planned before.
+    plans = forecasts if forecast is None or forecast in forecasts else [forecast]
+    result = RunResult.of(
+        outcome,
+        origin=session.origin,
+        id=session.run_id,
+        settings=session.settings,
+        strategy=forecast.strategy if forecast else session.strategy.name,
+        devices=devices_of(session),
+        machine=facts(session.group.device),
+        plans=tuple(map(PlanRow.of, plans)),
+        comparison=comparison,
+    )
+    return result, [one for one in (predicted, outcome.timeline) if one is not None]

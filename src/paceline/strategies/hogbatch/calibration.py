@@ -1,0 +1,297 @@
+"""The machine of a run, fitted to the trials of its workers: plans on it, and who is admitted.
+
+A batch takes a latency for each call, and its arithmetic at a rate: two unknowns, two batch sizes
+that were tried. The latency contains what a small batch pays for memory, and for copies of the
+model. Bytes cost nothing then, so that a plan takes as long as was measured at both sizes.
+
+Workers are admitted by the speed of whole epochs with and without them. No worker waits for a slow
+one but at the end of an epoch, when no samples are left to hand out: the others then wait for its
+last batch. So a slow worker can slow the others down if an epoch has few batches. And one that
+computes on cores that others need gains what those lose.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import heappop, heappush
+from math import ceil
+from typing import NamedTuple
+
+from paceline.core.calibration import LinearTime, linked
+from paceline.core.cost import Roofline
+from paceline.core.machine import Device, DeviceKind, Machine
+from paceline.core.plan import Kind, Lane, Plan, Task, TaskId
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Span
+from paceline.core.workload import Workload
+from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
+from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.plan import HOST, BatchCosts, plan, priced_batches
+from paceline.strategies.hogbatch.policy import policy_of, updates_of
+
+_SOURCE = "measured by the workers' trials before this run"
+_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # copies are within a batch's seconds
+_LEAST_SHARE = 1e-3  # of a batch's seconds that are arithmetic, whatever noise says
+_MOST_PLANNED = 8192  # samples of a prediction, or so many of the largest batches:
+_MOST_BATCHES_PLANNED = 50
+_GAIN = 1.001  # less is rounding, and no gain
+_MOST_JUDGED_EPOCHS = 3  # the first has batches that the policy still changes
+_MOST_JUDGED_BATCHES = 5000  # of an epoch, before what lies in its middle is left out
+
+
+class SpeedTrial(NamedTuple):
+    """A worker, and the seconds that its batches of some sizes took."""
+
+    number: int
+    spec: WorkerSpec
+    seconds: Mapping[int, float]
+
+    @property
+    def samples_per_s(self) -> float:
+        """The speed with batches of the largest size."""
+        size = max(self.seconds)
+        return size / self.seconds[size]
+
+
+def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
+    """Return the machine of these workers, on which their batches take as long as in the trials."""
+    # The cores that the workers compute with: a plan without `threads` shares them evenly.
+    cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
+    devices = tuple(
+        Device(
+            name=trial.spec.name(trial.number),
+            host=HOST,
+            kind=trial.spec.kind,
+            flops_per_s=1.0,  # until it is fitted
+            memory_bytes=memory_bytes(),
+            memory_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
+            source=_SOURCE,
+        )
+        for trial in trials
+    )
+    host = host_here(HOST, _SOURCE, cores=cores)
+    machine = Machine(name="this-machine", hosts=(host,), devices=devices)
+    gpus = [device for device in devices if device.kind == DeviceKind.GPU]
+    machine = linked(machine, [(host, gpu) for gpu in gpus], _FREE)
+    fitted = []
+    for trial, device in zip(trials, devices, strict=True):
+        costs = BatchCosts(workload, machine, device, trial.spec.threads, shared=True)
+        flops_per_s, latency_s = _rate(costs, trial.seconds)
+        rates = {"flops_per_s": flops_per_s, "call_latency_s": latency_s}
+        fitted.append(device.model_copy(update=rates))
+    return machine.model_copy(update={"devices": tuple(fitted)})
+
+
+def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
+    """Return flops a second, and the latency of a call, on which batches take the seconds."""
+    points = []
+    for size, batch_s in measured.items():
+        own = [stage.cost for stage in costs.stages(size) if stage.on[0].lane is Lane.COMPUTE]
+        points.append((sum(one.num_calls for one in own), sum(one.flops for one in own), batch_s))
+    (calls, flops, seconds), (other_calls, other_flops, other_s) = points[0], points[-1]
+    determinant = calls * other_flops - other_calls * flops
+    per_flop_s = (calls * other_s - other_calls * seconds) / determinant if determinant else 0.0
+    per_flop_s = max(per_flop_s, _LEAST_SHARE * other_s / other_flops)
+    per_call_s = (other_s - per_flop_s * other_flops) / other_calls
+    if not determinant or per_call_s <= 0:  # by noise: then the larger batch decides alone
+        return 1 / (other_s / other_flops), 0.0
+    return 1 / per_flop_s, per_call_s
+
+
+def plan_of_batches(
+    workload: Workload,
+    machine: Machine,
+    specs: Mapping[int, WorkerSpec],
+    sizes: Mapping[int, Sequence[int]],
+) -> Plan:
+    """Return the plan in which each worker, by its number, gets batches of these sizes in turn.
+
+    The machine's devices have the workers' names. A GPU pushes its updates even if it is alone.
+    """
+    devices = {device.name: device for device in machine.devices}
+    tasks: list[Task] = []
+    for number, own in sizes.items():
+        device, threads = devices[specs[number].name(number)], specs[number].threads
+        costs = BatchCosts(workload, machine, device, threads, shared=True)
+        after: tuple[TaskId, ...] = ()
+        for step, size in enumerate(own):
+            for stage in costs.stages(size):
+                tasks.append(stage.task(step, number, size, after))
+                after = (tasks[-1].id,)
+    return Plan(tasks)
+
+
+def traced_sizes(spans: Sequence[Span], numbers: Mapping[str, int]) -> dict[int, list[int]]:
+    """Return the sizes of each worker's traced batches, in their order, from the STEP spans.
+
+    `numbers`: the workers' numbers by the names of their devices.
+    """
+    steps = sorted((span for span in spans if span.kind is Kind.STEP), key=lambda s: s.start_s)
+    found: dict[int, list[int]] = {}
+    for span in steps:
+        found.setdefault(numbers[span.on[0].owner], []).append(span.num_samples)
+    return found
+
+
+class Prediction(NamedTuple):
+    """The planned speed of a run, and each worker's share of the updates, by its device."""
+
+    samples_per_s: float
+    shares: dict[str, float]
+    utilisation: dict[str, float]
+
+
+def predict(
+    workload: Workload, config: Hogbatch, trials: Sequence[SpeedTrial], num_samples: int
+) -> Prediction | None:
+    """Return the planned speed and shares of a run on that many samples.
+
+    None if CPU workers differ in their threads, for which the plan has one number.
+    """
+    threads = {one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU} or {1}
+    if len(threads) > 1:
+        return None
+    machine = machine_of(workload, trials)
+    config = replace(config, workers=len(trials), threads=threads.pop())
+    specs = [trial.spec for trial in trials]
+    speeds = [trial.samples_per_s for trial in trials]
+    largest = max(policy_of(config, specs, speeds, workload.batch_size).most)
+    # Enough for batch sizes to settle.
+    planned = min(num_samples, max(_MOST_PLANNED, _MOST_BATCHES_PLANNED * largest))
+    window = Window(ceil(planned / (workload.batch_size * len(trials))))
+    timeline = simulate(plan(workload, machine, config, window), Roofline.of(machine))
+    threads_of = {one.spec.name(one.number): one.spec.threads for one in trials}
+    updates = {
+        device: sum(min(threads_of[device], size) for _, size in sizes)
+        for device, sizes in statistics.batch_sizes(timeline).items()
+    }
+    total = sum(updates.values())
+    return Prediction(
+        sum(statistics.num_samples(timeline).values()) / timeline.makespan_s,
+        {device: made / total for device, made in updates.items()},
+        statistics.utilisation(timeline),
+    )
+
+
+@dataclass(frozen=True)
+class WorkerAdmission:
+    """A worker, and the samples a second of all workers with it and without it."""
+
+    worker: int
+    spec: WorkerSpec
+    samples_per_s: float
+    without_samples_per_s: float
+
+    @property
+    def helps(self) -> bool:
+        """True if all workers are faster with it."""
+        return self.samples_per_s > _GAIN * self.without_samples_per_s
+
+    @property
+    def why(self) -> str:
+        """The reason in one sentence, with the figures."""
+        if self.helps:
+            verdict = "helps"
+        elif self.samples_per_s * _GAIN < self.without_samples_per_s:
+            verdict = "would slow the others down"
+        else:
+            verdict = "would gain next to nothing"
+        return (
+            f"worker {self.worker} ({self.spec}) {verdict}: with it all reach "
+            f"{self.samples_per_s:.4g} samples/s, without it {self.without_samples_per_s:.4g}"
+        )
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs of a run: what is trained, on how many samples, how often.
+
+    `num_cores` are the processors of the machine. `workload` has the batch size that the learning
+    rate was chosen for.
+    """
+
+    workload: Workload
+    config: Hogbatch
+    num_samples: int
+    num_epochs: int
+    num_cores: int
+
+
+def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
+    """Judge the slowest worker and, while one does not help, the next slowest.
+
+    Only the last of the verdicts may be that a worker helps; faster ones are taken to help, too.
+    A single worker is never judged. `trials` were made by all workers at the same time.
+    """
+    remaining, verdicts = list(trials), []
+    together = samples_per_s(epochs, remaining)
+    while len(remaining) > 1:
+        slowest = min(remaining, key=lambda trial: trial.samples_per_s)
+        others = _unburdened(remaining, slowest, epochs.num_cores)
+        without = samples_per_s(epochs, others)
+        verdicts.append(WorkerAdmission(slowest.number, slowest.spec, together, without))
+        if verdicts[-1].helps:
+            break
+        remaining, together = others, without
+    return tuple(verdicts)
+
+
+def _unburdened(
+    trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
+) -> list[SpeedTrial]:
+    """Return the trials without one, on cores for which it no longer competes.
+
+    A stretched worker computes in only a part of its time, and a GPU's hardly needs a core. Threads
+    share cores evenly.
+    """
+
+    def crowding(some: Sequence[SpeedTrial]) -> float:
+        on_cores = [one.spec for one in some if one.spec.kind == DeviceKind.CPU]
+        return max(1.0, sum(spec.threads / spec.slow for spec in on_cores) / num_cores)
+
+    left = [trial for trial in trials if trial is not removed]
+    before, after = crowding(trials), crowding(left)
+    return [
+        trial
+        if trial.spec.kind == DeviceKind.GPU
+        else trial._replace(seconds={n: s * after / before for n, s in trial.seconds.items()})
+        for trial in left
+    ]
+
+
+def samples_per_s(epochs: Epochs, trials: Sequence[SpeedTrial]) -> float:
+    """Return the samples/s of these workers together in whole epochs, which end with the last.
+
+    A worker gets the next samples of an epoch whenever it is idle. Updates and batch sizes carry
+    over from one epoch to the next, as in the coordinator. Of the many batches of a long epoch,
+    those in the middle are taken to be like those at the beginning.
+    """
+    workload, beta = epochs.workload, epochs.config.beta
+    specs = [trial.spec for trial in trials]
+    speeds = [trial.samples_per_s for trial in trials]
+    policy = policy_of(epochs.config, specs, speeds, workload.batch_size)
+    batch = priced_batches(workload, machine_of(workload, trials), specs, shared=True)
+    batch_s = cache(lambda worker, size: sum(batch(worker, size)[1]))
+    updates, sizes = [0.0] * len(specs), [0] * len(specs)  # as the policy last returned them
+    num_epochs, whole_s = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS), 0.0
+    for _ in range(num_epochs):
+        left, num_batches = epochs.num_samples, 0
+        free = [(0.0, worker, 0) for worker in range(len(specs))]  # after so many samples
+        while left:
+            now_s, worker, done = heappop(free)
+            updates[worker] += updates_of(specs[worker], done, beta)
+            sizes[worker] = policy.next_batch(worker, updates, sizes)
+            size = min(sizes[worker], left)
+            heappush(free, (now_s + batch_s(worker, size), worker, size))
+            left -= size
+            num_batches += 1
+            assigned = epochs.num_samples - left
+            if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
+                whole_s += (left - assigned) * now_s / assigned
+                left = assigned
+        for _, worker, done in free:
+            updates[worker] += updates_of(specs[worker], done, beta)
+        whole_s += max(end_s for end_s, _, _ in free)
+    return num_epochs * epochs.num_samples / whole_s

@@ -1,0 +1,215 @@
+"""The worker processes of a run: started on cores of their own, polled in one loop, and ended."""
+
+import json
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+
+from pydantic import TypeAdapter
+
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import DeviceKind
+from paceline.core.timeline import Span
+from paceline.links.group import physical_cores
+from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
+from paceline.strategies.hogbatch import messages
+from paceline.strategies.hogbatch.calibration import SpeedTrial
+from paceline.strategies.hogbatch.config import MOST_WORKERS, WorkerSpec
+from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Training
+
+_MODULE = "paceline.strategies.hogbatch.worker"
+_START_S = 120.0  # to import torch on a machine that is busy
+_STOP_S = 10.0  # to write its spans
+_POLL_S = 0.5
+_SPANS = TypeAdapter(list[Span])
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A worker process, its socket and its progress, as the coordinator knows them.
+
+    `samples_per_s`: its speed in the trials, None before them. `updates`: as the policy counts
+    them. `size`: that of its last batch by the policy. `assigned`: the batch that it works on, and
+    those after it. `staleness`: the updates of others that its latest batch has missed.
+    `updates_at_start`: all workers' updates when it began its batch. While it `is_awaited`, it has
+    been silent since `silent_since_s`.
+    """
+
+    number: int
+    spec: WorkerSpec
+    process: Process
+    socket: socket.socket
+    trace: int
+    assigned: deque[ExecuteWork] = field(default_factory=deque)
+    untried: list[int] = field(default_factory=list)
+    tried: dict[int, float] = field(default_factory=dict)
+    samples_per_s: float | None = None
+    is_ready: bool = False
+    is_ended: bool = False
+    updates: float = 0.0
+    size: int = 0
+    updates_at_start: int = 0
+    staleness: int = 0
+    num_traced: int = 0
+    latest: tuple[int, float] = (1, inf)  # samples of a batch, and the seconds it took
+    is_awaited: bool = True
+    silent_since_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        """The name of its device in plans and results."""
+        return self.spec.name(self.number)
+
+    @property
+    def title(self) -> str:
+        """Its name in messages to the user."""
+        return f"worker {self.number} ({self.spec}, process {self.process.pid})"
+
+    @property
+    def trial(self) -> SpeedTrial:
+        """The seconds that its batches took in its trials."""
+        return SpeedTrial(self.number, self.spec, self.tried)
+
+    def expected_s(self, size: int) -> float:
+        """Return the expected seconds of a batch: one smaller than the latest takes as long."""
+        latest, seconds = self.latest
+        return seconds * max(1.0, size / latest)
+
+    def complete(self) -> None:
+        """Remove the batch that it worked on: it goes on with the next, if it has one."""
+        self.assigned.popleft()
+        self.is_awaited, self.silent_since_s = bool(self.assigned), time.monotonic()
+
+    def send(self, work: ExecuteWork) -> None:
+        """Send a message. If the process has ended, `poll` tells so later."""
+        self.is_awaited, self.silent_since_s = True, time.monotonic()
+        with suppress(ConnectionError):
+            self.socket.send(work.pack())
+
+    def end(self) -> str:
+        """End the process, if it runs, and return how it ended."""
+        self.is_ended = True
+        self.socket.close()
+        self.process.close()
+        return reason(self.process.poll())
+
+
+class WorkerProcesses:
+    """The processes that train one model in shared memory.
+
+    A worker that answers later than `deadline_s` after it was sent something is dropped. Use it as
+    a context: at its end no worker is left.
+    """
+
+    def __init__(self, training: Training, deadline_s: float) -> None:
+        self._training, self._deadline_s = training, deadline_s
+        self._selector = selectors.DefaultSelector()
+        self._free_cores = physical_cores(os.sched_getaffinity(0))
+        self._checked_s = 0.0
+        self.workers: list[WorkerProcess] = []  # all there ever were, by their numbers
+
+    def __enter__(self) -> "WorkerProcesses":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.workers:
+            if not worker.is_ended:
+                worker.end()
+            os.close(worker.trace)
+        self._selector.close()
+
+    @property
+    def running(self) -> list[WorkerProcess]:
+        """The workers that have not ended."""
+        return [worker for worker in self.workers if not worker.is_ended]
+
+    def start(self, spec: WorkerSpec) -> None:
+        """Start a worker, which may also join later. It asks for work when it is ready."""
+        number = len(self.workers)
+        if number >= MOST_WORKERS:
+            raise InvalidInput(f"workers: at most {MOST_WORKERS} can join a run")
+        # Packets keep the borders of messages, and an empty one says that the process has ended.
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Spans do not fit into a packet: the worker writes them to a file in memory when it stops.
+        trace = os.memfd_create("paceline-trace", os.MFD_CLOEXEC)
+        os.fchmod(trace, 0o600)
+        # None if too few cores are left: then the kernel chooses.
+        num_cores = 0 if spec.kind == DeviceKind.GPU else spec.threads
+        num_cores = num_cores if num_cores <= len(self._free_cores) else 0
+        taken, self._free_cores = self._free_cores[:num_cores], self._free_cores[num_cores:]
+        settings = messages.ProcessSettings(
+            number=number,
+            spec=spec,
+            cores=tuple(cpu for core in taken for cpu in core),
+            socket=other.fileno(),
+            trace=trace,
+            training=self._training,
+        )
+        memory = (self._training.parameters.fd, self._training.data.fd)
+        try:
+            with other:
+                process = start(
+                    module_command(_MODULE, settings.model_dump_json()),
+                    environment={"OMP_NUM_THREADS": "1"},
+                    stdout=STANDARD_ERROR,  # standard output is for the result alone
+                    pass_fds=(settings.socket, trace, *memory),
+                )
+        except OSError:
+            own.close()
+            os.close(trace)
+            raise
+        worker = WorkerProcess(number, spec, process, own, trace)
+        self.workers.append(worker)
+        self._selector.register(own, selectors.EVENT_READ, worker)
+
+    def poll(self) -> Iterator[tuple[WorkerProcess, bytes, str]]:
+        """Wait for at most half a second; yield workers with their packets, and those lost.
+
+        One that is lost comes with an empty packet, and the end of a sentence that says why.
+        """
+        for key, _ in self._selector.select(_POLL_S):
+            worker: WorkerProcess = key.data
+            if worker.is_ended:  # by a packet of another worker in the same round
+                continue
+            worker.is_awaited, packet = False, b""  # an empty packet: the process has ended
+            with suppress(ConnectionError):
+                packet = worker.socket.recv(messages.MOST_NBYTES)
+            yield worker, packet, "" if packet else self._end(worker)
+        # Not for each packet, of which there are thousands a second.
+        now_s = time.monotonic()
+        if now_s < self._checked_s:
+            return
+        self._checked_s = now_s + _POLL_S
+        for worker in self.running:
+            allowed_s = self._deadline_s if worker.is_ready else _START_S
+            if worker.is_awaited and now_s - worker.silent_since_s > allowed_s:
+                self._end(worker)
+                yield worker, b"", f"did not answer within {allowed_s:g} s"
+
+    def _end(self, worker: WorkerProcess) -> str:
+        self._selector.unregister(worker.socket)
+        return worker.end()
+
+    def stop(self) -> tuple[list[Span], list[int]]:
+        """Stop all workers; return their traced spans, and the peak memory of each in bytes."""
+        spans: list[Span] = []
+        peaks: list[int] = []
+        stopped = self.running
+        for worker in stopped:  # all before the first is waited for: they end side by side
+            worker.send(ExecuteWork(Command.STOP))
+        for worker in stopped:
+            worker.process.wait(_STOP_S)
+            self._end(worker)
+            with os.fdopen(os.dup(worker.trace)) as file:
+                file.seek(0)
+                text = file.read()
+            written = json.loads(text or '{"peak_memory_bytes": 0, "spans": []}')
+            peaks.append(written["peak_memory_bytes"])
+            spans += _SPANS.validate_python(written["spans"])
+        return spans, peaks

@@ -1,0 +1,273 @@
+"""The communication of a rank: a thread that waits for exchanges, and the gradients of the body.
+
+main thread             [encode, post 0][encode, post 1][compute ...        ]
+communication thread                    [wait, decode 0][wait, decode 1]
+"""
+
+import atexit
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.codecs.gathering import Pending
+from paceline.core.errors import InvalidInput, NonFinite
+from paceline.exchange.codec_choice import CodecChoice, choice_of
+from paceline.exchange.compressed import CompressedAllReduce
+from paceline.exchange.layout import Chunk, Layout
+from paceline.exchange.replica import Exchange, Statistics
+from paceline.links.group import Group
+from paceline.record.recorder import Recorder
+
+_CLOSE_S = 5.0
+
+
+class Waitable(Protocol):
+    """An exchange that has begun."""
+
+    def wait(self) -> Tensor:
+        """Return its values, once."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllReduceWork:
+    """An all-reduce of torch that has begun, and the values that it sums in place."""
+
+    work: dist.Work
+    values: Tensor
+
+    def wait(self) -> Tensor:
+        """Return the sums."""
+        self.work.wait()
+        return self.values
+
+
+class CommunicationThread:
+    """Waits for exchanges in the order in which they were begun, beside the computation.
+
+    All ranks make it together, and begin the same exchanges in the same order. No wait is longer
+    than the group's deadline. After a failure all later exchanges fail, too: this rank's next
+    exchange would meet the last one of the others. If `is_synchronous`, each exchange ends before
+    the next computation begins, as a profile needs it.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._device = group.device
+        # A group of its own, whose messages cannot be taken for those of other collectives.
+        self.process_group: dist.ProcessGroup | None = None
+        self.is_synchronous = False
+        self._queue: queue.SimpleQueue[
+            tuple[Future[Tensor], Waitable, Callable[[], None]] | None
+        ] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if group.world_size == 1:
+            return
+        self.process_group = dist.new_group(
+            timeout=timedelta(seconds=group.deadline_s),
+            backend="gloo" if group.device.type == "cpu" else None,
+        )
+        self._thread = threading.Thread(target=self._run, name="subbatch", daemon=True)
+        self._thread.start()
+        # A thread that the interpreter ends within torch takes the process down with it.
+        atexit.register(self.close)
+
+    def begin(
+        self,
+        post: Callable[[], Waitable],
+        on_done: Callable[[float, float], None] = lambda *_: None,
+    ) -> Future[Tensor]:
+        """Begin an exchange by `post`, in the caller's thread, and return its future values.
+
+        `on_done` is called with the seconds at which it began and ended, by this host's clock,
+        before the future is set.
+        """
+        future: Future[Tensor] = Future()
+        started = time.monotonic()
+        begun = post()
+        if self._thread is None:
+            future.set_result(begun.wait())
+            return future
+        self._queue.put((future, begun, lambda: on_done(started, time.monotonic())))
+        if self.is_synchronous:
+            future.exception()  # waits; the error is raised where the values are asked for
+        return future
+
+    def close(self) -> None:
+        """End the thread after what has begun; one that waits for a lost rank is left behind."""
+        atexit.unregister(self.close)
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(_CLOSE_S)
+            self._thread = None
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(self._device)
+        stream = torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext()
+        with stream:
+            for future, begun, on_done in iter(self._queue.get, None):
+                try:
+                    if failure is not None:
+                        raise failure
+                    values = begun.wait()
+                    if on_gpu:  # so that no other thread has to order its stream after this one
+                        torch.cuda.current_stream(self._device).synchronize()
+                except Exception as error:
+                    failure = error
+                    future.set_exception(error)
+                else:
+                    on_done()
+                    future.set_result(values)
+
+
+class LayerGradients(Exchange):
+    """Averages the body's gradients layer by layer, each as soon as backward has it.
+
+    This is the `Exchange` that a `Synchronized` body uses. Beside its gradients a layer's message
+    has flags of those that have changed on this rank; without a codec, one that has changed on no
+    rank stays as it is on all.
+    """
+
+    name = "subbatch"
+    chunked = True
+
+    def __init__(self, thread: CommunicationThread, group: Group, codec: str | None) -> None:
+        self.recorder: Recorder | None = None
+        self._thread, self._group = thread, group
+        self._running: list[tuple[Chunk, Future[Tensor]]] = []
+        self._postponed: list[Chunk] = []
+        self._num_steps = self._nbytes = self._nbytes_before = 0
+        self._compression: tuple[CompressedAllReduce, CodecChoice] | None = None
+        if codec is not None:
+            ranks = range(group.world_size)
+            all_reduce = CompressedAllReduce(ranks, group.device, group.deadline_s)
+            self._compression = all_reduce, choice_of(codec, all_reduce)
+            self._nbytes_before = all_reduce.bytes_sent  # to choose the codec
+
+    def open(self, layout: Layout) -> None:
+        """Check that the gradients are of one type, so that a message can hold a layer's."""
+        kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
+        encodable = self._compression is None or kinds[0] == torch.float32
+        if len(kinds) > 1 or kinds[0].is_complex or not encodable:
+            wanted = "float32 for a codec" if self._compression else "one real type"
+            raise InvalidInput(
+                f"body: has parameters of {', '.join(map(str, kinds))}; strategy subbatch trains "
+                f"bodies of {wanted}"
+            )
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._running, self._postponed = [], []
+        if self._compression is not None:
+            for part in self._compression:
+                part.begin_step()
+
+    def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
+        """Begin to average a layer; if the thread is synchronous, after backward."""
+        if self._thread.is_synchronous:
+            self._postponed.append(chunk)
+        else:
+            self._begin(chunk, touched)
+
+    def _begin(self, chunk: Chunk, touched: Sequence[bool]) -> None:
+        layer, recorder = chunk.slots[0].layer, self.recorder
+        gradients = [
+            torch.zeros_like(parameter).flatten()
+            if parameter.grad is None
+            else parameter.grad.detach().reshape(-1)
+            for parameter in (slot.parameter for slot in chunk.slots)
+        ]
+        joined = recorder.join_exchange(layer) if recorder else None
+
+        def on_done(*_: float) -> None:
+            if recorder is not None:
+                recorder.leave_exchange(joined)
+
+        if self._compression is None:
+            changed = [float(touched[slot.index]) for slot in chunk.slots]
+            values = torch.cat([*gradients, gradients[0].new_tensor(changed)])
+            self._nbytes += 2 * (self._group.world_size - 1) * values.nbytes
+        else:
+            values = torch.cat(gradients)
+        future = self._thread.begin(lambda: self._post(layer, values), on_done)
+        self._running.append((chunk, future))
+
+    def _post(self, layer: str, values: Tensor) -> Waitable:
+        """Begin to sum the values or, encoded, to average them; NonFinite comes on all ranks."""
+        if self._compression is None:
+            sums = dist.all_reduce(values, group=self._thread.process_group, async_op=True)
+            assert sums is not None  # this rank is one of the group
+            return AllReduceWork(sums, values)
+        all_reduce, choice = self._compression
+        name, codec = choice.codec_of(len(values))
+        work = all_reduce.begin(f"{layer}/{name}", values, codec, self._group.world_size)
+
+        def finish() -> Tensor:
+            means = work.future.wait()
+            if work.num_nonfinite:
+                raise NonFinite(
+                    f"gradients of layer {layer!r}: {work.num_nonfinite} values of some rank "
+                    "are NaN or infinite, and no codec carries these"
+                )
+            return means
+
+        return Pending(finish)
+
+    @torch.no_grad()
+    def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
+        """Wait until every gradient is the mean over all ranks."""
+        anywhere = [False] * len(touched)
+        for chunk in self._postponed:
+            self._begin(chunk, touched)
+        for chunk, future in self._running:
+            sizes = [slot.parameter.numel() for slot in chunk.slots]
+            found = future.result()
+            changed = [1.0] * len(sizes)
+            if self._compression is None:
+                changed = found[sum(sizes) :].tolist()
+                found = found[: sum(sizes)].div_(self._group.world_size)
+            for slot, mean, times in zip(chunk.slots, found.split(sizes), changed, strict=True):
+                if not times:
+                    continue
+                gradient = slot.parameter.grad
+                if gradient is None:
+                    gradient = slot.parameter.grad = torch.empty_like(slot.parameter)
+                gradient.copy_(mean.view(gradient.shape))
+                anywhere[slot.index] = True
+        self._running, self._postponed = [], []
+        self._num_steps += 1
+        return anywhere
+
+    def discard(self) -> None:
+        """Raise InvalidInput: the others wait for gradients that will not come."""
+        raise InvalidInput(
+            "strategy: a backward pass failed on this rank, and subbatch cannot take a step back"
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that this rank has sent: in a ring of n ranks 2 (n - 1) / n of each."""
+        encoded = self._compression[0].bytes_sent - self._nbytes_before if self._compression else 0
+        return encoded + self._nbytes // self._group.world_size
+
+    def statistics(self) -> Statistics:
+        """Return the statistics of the exchange so far."""
+        sent = self.bytes_sent
+        return Statistics(self.name, self._num_steps, sent, sent, None, None)
+
+    def close(self) -> None:
+        """Close the compressed all-reduce."""
+        if self._compression is not None:
+            self._compression[0].close()

@@ -1,0 +1,312 @@
+"""The sharded layers of a head: forward and backward of a rank's outputs, without autograd between.
+
+A linear layer needs its whole input. Its gradients by the input are partial sums, which have to be
+added up over all ranks. What follows it, and a BatchNorm1d, work on this rank's outputs alone. The
+statistics of a BatchNorm1d are those of a sub-batch.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+from paceline.strategies.subbatch.head import shares
+from paceline.strategies.subbatch.partition import TracedLayer
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's outputs of a layer: `size` of them from `first` on."""
+
+    first: int
+    size: int
+
+    def __call__(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Return a view of the shard's rows, or of its entries in another dimension."""
+        return tensor.narrow(dim, self.first, self.size)
+
+    def own_targets(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows whose target is one of these outputs, and its place among them."""
+        places = targets - self.first
+        rows = ((places >= 0) & (places < self.size)).nonzero().flatten()
+        return rows, places[rows]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The numbers of a layer's outputs that the ranks have, in rank order."""
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def even(cls, num_outputs: int, workers: int) -> Self:
+        """Return shards of sizes as equal as possible, the larger ones first."""
+        return cls(tuple(shares(num_outputs, workers)))
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs over all ranks."""
+        return sum(self.sizes)
+
+    def shard(self, rank: int) -> Shard:
+        """Return the shard of a rank."""
+        return Shard(sum(self.sizes[:rank]), self.sizes[rank])
+
+
+def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
+    """Return the message with which a rank tells its labels (n,): int64 (1, 1 + most).
+
+    All messages have the same length: the number of labels, the labels, and zeros. Raises
+    InvalidInput unless the labels are at most `most` class numbers.
+    """
+    if targets.dtype != torch.int64 or targets.dim() != 1:
+        raise InvalidInput(
+            "data: samples with several labels cannot be trained on by subbatch; its loss is of "
+            "one class a sample"
+        )
+    if len(targets) > most:
+        raise InvalidInput(f"data: {len(targets)} samples of a rank, where {most} are the most")
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+        raise InvalidInput(
+            f"data: class numbers from {int(targets.min())} to {int(targets.max())}, but the "
+            f"model has {num_classes} outputs"
+        )
+    message = targets.new_zeros(1, 1 + most)
+    message[0, 0] = len(targets)
+    message[0, 1 : 1 + len(targets)] = targets
+    return message
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The batch of a step over all ranks, cut into sub-batches.
+
+    `targets` are all labels, in rank order. `rows[rank][number]` are the places in the batch of the
+    samples that a rank gives to a sub-batch; their numbers differ by one at the most.
+    """
+
+    targets: Tensor
+    rows: tuple[tuple[Tensor, ...], ...]
+
+    @classmethod
+    def of(cls, messages: Tensor, num_sub_batches: int) -> Self:
+        """Return the batch of all ranks' label messages: (ranks, 1 + most)."""
+        counts = messages[:, 0].tolist()
+        targets = [row[1 : 1 + count] for row, count in zip(messages, counts, strict=True)]
+        parts = torch.arange(sum(counts)).split(counts)
+        return cls(torch.cat(targets), tuple(rows.tensor_split(num_sub_batches) for rows in parts))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples over all ranks."""
+        return len(self.targets)
+
+    def sizes_of(self, number: int) -> tuple[int, ...]:
+        """Return the number of samples that each rank gives to a sub-batch."""
+        return tuple(len(parts[number]) for parts in self.rows)
+
+    def rows_of(self, number: int) -> Tensor:
+        """Return the places of a sub-batch's samples in the whole batch, in rank order."""
+        return torch.cat([parts[number] for parts in self.rows])
+
+
+def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
+    """Return a rank's terms of the cross-entropy: (N, 3), of its logits (N, size), targets (N,).
+
+    These are the largest logit m, the sum s of exp(logit - m), and the target's logit t, which is 0
+    on all ranks but the one that has it. `CrossEntropy` needs no more of the other ranks' logits.
+    """
+    largest = logits.amax(1)
+    sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
+    of_target = torch.zeros_like(largest)
+    rows, places = shard.own_targets(targets)
+    of_target[rows] = logits[rows, places]
+    return torch.stack((largest, sums, of_target), 1)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The loss of each sample (N,), and M and log S, which its gradients need.
+
+    With the terms m, s and t of all ranks (`loss_terms`):
+
+        M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
+    """
+
+    losses: Tensor
+    largest: Tensor
+    log_sum: Tensor
+
+    @classmethod
+    def of(cls, terms: Tensor) -> Self:
+        """Return the loss of all ranks' terms, in rank order: (ranks, N, 3)."""
+        largest, sums, of_target = terms.unbind(2)
+        whole = largest.amax(0)
+        log_sum = (sums * (largest - whole).exp()).sum(0).log()
+        # In this order a small loss does not drown in large logits.
+        return cls(log_sum + (whole - of_target.sum(0)), whole, log_sum)
+
+    def gradients(self, logits: Tensor, targets: Tensor, shard: Shard, scale: float) -> Tensor:
+        """Return the gradients (N, size) of `scale` times the sum of the losses.
+
+        The gradient by a logit is exp(logit - M) / S, less 1 at the target.
+        """
+        found = (logits - self.largest.unsqueeze(1)).sub_(self.log_sum.unsqueeze(1)).exp_()
+        rows, places = shard.own_targets(targets)
+        found[rows, places] -= 1
+        return found.mul_(scale)
+
+
+def dropout_seed(seed: int, step: int, name: str) -> int:
+    """Return the seed of a dropout's mask, by the dropout's name in the model and the step.
+
+    `seed` is that of the run; steps count from 0.
+    """
+    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+class DropoutMasks:
+    """The dropout masks of a step, whose batch has `num_samples` samples over all ranks.
+
+    A mask is the one that `nn.Dropout` draws for the whole batch, in rank order, and all outputs,
+    on a CPU, right after `torch.manual_seed(dropout_seed(seed, step, name))`. Each rank draws it
+    whole, which costs little beside a linear layer, and takes its rows and columns. So the masks
+    depend neither on the number of workers nor on the sub-batches, and one process with plain
+    `nn.Dropout` has the same.
+    """
+
+    def __init__(self, seed: int, step: int, num_samples: int) -> None:
+        self._seed, self._step, self._num_samples = seed, step, num_samples
+        self._drawn: dict[str, Tensor] = {}
+
+    def noise(
+        self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
+    ) -> Tensor:
+        """Return the factors of these rows of the batch: zeros, and 1 / (1 - p).
+
+        `like` has as many rows, and the shard's columns of all `num_outputs`.
+        """
+        if name not in self._drawn:
+            source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
+            kept = torch.empty(self._num_samples, num_outputs).bernoulli_(1 - p, generator=source)
+            self._drawn[name] = kept.bool()
+        noise = shard(self._drawn[name], dim=1)[rows].to(like)
+        return noise if p in (0, 1) else noise.div_(1 - p)
+
+
+@dataclass
+class _Saved:
+    """The tensors of a sub-batch that a layer keeps until backward."""
+
+    inputs: Tensor
+    leaf: Tensor
+    outputs: Tensor
+    leaf_gradients: Tensor | None = None
+
+
+class HeadLayer:
+    """A layer of the head on this rank, whose module has this rank's outputs alone.
+
+    Sub-batches are told apart by their `number`.
+    """
+
+    def __init__(self, traced: TracedLayer, sharding: Sharding, rank: int) -> None:
+        self.name, self.module, self.sharding = traced.name, traced.module, sharding
+        self.is_linear = isinstance(traced.module, nn.Linear)
+        self.shard = sharding.shard(rank)
+        self._following = traced.following
+        self._saved: dict[int, _Saved] = {}
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's parameters of the layer."""
+        return list(self.module.parameters())
+
+    def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
+        """Return a sub-batch's outputs (N, own), and save what backward needs.
+
+        `inputs` are (N, all) of a linear layer, and otherwise (N, own); `rows` are their places in
+        the step's batch.
+        """
+        if self.is_linear:
+            leaf = outputs = self._linear(inputs).requires_grad_()
+        elif len(inputs) == 1:
+            raise InvalidInput(
+                f"head: layer {self.name!r} has to normalise a sub-batch of one sample; take a "
+                "larger batch, or fewer workers"
+            )
+        else:
+            leaf = inputs.detach().requires_grad_()
+            # No samples have no statistics.
+            weight, bias = self.module.weight, self.module.bias
+            outputs = self.module(leaf) if len(leaf) else leaf * weight + bias
+        with torch.enable_grad():
+            for name, module in self._following:
+                if not isinstance(module, nn.Dropout):
+                    outputs = module(outputs)
+                elif module.p:
+                    whole, shard = self.sharding.num_outputs, self.shard
+                    outputs = outputs * masks.noise(name, module.p, whole, rows, shard, outputs)
+        self._saved[number] = _Saved(inputs, leaf, outputs)
+        return outputs.detach()
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        """Return the outputs in evaluation mode: no dropout, and running statistics."""
+        self.module.eval()
+        outputs = self._linear(inputs) if self.is_linear else self.module(inputs)
+        self.module.train()
+        for _, module in self._following:
+            outputs = outputs if isinstance(module, nn.Dropout) else module(outputs)
+        return outputs
+
+    def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
+        """Return the gradients by the inputs: this rank's summand of them, if it is linear.
+
+        Those of the parameters of a BatchNorm1d accumulate, `scale` times.
+        """
+        saved = self._saved[number]
+        if not self.is_linear:
+            own = self.parameters
+            found = torch.autograd.grad(saved.outputs, [saved.leaf, *own], by_outputs)
+            _accumulate(own, found[1:], scale)
+            del self._saved[number]
+            return found[0]
+        saved.leaf_gradients = by_outputs
+        if saved.outputs is not saved.leaf:
+            [saved.leaf_gradients] = torch.autograd.grad(saved.outputs, [saved.leaf], by_outputs)
+        return saved.leaf_gradients @ self.module.weight.detach()
+
+    @torch.no_grad()
+    def backward_weight(self, number: int, scale: float) -> None:
+        """Accumulate the gradients by the parameters of a linear layer, `scale` times.
+
+        It comes after `backward_input`, whose result is on its way to other ranks meanwhile.
+        """
+        saved = self._saved.pop(number)
+        assert saved.leaf_gradients is not None
+        by_leaf = saved.leaf_gradients
+        found = [by_leaf.t() @ saved.inputs, by_leaf.sum(0)]  # without a bias, the first alone
+        _accumulate(self.parameters, found[: len(self.parameters)], scale)
+
+    @torch.no_grad()
+    def _linear(self, inputs: Tensor) -> Tensor:
+        if inputs.dim() != 2 or inputs.shape[1] != self.module.weight.shape[1]:
+            raise InvalidInput(
+                f"head: layer {self.name!r} takes (samples, {self.module.weight.shape[1]}), "
+                f"but gets {tuple(inputs.shape)}; flatten what the body hands on"
+            )
+        return nn.functional.linear(inputs, self.module.weight, self.module.bias)
+
+
+def _accumulate(
+    parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], scale: float
+) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        own = gradient if scale == 1.0 else gradient * scale
+        parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)

@@ -1,0 +1,298 @@
+"""Sharded models: built with some rows of the head's parameters, saved and loaded as whole ones.
+
+No rank ever has a whole head. A model is built twice. The first time all of it is on the meta
+device, which shows which tensor, in the order of their making, becomes which parameter. The second
+time it is built as ever, with the same random numbers, but the head's tensors stay on the meta
+device: each time that one is filled, it is allocated, filled, and cut down to this rank's rows. So
+no more than one of the head's tensors is whole at a time. That works where a tensor is made by
+`torch.empty`, as in torch's own layers, and only ever filled as a whole. A model that reads such a
+tensor meanwhile is built whole, and then cut layer by layer.
+
+In a safetensors file the rows of a split tensor lie rank after rank, as they are shared. So rank 0
+writes them as they come, and any number of ranks reads the rows that it has.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.core.errors import InvalidInput
+from paceline.links.group import Group
+from paceline.strategies.subbatch.layers import Shard, Sharding
+
+Build = Callable[[], nn.Module]
+_EMPTY = torch.ops.aten.empty.memory_format
+# Operations whose result does not depend on what was in the tensor.
+_FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_")
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8  # of the first tensor in a safetensors file
+
+
+class _WholeTensorRead(Exception):
+    """A tensor was read of which this rank has some rows only."""
+
+
+def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Module:
+    """Return the model that `build` makes after `torch.manual_seed(seed)`, its head cut down.
+
+    `shards` are this rank's outputs of each layer of the head by its name. The parameters and
+    buffers of these layers, one row for each output, keep these rows.
+    """
+    wanted: dict[int, Shard] = {}  # by the order in which `torch.empty` makes the tensors
+    numbers = _NumberTensors()
+    with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), numbers:
+        # A model that cannot be built there is built whole.
+        for name, tensor in _head_tensors(build(), shards).items():
+            storage = numbers.storages.get(tensor.untyped_storage()._cdata)
+            if storage is not None:
+                wanted[storage[0]] = shards[name.rpartition(".")[0]]
+    torch.manual_seed(seed)
+    mode = _KeepRows(wanted)
+    try:
+        with mode:
+            model = build()
+        filled = {name: mode.rows_of(one) for name, one in _head_tensors(model, shards).items()}
+    except Exception:
+        if not mode.was_read:  # the builder may have wrapped _WholeTensorRead in its own error
+            raise
+        torch.manual_seed(seed)
+        model, filled = build(), {}
+    for name, shard in shards.items():
+        _cut(model.get_submodule(name), shard, name, filled)
+    return model
+
+
+def _head_tensors(model: nn.Module, shards: Mapping[str, Shard]) -> dict[str, Tensor]:
+    """Return the head's tensors of one row for each output, by their names in the model."""
+    found: dict[str, Tensor] = {}
+    for name in shards:
+        layer = model.get_submodule(name)
+        for key, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.dim():
+                found[f"{name}.{key}"] = tensor
+    return found
+
+
+def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor | None]) -> None:
+    """Leave a layer the shard's rows of its tensors; `filled` are those cut already."""
+    parameters = dict(module.named_parameters(recurse=False))
+    for key, tensor in {**parameters, **dict(module.named_buffers(recurse=False))}.items():
+        if not tensor.dim():
+            continue
+        rows = filled.get(f"{name}.{key}")
+        rows = shard(tensor.detach()).clone() if rows is None else rows
+        own = nn.Parameter(rows, tensor.requires_grad) if key in parameters else rows
+        setattr(module, key, own)
+    for width in ("out_features", "num_features"):
+        if hasattr(module, width):
+            setattr(module, width, shard.size)
+
+
+class _NumberTensors(TorchDispatchMode):
+    """Numbers the tensors that `torch.empty` makes, by the addresses of their storages."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # The storages are kept, so that no other gets the address of one that was freed.
+        self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation."""
+        out = func(*args, **(kwargs or {}))
+        if func is _EMPTY:
+            storage = out.untyped_storage()
+            self.storages[storage._cdata] = (len(self.storages), storage)
+        return out
+
+
+@dataclass
+class _ShardedTensor:
+    """A tensor of the head on the meta device, and this rank's rows of it once it was filled."""
+
+    tensor: Tensor
+    shard: Shard
+    values: Tensor | None = None
+
+
+class _KeepRows(TorchDispatchMode):
+    """Keeps a shard's rows of some tensors, by the order in which `torch.empty` makes these."""
+
+    def __init__(self, wanted: Mapping[int, Shard]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wanted = wanted
+        self._number = 0
+        self.was_read = False
+        self._tensors: dict[int, _ShardedTensor] = {}
+
+    def rows_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the rows of a tensor, or None if it is whole."""
+        found = self._find(tensor)
+        if found is not None and found.values is None:
+            self._give_up()
+        return None if found is None else found.values
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation; one that fills a tensor of the head, on a whole one on the CPU."""
+        kwargs = kwargs or {}
+        if func is _EMPTY:
+            shard = self._wanted.get(self._number)
+            self._number += 1
+            if shard is None:
+                return func(*args, **kwargs)
+            tensor = func(*args, **{**kwargs, "device": torch.device("meta")})
+            self._tensors[tensor.untyped_storage()._cdata] = _ShardedTensor(tensor, shard)
+            return tensor
+        found = self._find(args[0]) if args and isinstance(args[0], Tensor) else None
+        is_read = any(isinstance(one, Tensor) and self._find(one) for one in args[1:])
+        if found is not None and func._schema.is_mutable:
+            target = args[0]
+            is_filled = target.shape == found.tensor.shape and func._schema.name in _FILLING
+            if is_read or not is_filled:
+                self._give_up()
+            whole = torch.empty(target.shape, dtype=target.dtype)
+            func(whole, *args[1:], **kwargs)
+            found.values = found.shard(whole).clone()
+            return target
+        is_view = any(one.alias_info is not None for one in func._schema.returns)
+        if is_read or (found is not None and not is_view):
+            self._give_up()
+        return func(*args, **kwargs)
+
+    def _give_up(self) -> NoReturn:
+        self.was_read = True
+        raise _WholeTensorRead
+
+    def _find(self, tensor: Tensor) -> _ShardedTensor | None:
+        if tensor.device.type != "meta":
+            return None
+        return self._tensors.get(tensor.untyped_storage()._cdata)
+
+
+@dataclass(frozen=True)
+class _SavedTensor:
+    """A tensor in a file: this rank's part of it, and how its rows are shared, if they are."""
+
+    tensor: Tensor
+    sharding: Sharding | None
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        rows = list(self.tensor.shape[:1]) if self.sharding is None else [self.sharding.num_outputs]
+        return [*rows, *self.tensor.shape[1:]]
+
+
+def save(path: Path, model: nn.Module, head: Mapping[str, Sharding], group: Group) -> None:
+    """Write the whole model to `path`, as rank 0 sees it; all ranks call it together.
+
+    `head` has the layers of the head, whose tensors have one row for each of this rank's outputs.
+    Tensors that the model has under several names are written under the first.
+    """
+    tensors = _tensors(model, head)
+    if group.rank != 0:
+        for one in tensors.values():
+            if one.sharding is not None:
+                dist.send(one.tensor.detach().cpu().contiguous(), 0, group=group.control)
+        return
+    listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, one in tensors.items():
+        dtype = one.tensor.dtype
+        end = begin + dtype.itemsize * prod(one.shape)
+        listed[name] = {"dtype": _TYPES[dtype], "shape": one.shape, "data_offsets": [begin, end]}
+        begin = end
+    header = json.dumps(listed).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for one in tensors.values():
+            for part in _parts(one, group):
+                file.write(part.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) -> None:
+    """Load a rank's part of a file that `save` or safetensors' `save_model` has written.
+
+    Raises InvalidInput for a tensor that does not fit.
+    """
+    tensors = _tensors(model, head)
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            if different := set(file.keys()) ^ set(tensors):
+                name = min(different)
+                missing = "is in the model, but not in the file"
+                where = missing if name in tensors else "is not in the model"
+                raise InvalidInput(f"{path}: {name!r} {where}")
+            for name, one in tensors.items():
+                part = file.get_slice(name)
+                if list(part.get_shape()) != one.shape:
+                    raise InvalidInput(
+                        f"{path}: {name!r} is of shape {part.get_shape()}, and not {one.shape}"
+                    )
+                shard = one.sharding.shard(rank) if one.sharding else None
+                rows = (
+                    part[shard.first : shard.first + shard.size] if shard else file.get_tensor(name)
+                )
+                if rows.dtype != one.tensor.dtype:
+                    raise InvalidInput(
+                        f"{path}: {name!r} is {rows.dtype}, and not {one.tensor.dtype}"
+                    )
+                with torch.no_grad():
+                    one.tensor.copy_(rows)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+
+
+def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _SavedTensor]:
+    """Return the tensors of the model's state, shared ones once, in the order of a file.
+
+    The larger types come first, so that each tensor begins on a whole value.
+    """
+    found: dict[str, _SavedTensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or tensor.dtype not in _TYPES:
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InvalidInput(f"{name!r} of the model's state is {kind}, and cannot be saved")
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            sharding = head.get(name.rpartition(".")[0]) if tensor.dim() else None
+            found[name] = _SavedTensor(tensor, sharding)
+    return dict(sorted(found.items(), key=lambda one: (-one[1].tensor.element_size(), one[0])))
+
+
+def _parts(saved: _SavedTensor, group: Group) -> Iterator[Tensor]:
+    own = saved.tensor.detach().cpu().contiguous()
+    yield own
+    others = saved.sharding.sizes[1:] if saved.sharding else ()
+    for rank, size in enumerate(others, 1):
+        part = torch.empty(size, *own.shape[1:], dtype=own.dtype)
+        with group.naming_lost_ranks():
+            dist.recv(part, rank, group=group.control)
+        yield part

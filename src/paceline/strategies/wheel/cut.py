@@ -1,0 +1,260 @@
+"""Cut a model into body and head, which share its parameters (Du et al. 2017, section 3.1).
+
+    scores = head(body(inputs))      # what the model computes, to the last bit
+
+The forward pass is traced as a graph, and the graph is cut. Only the modules *around* the layer at
+the cut are traced (`torch.fx`); every other module is called as it is, with its hooks, its mode and
+its random numbers. `torch.distributed.pipelining` would export the whole model instead, into
+operations: without hooks, with the example's batch size in every `view`, which the last batch of an
+epoch does not have, and with the layer's own `forward` replaced.
+
+A process that trains one half has the other one, too, and does not use it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from paceline.core.errors import InvalidInput, first_line
+from paceline.models.layers import ROOT, layers_of
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Body and head of a model.
+
+    `body_names` and `head_names` are their trainable parameters under the whole model's names, in
+    the order of `body_parameters` and `head_parameters`. `crossing` is the shape of what the body
+    hands on of one sample.
+    """
+
+    body: nn.Module
+    head: nn.Module
+    body_names: tuple[str, ...]
+    head_names: tuple[str, ...]
+    crossing: tuple[int, ...] = ()
+
+    @property
+    def body_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the body trains."""
+        return trainable(self.body)
+
+    @property
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the head trains."""
+        return trainable(self.head)
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen, shared ones once."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def cut(model: nn.Module, example: Tensor, first: str) -> Halves:
+    """Return the halves of `model`: all that runs before the layer `first` is called, and the rest.
+
+    `first` is the name of a layer as `layers_of` has it; what has no parameters and stands before
+    it belongs to the body. The halves consist of the model's own modules: a module's mode, hooks,
+    buffers and random numbers are its own wherever it is called from. What the modules around
+    `first` compute themselves is as in training mode.
+
+    `example` is a batch of two or more samples, on the model's device: halves and model must give
+    the same scores of it. Parameters, buffers, modes and random numbers stay as they are. No other
+    thread may use any model meanwhile. InvalidInput says which layer or connection stops it.
+    """
+    label = type(model).__name__
+    layers = layers_of(model)
+    choices = [layer.name for layer in layers if layer.name != ROOT]
+    if first not in choices:
+        raise InvalidInput(f"head: {label} has no layer {first!r}; choose one of {choices}")
+    parameters = [own for layer in layers for own in layer.parameters]
+    for name, parameter in parameters:
+        if parameter.dtype != parameters[0][1].dtype or parameter.dtype not in _DTYPES:
+            raise InvalidInput(
+                f"parameter {name!r} of {label} is {parameter.dtype}; wheel trains models whose "
+                "parameters are all float32, or all float64"
+            )
+    with _as_it_was(model):
+        model.train()
+        apart = f"head: {label} cannot be cut before {first!r}"
+        body, head = _halves(model, first, apart)
+        used_by_body, used_by_head = (
+            {id(tensor) for tensor in (*half.parameters(), *half.buffers())}
+            for half in (body, head)
+        )
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if id(tensor) in used_by_body & used_by_head:  # each half would have its own
+                raise InvalidInput(f"{apart}: {name!r} is used on both sides of the cut")
+        if not trainable(body):
+            raise InvalidInput(f"{apart}: nothing before it is trained")
+        crossing = _compared(model, body, head, example, f"head: {label}, cut before {first!r}")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
+    return Halves(body, head, in_body, in_head, crossing)
+
+
+@contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Restore modes, buffers and random numbers afterwards, and remove what tracing has added."""
+    modes = {module: module.training for module in model.modules()}
+    before = set(vars(model))
+    cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(cuda)), _buffers_restored(model):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        # A tracer keeps the tensors that the forward pass makes of numbers on the model itself.
+        for name in set(vars(model)) - before:
+            if name.startswith("_tensor_constant"):
+                delattr(model, name)
+
+
+def _compared(
+    model: nn.Module, body: nn.Module, head: nn.Module, example: Tensor, of: str
+) -> tuple[int, ...]:
+    """Return the shape of one sample at the cut; InvalidInput if the halves are not the model."""
+    try:
+        torch.manual_seed(0)
+        with _buffers_restored(model):
+            whole = model(example)
+        torch.manual_seed(0)
+        activations = body(example)
+        if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
+            kind = getattr(activations, "dtype", type(activations).__name__)
+            raise InvalidInput(f"{of}, would hand {kind} across the cut, not a float tensor")
+        if not activations.requires_grad:
+            raise InvalidInput(f"{of}, hands on what does not depend on the body's parameters")
+        if activations.dim() == 0 or len(activations) != len(example):
+            raise InvalidInput(
+                f"{of}, hands on shape {tuple(activations.shape)} of {len(example)} samples; the "
+                "first dimension must be the samples'"
+            )
+        scores = head(activations.detach().requires_grad_())
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(
+            f"{of}, cannot run on a batch of shape {tuple(example.shape)}: {first_line(error)}"
+        ) from error
+    if not isinstance(whole, Tensor):
+        raise InvalidInput(f"{of}, returns {type(whole).__name__}, not a tensor of scores")
+    same = isinstance(scores, Tensor) and whole.shape == scores.shape
+    if same and whole.device.type == "cpu":
+        same = torch.equal(whole.nan_to_num(), scores.nan_to_num())
+    elif same:
+        same = torch.allclose(whole, scores, rtol=1e-3, atol=1e-5, equal_nan=True)
+    if not same:
+        raise InvalidInput(
+            f"{of}, computes something else than in one piece: its forward pass depends on more "
+            "than its input and its modules"
+        )
+    return tuple(activations.shape[1:])
+
+
+def _halves(model: nn.Module, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
+    """Return what runs before the layer `first`, and the rest; both share `model`'s modules."""
+    tracer = _Around(model, model.get_submodule(first))
+    try:
+        nodes = list(tracer.trace(model).nodes)
+    except Exception as error:
+        raise InvalidInput(
+            f"{refusal}: the forward pass around that layer cannot be traced: {first_line(error)}"
+        ) from error
+    # The first node that uses the layer's module or its parameters.
+    places = {node: index for index, node in enumerate(nodes)}
+    uses: list[int] = []
+    for node in nodes:
+        if node.op == "call_module" and node.target == first:
+            uses.append(places[node])
+        elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
+            uses += [places[user] for user in node.users]
+    if not uses:
+        raise InvalidInput(f"{refusal}: its forward pass never calls that layer")
+    border = min(uses)
+    crossing = _crossing(nodes, border, refusal)
+    body, head = fx.Graph(), fx.Graph()
+    inside = _copy(nodes[:border], body, {})
+    body.output(inside[crossing])
+    _copy(nodes[border:], head, {crossing: head.placeholder("activations")})
+    return fx.GraphModule(model, body, "Body"), fx.GraphModule(model, head, "Head")
+
+
+class _Around(fx.Tracer):
+    """Traces the modules around a layer; the layer itself and all others are single calls."""
+
+    def __init__(self, model: nn.Module, first: nn.Module) -> None:
+        super().__init__()
+        self._around = {
+            module
+            for module in model.modules()
+            if module is not first and any(part is first for part in module.modules())
+        }
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return True if a call of the module is one node of the graph."""
+        return m not in self._around
+
+
+def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
+    """Return the node whose value is all that the rest uses of what came before."""
+    before = {node for node in nodes[:border] if node.op != "get_attr"}
+    after = (node for node in nodes[border:] if node.op != "get_attr")
+    used = (value for node in after for value in node.all_input_nodes if value in before)
+    crossing = list(dict.fromkeys(used))
+    if any(node.op == "placeholder" for node in crossing):
+        raise InvalidInput(
+            f"{refusal}: the model's input is used behind the cut, too, and only a body has it"
+            if len(crossing) > 1
+            else f"{refusal}: it takes the model's input itself, which leaves nothing for the body"
+        )
+    if len(crossing) != 1:
+        raise InvalidInput(
+            f"{refusal}: {len(crossing)} values are used behind the cut, the results of "
+            f"{', '.join(map(_described, crossing))}, and one can cross it; choose a layer that no "
+            "connection passes by"
+            if crossing
+            else f"{refusal}: it takes in nothing that was computed before"
+        )
+    return crossing[0]
+
+
+def _described(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return repr(node.target)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    sources = [str(one.target) for one in node.all_input_nodes if one.op == "call_module"]
+    return f"{name}() of {sources[0]!r}" if sources else f"{name}()"
+
+
+def _copy(
+    nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Copy nodes into a graph, and the parameters that they read wherever those were fetched."""
+
+    def value(node: fx.Node) -> fx.Node:
+        if node.op == "get_attr" and node not in known:
+            known[node] = graph.node_copy(node)
+        return known[node]
+
+    for node in nodes:
+        if node.op != "get_attr":
+            known[node] = graph.node_copy(node, value)
+    return known

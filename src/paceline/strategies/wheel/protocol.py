@@ -1,0 +1,285 @@
+"""The messages between a hub and its workers: their topics, their parts, and codecs of values.
+
+parameters or gradients  -- flatten -->  vector  -- Endpoint.message -->  parts of a message
+parts that came  -- Endpoint.values -->  vector  -- views -->  tensors like before
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from hashlib import sha256
+from importlib.metadata import version
+
+import torch
+from torch import Tensor, nn
+
+from paceline.codecs.codec import Codec, Payload
+from paceline.codecs.names import find_codec
+from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.plan import Kind, Lane
+from paceline.core.wire_format import Purpose
+from paceline.rpc.frames import Message
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.trace import HalfRecorder
+
+Parts = tuple[memoryview, ...]
+_PROTOCOL = "paceline wheel 3"
+# These add what they lose to the next values, which makes sense for gradients only.
+_WITH_ERROR_FEEDBACK = ("onebit", "threshold:")
+
+
+class Topic(StrEnum):
+    """The subject of a message between a body worker and the hub.
+
+    A step is three requests: PARAMETERS, ACTIVATIONS (with the labels), GRADIENTS. Instead of the
+    reply that it expects, a worker may get AGAIN: its step was given up, and it asks with BEGIN
+    which one is its next; or REFUSED: it cannot take part, and the text says why. A child hub
+    fetches WHOLE_PARAMETERS once, and gets them in reply to WHOLE_GRADIENTS from then on.
+    """
+
+    PARAMETERS = Purpose.PARAMETERS.value
+    ACTIVATIONS = Purpose.ACTIVATIONS.value
+    ACTIVATION_GRADIENTS = Purpose.ACTIVATION_GRADIENTS.value
+    GRADIENTS = Purpose.GRADIENTS.value
+    WHOLE_PARAMETERS = "whole-parameters"
+    WHOLE_GRADIENTS = "whole-gradients"
+    BEGIN = "begin"
+    PROFILE = "profile"
+    PROBE = "probe"
+    CLOCK = "clock"
+    BUFFERS = "buffers"
+    DONE = "done"
+    FAILED = "failed"
+    AGAIN = "again"
+    REFUSED = "refused"
+
+
+class WorkerRefused(InvalidInput):
+    """The hub does not let this worker take part, and says why."""
+
+
+class StepGivenUp(Exception):
+    """The hub has given up the step of this worker, and says where it goes on."""
+
+
+def check_reply(reply: Message, hub: str = "") -> Message:
+    """Return a reply of the hub; raises StepGivenUp or WorkerRefused if it is one of these."""
+    if reply.topic == Topic.AGAIN:
+        raise StepGivenUp
+    if reply.topic == Topic.REFUSED:
+        raise WorkerRefused(hub + bytes(reply.parts[0]).decode(errors="replace"))
+    return reply
+
+
+def agreement() -> str:
+    """Return a hash of the versions on which hub and workers must agree."""
+    return sha256(f"{_PROTOCOL}, paceline {version('paceline')}".encode()).hexdigest()
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a new vector of all values, one tensor after the other, each in row-major order."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a vector, one `like` each tensor; InvalidInput if size or type differ."""
+    sizes, dtype = [tensor.numel() for tensor in like], like[0].dtype
+    if vector.shape != (sum(sizes),) or vector.dtype != dtype:
+        shape = "x".join(map(str, vector.shape)) or "1"
+        came, belongs = (str(one).removeprefix("torch.") for one in (vector.dtype, dtype))
+        raise InvalidInput(
+            f"a tensor of {shape} values of {came} came where {sum(sizes)} values of {belongs} "
+            "belong: the other side has another model"
+        )
+    return [part.view(one.shape) for part, one in zip(vector.split(sizes), like, strict=True)]
+
+
+@torch.no_grad()
+def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Copy the values of a vector into the parameters; InvalidInput if it does not fit."""
+    for parameter, values in zip(parameters, views(vector, parameters), strict=True):
+        parameter.copy_(values)
+
+
+def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Take the parameters' gradients off them; InvalidInput names one that is sparse or missing."""
+    found = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    gradients = []
+    for name, gradient in zip(names, found, strict=True):
+        if gradient is None:
+            raise InvalidInput(
+                f"parameter {name!r} got no gradient in a step; freeze it (requires_grad = False), "
+                "or train with a data-parallel strategy"
+            )
+        if gradient.layout != torch.strided:
+            raise InvalidInput(
+                f"parameter {name!r} has sparse gradients, which wheel does not train with; "
+                "build its layer with sparse=False"
+            )
+        gradients.append(gradient)
+    return gradients
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return True if no value is NaN or infinite; then each was read only once."""
+    # A sum with NaN or infinity in it is never finite; a sum of finite values may overflow.
+    return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
+
+
+def buffers_of(half: nn.Module) -> memoryview:
+    """Return the values of all buffers of a half, one after the other."""
+    found = [buffer.detach().cpu().contiguous() for buffer in half.buffers()]
+    if not found:
+        return memoryview(b"")
+    return part_of(torch.cat([one.reshape(-1).view(torch.uint8) for one in found]))
+
+
+@torch.no_grad()
+def load_buffers(half: nn.Module, part: memoryview) -> None:
+    """Copy values that `buffers_of` returned into a half's buffers; InvalidInput if not as many."""
+    buffers = list(half.buffers())
+    sizes = [buffer.nbytes for buffer in buffers]
+    values = values_of(part, torch.uint8, sum(sizes))
+    parts = values.split(sizes) if sizes else ()
+    for buffer, own in zip(buffers, parts, strict=True):
+        # A copy, because a view as another type has to be aligned.
+        buffer.copy_(own.clone().view(buffer.dtype).view(buffer.shape))
+
+
+def parts_of(message: Message) -> Parts:
+    """Return the parts of a message that came."""
+    return tuple(memoryview(part) for part in message.parts)
+
+
+def part_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
+    """Return the values in a part, in its memory; InvalidInput if there are not `count` of them."""
+    if part.nbytes != count * dtype.itemsize:
+        raise InvalidInput(
+            f"{part.nbytes:,} bytes; {count:,} values of {dtype} are {count * dtype.itemsize:,}"
+        )
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    whole = bytearray(part) if part.readonly else part  # torch warns of memory it cannot write
+    return torch.frombuffer(whole, dtype=dtype)
+
+
+def numbers_part(numbers: Iterable[int]) -> memoryview:
+    """Encode integers as a part of a message."""
+    return part_of(torch.tensor(list(numbers), dtype=torch.int64))
+
+
+def numbers_of(part: memoryview) -> tuple[int, ...]:
+    """Return the integers in a part; InvalidInput if it does not hold whole ones."""
+    return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())
+
+
+def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
+    """Raise InvalidInput for a codec that cannot carry the values it is named for."""
+    for purpose, codec in config.codecs.items():
+        if codec is None:
+            continue
+        find_codec(codec)
+        if dtype != torch.float32:
+            raise InvalidInput(f"codec: {purpose}={codec} encodes float32; the model is {dtype}")
+        if purpose is not Purpose.GRADIENTS and codec.startswith(_WITH_ERROR_FEEDBACK):
+            raise InvalidInput(
+                f"codec: {purpose}={codec}: what it loses is made up for by later gradients; "
+                f"only {Purpose.GRADIENTS} can travel by it"
+            )
+
+
+class Endpoint:
+    """One worker's end of the exchange: encodes, copies to and from the device, and records that.
+
+    There is one in the worker's process and one at the hub, with codecs of its own, since a codec
+    may remember the values it has lost. `config` names the codecs.
+    """
+
+    def __init__(
+        self, config: Wheel, dtype: torch.dtype, recorder: HalfRecorder, device: torch.device
+    ) -> None:
+        self._codecs: dict[Purpose, Codec] = {
+            purpose: find_codec(name) for purpose, name in config.codecs.items() if name is not None
+        }
+        self._dtype, self.recorder, self._device = dtype, recorder, device
+        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)
+
+    def message(
+        self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
+    ) -> Message:
+        """Return the message about values of any shape, which is sent at once.
+
+        `before` are parts in front of them. Raises NonFinite if a codec cannot carry a value.
+        """
+        codec, values = self._codecs.get(purpose), values.detach()
+        if codec is None:
+            buffers: tuple[Tensor, ...] = (values.contiguous().reshape(-1).view(torch.uint8),)
+        else:
+            with self.recorder.work(step, Kind.ENCODE, purpose):
+                payload = codec.encode(values)
+            if payload.num_nonfinite:
+                raise NonFinite(
+                    f"{purpose}: {payload.num_nonfinite:,} of {payload.count:,} values are NaN or "
+                    f"infinite, which codec {codec.name} cannot carry; choose a smaller "
+                    "learning_rate"
+                )
+            buffers = payload.buffers
+        if self._stream is not None:
+            with self.recorder.work(step, Kind.D2H, purpose, Lane.D2H):
+                buffers = tuple(buffer.cpu() for buffer in buffers)
+        parts = (*before, *(part_of(buffer.contiguous()) for buffer in buffers))
+        self.recorder.sends(step, purpose)
+        name = "" if codec is None else codec.name
+        return Message(purpose.value, step, version, name, parts)
+
+    def values(self, purpose: Purpose, message: Message, at_s: float, count: int) -> Tensor:
+        """Return the `count` values of a message that came at `at_s`, maybe in its memory.
+
+        Raises InvalidInput if they do not fit.
+        """
+        self.recorder.received(message.step, purpose, at_s)
+        buffers = self.to_device(message.step, purpose, parts_of(message))
+        return self.decode(message.step, purpose, message.codec, buffers, count)
+
+    def to_device(self, step: int, purpose: Purpose, parts: Parts) -> tuple[Tensor, ...]:
+        """Return parts that have come, on the device, still encoded."""
+        buffers = tuple(values_of(part, torch.uint8, part.nbytes) for part in parts)
+        if self._stream is None:
+            return buffers
+        # On a stream of its own: the device goes on computing meanwhile.
+        with torch.cuda.stream(self._stream), self.recorder.work(step, Kind.H2D, purpose, Lane.H2D):
+            moved = tuple(buffer.to(self._device) for buffer in buffers)
+            self._stream.synchronize()
+        for buffer in moved:
+            buffer.record_stream(torch.cuda.default_stream(self._device))
+        return moved
+
+    def decode(
+        self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
+    ) -> Tensor:
+        """Return the `count` values of parts on the device, maybe in their memory.
+
+        Raises InvalidInput if the bytes are fewer or more, or made by another codec.
+        """
+        own = self._codecs.get(purpose)
+        name = "" if own is None else own.name
+        if codec != name:
+            raise InvalidInput(
+                f"{purpose}: came by codec {codec or 'none'!r}, and not by {name or 'none'!r}"
+            )
+        if own is not None:
+            with self.recorder.work(step, Kind.DECODE, purpose):
+                return own.decode(Payload(name, count, tuple(buffers)))
+        found = sum(buffer.numel() for buffer in buffers)
+        if len(buffers) != 1 or found != count * self._dtype.itemsize:
+            raise InvalidInput(
+                f"{purpose}: {found:,} bytes in {len(buffers)} parts; {count:,} values of "
+                f"{self._dtype} are {count * self._dtype.itemsize:,} in one"
+            )
+        return buffers[0].view(self._dtype)

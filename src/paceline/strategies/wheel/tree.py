@@ -1,0 +1,350 @@
+"""Hubs in a tree: a child hub sums gradients, and its parent takes the optimizer steps.
+
+    workers --- a step's gradients --->  ChildServer: the sum of `gather` steps
+                                            |  whole-gradients: their mean
+            <-- parameters, as they  ---    v
+                came the last time       parent: an optimizer step; its parameters come back
+
+To the parent a child hub is one worker, whose head is not there. The child's parameters are a copy
+of its parent's, and change only when those have come. Its version is the version of that copy at
+the root, so that a staleness counts the root's updates at every hub.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.outcome import Traffic
+from paceline.rpc.client import Client, HubRestarted
+from paceline.rpc.frames import Buffer, Message
+from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.cut import Halves, trainable
+from paceline.strategies.wheel.membership import LossSum
+from paceline.strategies.wheel.protocol import Parts, StepGivenUp, Topic
+from paceline.strategies.wheel.server import GradientSum, ParameterServer
+from paceline.strategies.wheel.split import Split
+from paceline.strategies.wheel.trace import Trace
+
+logger = logging.getLogger(__name__)
+_NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
+_LOSS_FIELDS = 3  # an epoch, its samples, the sum of their losses
+
+
+class HubPurpose(StrEnum):
+    """The purposes between two hubs; all travel, and none is among the seven of `Purpose`."""
+
+    PARAMETERS = "hubs_parameters"
+    HEAD_PARAMETERS = "hubs_head_parameters"
+    GRADIENTS = "hubs_gradients"
+    HEAD_GRADIENTS = "hubs_head_gradients"
+
+
+_PARAMETERS = (HubPurpose.PARAMETERS, HubPurpose.HEAD_PARAMETERS)
+_GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
+
+
+class HubTraffic:
+    """Counts messages and bytes of each purpose between two hubs."""
+
+    def __init__(self) -> None:
+        self.times: Counter[HubPurpose] = Counter()
+        self.nbytes: Counter[HubPurpose] = Counter()
+
+    def add(self, purposes: Sequence[HubPurpose], parts: Sequence[Buffer]) -> None:
+        """Count a message's parts, one of each purpose."""
+        for purpose, part in zip(purposes, parts, strict=True):
+            self.times[purpose] += 1
+            self.nbytes[purpose] += memoryview(part).nbytes
+
+    def rows(self, parts: Split) -> tuple[Traffic, ...]:
+        """Return the bytes of each purpose, as counted and of so many messages by the model."""
+        halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
+        planned = dict(zip(HubPurpose, 2 * halves_nbytes, strict=True))
+        return tuple(
+            Traffic(purpose.value, self.nbytes[purpose], times * planned[purpose])
+            for purpose in HubPurpose
+            if (times := self.times[purpose])
+        )
+
+
+def _vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
+    """Return a part's values on the parameters' device; InvalidInput if not as many as theirs."""
+    count, like = sum(one.numel() for one in parameters), parameters[0]
+    return protocol.values_of(part, like.dtype, count).to(like.device)
+
+
+class ChildHubs:
+    """Answers child hubs, the `workers`, at their parent; each has `num_steps` steps at most."""
+
+    def __init__(self, server: ParameterServer, num_steps: int) -> None:
+        self._server, self._num_steps = server, num_steps
+        self.traffic = HubTraffic()
+        self.workers: set[int] = set()
+
+    def fetch(self, worker: int, message: Message) -> Message:
+        """Return all parameters as they are now."""
+        self.workers.add(worker)
+        halves, version = self._server.halves, self._server.version
+        whole = map(protocol.flatten, (halves.body_parameters, halves.head_parameters))
+        parts = tuple(protocol.part_of(values.cpu()) for values in whole)
+        self.traffic.add(_PARAMETERS, parts)
+        return Message(Topic.WHOLE_PARAMETERS.value, message.step, version, parts=parts)
+
+    def finish(self, worker: int, step: int) -> None:
+        """Record that a worker is done; a child hub says after which step."""
+        self._check(step)
+        own = self._server.workers.of(worker)
+        own.next_step = max(own.next_step, step)
+
+    def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
+        """Update all parameters with a child hub's gradients; return its losses by epoch.
+
+        The buffers are taken from the first worker. Raises InvalidInput if something does not fit,
+        NonFinite if a value is NaN or infinite.
+        """
+        self._check(message.step)
+        parts = protocol.parts_of(message)
+        if len(parts) != _NUM_PARTS:
+            raise InvalidInput(f"{message.topic}: {len(parts)} parts, and not {_NUM_PARTS}")
+        halves = self._server.halves
+        parameters = halves.body_parameters, halves.head_parameters
+        body, head = map(_vector_like, parameters, parts[:2])
+        num_rows = parts[2].nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
+        rows = protocol.values_of(parts[2], torch.float64, num_rows * _LOSS_FIELDS)
+        if not protocol.all_finite([rows]):
+            raise NonFinite("the training loss of a child hub is NaN or infinite")
+        mean = GradientSum(body, head, message.version)
+        for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
+            mean.losses[int(epoch)] = LossSum(int(num_samples), total)
+        self._server.merge(worker, message.step, mean, protocol.numbers_of(parts[3]))
+        self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
+        if is_first:
+            for half, part in zip((halves.body, halves.head), parts[4:], strict=True):
+                protocol.load_buffers(half, part)
+        return mean.losses
+
+    def _check(self, step: int) -> None:
+        if not 0 <= step <= self._num_steps:
+            raise InvalidInput(f"step: {step} is none of the run's {self._num_steps}")
+
+
+class ResumePoint(NamedTuple):
+    """The step where a child hub goes on; and of each of its workers, if known."""
+
+    step: int
+    progress: tuple[int, ...]
+
+
+class ParentReply(NamedTuple):
+    """All parameters of a version; and where to go on, if the parent has begun anew."""
+
+    version: int
+    parts: Parts
+    resume: ResumePoint | None = None
+
+
+class ParentHub:
+    """Talks to the parent, over connections that may break. `layout` is what both must share."""
+
+    def __init__(self, client: Client, layout: str) -> None:
+        self._client, self._layout = client, memoryview(layout.encode())
+        self.traffic = HubTraffic()
+
+    def begin(self, step: int) -> ParentReply:
+        """Take part, as one that has completed so many steps, as soon as the parent begins.
+
+        Raises InvalidInput if the parent refuses this hub, WorkerLost if it is away for too long.
+        """
+        while True:
+            try:
+                begun = self._ask(Message(Topic.BEGIN.value, step, parts=(self._layout,)))
+                whole = self._ask(Message(Topic.WHOLE_PARAMETERS.value, begun.step))
+            except (HubRestarted, StepGivenUp):
+                logger.info("the parent hub has begun anew, at step %d of this one", step)
+                continue
+            progress = protocol.numbers_of(protocol.parts_of(begun)[0]) if begun.parts else ()
+            return self._parameters(whole, ResumePoint(begun.step, progress))
+
+    def exchange(self, gradients: Message) -> ParentReply:
+        """Have the parent take a step. The gradients are void if it has begun anew meanwhile."""
+        try:
+            whole = self._ask(gradients)
+        except (HubRestarted, StepGivenUp):
+            logger.info("the parent hub has begun anew, at step %d of this one", gradients.step)
+            return self.begin(gradients.step)
+        self.traffic.add(_GRADIENTS, gradients.parts[: len(_GRADIENTS)])
+        return self._parameters(whole)
+
+    def finish(self, step: int) -> None:
+        """Tell the parent that all steps are done."""
+        done = Message(Topic.DONE.value, step, parts=(memoryview(Trace().as_json()),))
+        while True:
+            try:
+                self._ask(done)
+                return
+            except (HubRestarted, StepGivenUp):
+                self.begin(step)
+
+    def _ask(self, message: Message) -> Message:
+        return protocol.check_reply(self._client.request(message).result(), "the parent hub: ")
+
+    def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
+        parts = protocol.parts_of(whole)
+        if len(parts) != len(_PARAMETERS):
+            raise InvalidInput(f"the parent hub: {whole.topic}: {len(parts)} parts")
+        self.traffic.add(_PARAMETERS, parts)
+        return ParentReply(whole.version, parts, resume)
+
+
+class ChildServer(ParameterServer):
+    """A parameter server whose steps are taken by a parent.
+
+    `gather` updates of its workers make one of the parent's; one of them is on its way at a time.
+    With a `staleness` of 0 workers wait for the reply; otherwise they go on meanwhile, until
+    as many updates are summed again. A worker has `num_steps` steps to do, of which an epoch has
+    `steps_per_epoch`. `wake` is called, by another thread, when `poll_parent` has something to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        halves: Halves,
+        parent: ParentHub,
+        *,
+        num_workers: int,
+        staleness: int | None,
+        gather: int,
+        num_steps: int,
+        steps_per_epoch: int,
+    ) -> None:
+        if gather < 1:
+            raise InvalidInput(f"gather: {gather} steps; there must be at least 1")
+        unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
+        super().__init__(model, halves, unused, num_workers=num_workers, staleness=staleness)
+        self.parent, self._gather = parent, gather
+        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
+        self._waits = staleness == 0
+        self._sum: GradientSum | None = None
+        self._exchange: Future[ParentReply] | None = None
+        # Of its own thread, so that the hub answers its workers while the parent computes.
+        self._executor = ThreadPoolExecutor(1, "paceline-parent")
+        self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def completed(self) -> int:
+        """The steps that all have completed who train, or are at their end."""
+        every = self.workers.all
+        there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
+        return min(there, default=0)
+
+    def begin(self) -> None:
+        """Get the parameters, as soon as the parent begins. Raises as `ParentHub.begin`."""
+        self._take(self.parent.begin(self.completed))
+
+    def poll_parent(self) -> bool:
+        """Take the parent's reply, if one has come.
+
+        Returns True if the parent has begun anew: then all workers must begin their steps again,
+        and the gradients that were summed are dropped. Raises as `ParentHub.exchange`.
+        """
+        if self._exchange is None or not self._exchange.done():
+            return False
+        reply, self._exchange = self._exchange.result(), None
+        self._take(reply)
+        self._send(self._gather)
+        return reply.resume is not None
+
+    def finish(self) -> None:
+        """Send the gradients that are left, when all workers are done, and tell the parent so."""
+        self._wait_for_reply()
+        self._send(1)
+        self._wait_for_reply()
+        self.parent.finish(self._num_steps)
+
+    def close(self) -> None:
+        """Stop waiting: an exchange on its way ends with the connection."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def may_begin(self, worker: int, step: int) -> bool:
+        """Return True if the worker may begin a step now; ask again after any update or reply."""
+        may = super().may_begin(worker, step)
+        is_full = self._sum is not None and self._sum.count >= self._gather
+        return may and not (self._exchange is not None and (self._waits or is_full))
+
+    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
+        """Add the gradients of a step to the sum; return the version, which stays as it is."""
+        own = self.workers.of(worker)
+        half, before = own.half, own.next_step
+        version = super().update(worker, step, version, gradients)
+        if half is not None and own.next_step > before:
+            assert self._sum is not None
+            self._sum.losses[step // self._steps_per_epoch] += half.loss
+            self._send(self._gather)
+        return version
+
+    def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
+        """Add the mean of a child hub of this one to the sum: it counts as one update."""
+        super().merge(worker, step, mean, below)
+        assert self._sum is not None
+        for epoch, loss in mean.losses.items():
+            self._sum.losses[epoch] += loss
+        self._send(self._gather)
+
+    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+        """Add gradients to the sum, in place of an optimizer step."""
+        in_body, in_head = protocol.flatten(body), protocol.flatten(head)
+        if self._sum is None:
+            self._sum = GradientSum(in_body, in_head, version)
+        else:
+            self._sum.body.add_(in_body)
+            self._sum.head.add_(in_head)
+            self._sum.version = min(self._sum.version, version)
+            self._sum.count += 1
+        self._staleness[self.version - version] += 1
+
+    def _send(self, least: int) -> None:
+        """Have another thread send the sum, if it has as many steps and none is on its way."""
+        gradients = self._sum
+        if self._exchange is not None or gradients is None or gradients.count < least:
+            return
+        self._sum = None
+        losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
+        parts = (
+            protocol.part_of((gradients.body / gradients.count).cpu()),
+            protocol.part_of((gradients.head / gradients.count).cpu()),
+            protocol.part_of(torch.tensor(losses, dtype=torch.float64)),
+            protocol.numbers_part(one.next_step for one in self.workers.all),
+            protocol.buffers_of(self.halves.body),
+            protocol.buffers_of(self.halves.head),
+        )
+        topic = Topic.WHOLE_GRADIENTS.value
+        message = Message(topic, self.completed, gradients.version, parts=parts)
+        self._exchange = self._executor.submit(self.parent.exchange, message)
+        self._exchange.add_done_callback(lambda _: self.wake())
+
+    def _wait_for_reply(self) -> None:
+        # A loop, because a reply may be followed by the next gradients.
+        while self._exchange is not None:
+            self._exchange.exception()
+            self.poll_parent()
+
+    def _take(self, reply: ParentReply) -> None:
+        for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
+            protocol.load_vector(parameters, _vector_like(parameters, part))
+        self.version = reply.version
+        if reply.resume is None:
+            return
+        self._sum = None
+        step, progress = reply.resume
+        workers = self.workers.all
+        known = progress if len(progress) == len(workers) else (step,) * len(workers)
+        for worker, own in zip(workers, known, strict=True):
+            if worker.next_step < self._num_steps:  # who is done does not come back
+                worker.next_step = max(own, step)

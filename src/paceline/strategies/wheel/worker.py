@@ -1,0 +1,444 @@
+"""The process of one device: it computes the bodies of its lanes, and talks to the hub for each.
+
+    lane 0   turn: backward, forward |                                  | turn: backward, forward
+             activations ---> hub    | wait ... <--- act. grads, params |
+    lane 1                           | turn: backward, forward          |
+
+A lane is one body worker, which alternates with the others of its device (figure 3). A turn is the
+backward of a step and the forward of the next. While a lane waits, the others have their turns: the
+parameters of its next step are asked for as soon as activation gradients are there. The only lane
+of a device asks for them when its gradients are in them.
+
+A hub starts such a process for each device of its own machine; `paceline worker` is the same on
+another.
+"""
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidInput, PacelineError
+from paceline.core.plan import Kind
+from paceline.core.wire_format import Purpose
+from paceline.data import load
+from paceline.data.dataset import Batch, Dataset
+from paceline.record.clock import clock_for
+from paceline.record.recorder import LayerMarks
+from paceline.rpc.client import Client, HubRestarted, ReplyFuture
+from paceline.rpc.frames import Message
+from paceline.rpc.keys import load_worker_keys
+from paceline.rpc.limits import Identity
+from paceline.strategies.wheel import job, protocol
+from paceline.strategies.wheel.config import RunSpec
+from paceline.strategies.wheel.measure import profile_device, with_link
+from paceline.strategies.wheel.protocol import Endpoint, StepGivenUp, Topic, WorkerRefused
+from paceline.strategies.wheel.remote import WorkerProcessSettings
+from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace, boot_id
+
+logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
+_THREADS_POLL_S = 0.5
+_POLL_S = 1.0
+_PATIENCE_S = 5.0  # in a turn; then the other lanes go on first
+_MIN_PROBE_NBYTES = 64 * 1024
+_NUM_PINGS = 32
+
+
+class Stopped(Exception):
+    """The other lanes are not to go on, for one of them has failed."""
+
+
+class Turns:
+    """Gives the lanes of one device turns, so that their computation never overlaps there.
+
+    They come in a fixed order. A lane that has nothing more to do leaves, and a failure of one
+    stops all.
+    """
+
+    def __init__(self, lanes: Sequence[int]) -> None:
+        self._order = list(lanes)
+        self._condition = threading.Condition()
+        self._stopped = False
+
+    @contextmanager
+    def of(self, lane: int) -> Iterator[None]:
+        """Wait for the lane's turn, which lasts as long as the block."""
+        self._take(lane)
+        try:
+            yield
+        finally:
+            self._pass_on(lane)
+
+    def let_others(self, lane: int) -> None:
+        """Give a turn away that the lane cannot use now, and wait for its next one."""
+        self._pass_on(lane)
+        self._take(lane)
+
+    def leave(self, lane: int) -> None:
+        """Leave the order, until a turn is asked for again: then as the last one."""
+        with self._condition:
+            if lane in self._order:
+                self._order.remove(lane)
+            self._condition.notify_all()
+
+    def stop(self) -> None:
+        """End all turns: lanes that wait for one raise Stopped."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+
+    def check(self) -> None:
+        """Raise Stopped if the lanes are not to go on."""
+        if self._stopped:
+            raise Stopped
+
+    def _take(self, lane: int) -> None:
+        # No deadline of its own: the lane whose turn it is waits for the hub only, which has one,
+        # and stops the others when it fails.
+        with self._condition:
+            if lane not in self._order:
+                self._order.append(lane)
+            while self._order[0] != lane and not self._stopped:
+                self._condition.wait(_POLL_S)
+        self.check()
+
+    def _pass_on(self, lane: int) -> None:
+        with self._condition:
+            if self._order and self._order[0] == lane:
+                self._order.append(self._order.pop(0))
+            self._condition.notify_all()
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward that waits for its backward: the parameters' version, its outputs, the request."""
+
+    version: int
+    outputs: Tensor
+    answer: ReplyFuture
+
+
+class BodyWorker:
+    """A lane: one body worker, its connection, its half of the model, its share of the samples.
+
+    Raises InvalidInput if the model cannot be cut, or a codec cannot carry its values.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        client: Client,
+        spec: RunSpec,
+        device: torch.device,
+        data: Dataset,
+        turns: Turns,
+        loader: Executor,
+    ) -> None:
+        self.worker, self._client, self._spec, self._device = worker, client, spec, device
+        self._turns, self._loader = turns, loader
+        self._prefetches = spec.config.lanes > 1
+        own = spec.part(worker), spec.num_parts
+        self._share = job.SampleShare(data, spec.batch_size, *own, spec.epochs, spec.seed)
+        model, self._halves = job.worker_halves(spec, data)
+        self._body = self._halves.body.to(device)
+        self._parameters = self._halves.body_parameters
+        self._num_values = sum(parameter.numel() for parameter in self._parameters)
+        self._layout = job.layout_of(spec, self._halves, data)
+        self._layers = job.layers_in(model, self._halves.body_names)
+        self._recorder = self._new_recorder(spec.traced)
+        dtype = self._parameters[0].dtype
+        self._endpoint = Endpoint(spec.config, dtype, self._recorder, device)
+        self._step = 0
+        self._batch: Future[Batch] | None = None
+
+    def run(self) -> None:
+        """Train on the worker's share in all epochs, from where the hub says.
+
+        Raises InvalidInput for data that cannot be trained on, WorkerLost if the hub is gone too
+        long.
+        """
+        while True:
+            self._turns.check()
+            try:
+                layout = memoryview(self._layout.encode())
+                self._step = self._ask(Topic.BEGIN, layout, step=self._step).step
+                self._batch = self._load(self._step)
+                self._train()
+                self._turns.leave(self.worker)
+                trace = Trace()
+                trace.add(self._recorder.trace, self._ahead_s())
+                self._ask(Topic.DONE, memoryview(trace.as_json()))
+                return
+            except HubRestarted:
+                logger.info("worker %d: the hub has restarted, in step %d", self.worker, self._step)
+            except StepGivenUp:
+                logger.info(
+                    "worker %d: the hub gave up step %d; once more", self.worker, self._step
+                )
+            # The others have to get through to the hub, too, before anybody can begin.
+            self._turns.leave(self.worker)
+            self._body.zero_grad()
+
+    def profile(self) -> None:
+        """Measure the body and the link to the hub, and send the profile to the hub."""
+        spec, device, share = self._spec, self._device, self._share
+        recorder = self._new_recorder()
+        state = [buffer.clone() for buffer in self._body.buffers()]
+
+        def run_step(number: int) -> None:
+            with recorder.work(number, Kind.LOAD):
+                inputs = share.batch(number % share.num_steps)[0].to(device)
+            with recorder.work(number, Kind.FORWARD):
+                outputs = self._body(inputs)
+            activation_gradients = torch.randn_like(outputs)
+            with recorder.work(number, Kind.BACKWARD):
+                torch.autograd.backward(outputs, activation_gradients)
+            self._body.zero_grad()
+
+        def exchange(up: int, down: int) -> None:
+            self._ask(Topic.PROBE, memoryview(bytes(up)), step=down)
+
+        found = profile_device(device, spec.config, run_step, recorder.trace.spans, spec.profile_s)
+        for buffer, before in zip(self._body.buffers(), state, strict=True):
+            buffer.copy_(before)
+        nbytes = sum(parameter.nbytes for parameter in self._parameters)
+        profile = with_link(found, exchange, max(nbytes, _MIN_PROBE_NBYTES))
+        self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
+
+    def _new_recorder(self, window: range = ALL_STEPS) -> HalfRecorder:
+        """Return a recorder of the body on its device, as plans call that."""
+        clock = clock_for(self._device)
+        number = 1 + self.worker // self._spec.config.lanes
+        name = job.device_name(job.kind_of(self._device), number)
+        return HalfRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
+
+    def _ahead_s(self) -> float:
+        """Measure the lead of this clock over the hub's, by the fastest of some round trips."""
+        if boot_id() == self._spec.boot_id:
+            return 0.0
+        trips = []  # seconds of each, and the lead
+        for _ in range(_NUM_PINGS):
+            sent_s = time.monotonic()
+            there_s = self._ask(Topic.CLOCK).step * 1e-9
+            back_s = time.monotonic()
+            trips.append((back_s - sent_s, (sent_s + back_s) / 2 - there_s))
+        return min(trips)[1]
+
+    def _train(self) -> None:
+        if self._step >= self._share.num_steps:
+            return
+        purpose = Purpose.ACTIVATION_GRADIENTS
+        first = self._fetch(self._step)
+        with self._turns.of(self.worker):
+            forward = self._forward(first)
+        pushed: ReplyFuture | None = None
+        while True:
+            reply = self._result(forward.answer)
+            self._recorder.received(self._step, purpose, forward.answer.arrived_s)
+            # Copied to the device before the lane's turn, while another lane computes there.
+            buffers = self._endpoint.to_device(self._step, purpose, protocol.parts_of(reply))
+            if pushed is not None:
+                self._result(pushed)
+            is_last = self._step + 1 == self._share.num_steps
+            early = self._fetch(self._step + 1) if self._prefetches and not is_last else None
+            with self._turns.of(self.worker):
+                pushed = self._backward(forward, reply.codec, buffers)
+                if not self._prefetches or is_last:
+                    self._result(pushed)
+                    pushed = None
+                self._step += 1
+                if is_last:
+                    return
+                forward = self._forward(early or self._fetch(self._step))
+
+    def _fetch(self, step: int) -> ReplyFuture:
+        return self._client.request(Message(Topic.PARAMETERS.value, step))
+
+    def _forward(self, fetch: ReplyFuture) -> Forward:
+        """Take parameters and samples, and send the body's activations, in the lane's turn."""
+        step, recorder, endpoint = self._step, self._recorder, self._endpoint
+        while not fetch.wait(_PATIENCE_S) and self._prefetches:
+            self._turns.let_others(self.worker)
+        reply = self._result(fetch)
+        values = endpoint.values(Purpose.PARAMETERS, reply, fetch.arrived_s, self._num_values)
+        # In the reply's own memory where that can be: nothing is copied.
+        parts = protocol.views(values, self._parameters)
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.data = part
+        with recorder.work(step, Kind.LOAD):
+            assert self._batch is not None
+            inputs, targets = self._batch.result()
+            inputs = inputs.to(self._device)
+        torch.manual_seed(self._spec.seed_of(self.worker, step))
+        with recorder.work(step, Kind.FORWARD):
+            outputs = self._body(inputs)
+        if self._share.ends_epoch(step) and (buffers := protocol.buffers_of(self._body)).nbytes:
+            self._ask(Topic.BUFFERS, buffers, step=step)
+        labels = protocol.part_of(targets.to(torch.int32))
+        weight = protocol.part_of(torch.tensor(self._share.weight(step), dtype=torch.float64))
+        purpose, before = Purpose.ACTIVATIONS, (labels, weight)
+        message = endpoint.message(purpose, step, reply.version, outputs, before)
+        recorder.sends(step, Purpose.LABELS)
+        answer = self._client.request(message)
+        self._batch = self._load(step + 1)
+        return Forward(reply.version, outputs, answer)
+
+    def _backward(self, forward: Forward, codec: str, buffers: Sequence[Tensor]) -> ReplyFuture:
+        """Compute the body's gradients and send them, in the lane's turn."""
+        step, outputs, purpose = self._step, forward.outputs, Purpose.ACTIVATION_GRADIENTS
+        values = self._endpoint.decode(step, purpose, codec, buffers, outputs.numel())
+        with self._recorder.work(step, Kind.BACKWARD):
+            torch.autograd.backward(outputs, values.view(outputs.shape))
+        gradients = protocol.take_gradients(self._halves.body_names, self._parameters)
+        vector = protocol.flatten(gradients)
+        message = self._endpoint.message(Purpose.GRADIENTS, step, forward.version, vector)
+        return self._client.request(message)
+
+    def _load(self, step: int) -> Future[Batch] | None:
+        """Have the samples of a step read while the device computes."""
+        if step >= self._share.num_steps:
+            return None
+        return self._loader.submit(self._share.batch, step)
+
+    def _ask(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
+        return self._result(self._client.request(Message(topic.value, step, parts=parts)))
+
+    def _result(self, pending: ReplyFuture) -> Message:
+        """Return the reply. Raises StepGivenUp, WorkerRefused, HubRestarted or WorkerLost."""
+        while not pending.wait(_POLL_S):
+            self._turns.check()
+        return protocol.check_reply(pending.result())
+
+
+def work(settings: WorkerProcessSettings) -> None:
+    """Train the workers of these settings; errors are those of `remote.work`."""
+    name = settings.device
+    if name is None:
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise InvalidInput(f"device: {name!r} cannot be used: {first}") from None
+    keys = None if settings.keys is None else load_worker_keys(settings.keys)
+    clients: dict[int, Client] = {}
+    with ExitStack() as stack:
+        for worker in settings.numbers:
+            identity = Identity(settings.run, protocol.agreement(), worker)
+            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
+            clients[worker] = stack.enter_context(closing(client))
+        with reporting_failure(clients):
+            _train(settings, device, clients)
+
+
+@contextmanager
+def reporting_failure(clients: Mapping[int, Client]) -> Iterator[None]:
+    """Tell the hub why these workers end, if they fail in the block and it is there."""
+    try:
+        yield
+    except WorkerRefused:
+        raise
+    except Exception as error:
+        by_input = int(isinstance(error, InvalidInput))
+        message = Message(Topic.FAILED.value, by_input, parts=(_one_line(error).encode(),))
+        for client in clients.values():
+            with suppress(PacelineError):
+                client.request(message).result()
+        raise
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join((str(error) if isinstance(error, PacelineError) else repr(error)).split())
+
+
+def _train(
+    settings: WorkerProcessSettings, device: torch.device, clients: Mapping[int, Client]
+) -> None:
+    workers = settings.numbers
+    spec = RunSpec.from_json(clients[workers[0]].settings)
+    lanes = spec.config.lanes
+    first = workers[0] - workers[0] % lanes
+    expected = tuple(range(first, min(first + lanes, spec.config.workers)))
+    if workers != expected:
+        raise InvalidInput(
+            f"workers: {listed(workers)} on one device, but with lanes={lanes} "
+            f"of {spec.config.workers} the hub expects {listed(expected)} there"
+        )
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if spec.pace is not None:  # nothing is computed, on whatever device
+        device = torch.device("cpu")
+    data = load(spec.data, spec.input_shape, spec.seed)
+    turns = Turns(workers)
+    with ThreadPoolExecutor(1, "paceline-load") as loader:
+        bodies = [
+            BodyWorker(worker, client, spec, device, data, turns, loader)
+            for worker, client in clients.items()
+        ]
+        if spec.profile_s:
+            bodies[0].profile()
+        _run(bodies, turns)
+
+
+def _run(bodies: list[BodyWorker], turns: Turns) -> None:
+    """Run each lane in a thread, to the end; the first failure ends them all."""
+    failures: list[Exception] = []
+    num_threads = torch.get_num_threads()
+
+    def run(body: BodyWorker) -> None:
+        torch.set_num_threads(num_threads)  # a setting of each thread
+        try:
+            body.run()
+        except Stopped:
+            return
+        except Exception as error:  # raised again below, in the main thread
+            failures.append(error)
+            turns.stop()
+
+    running = [
+        threading.Thread(target=run, args=(body,), name=f"paceline-lane-{body.worker}", daemon=True)
+        for body in bodies
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        # With a timeout, because a signal is handled between two waits only.
+        while thread.is_alive():
+            thread.join(_THREADS_POLL_S)
+    if failures:
+        raise failures[0]
+
+
+def listed(workers: Sequence[int]) -> str:
+    """Return the numbers of workers as settings have them: 0,1."""
+    return ",".join(map(str, workers))
+
+
+def main() -> None:
+    """Work as the only argument says; exit code 2 if the input is to blame, 1 for another error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the hub gets it too, and ends this process
+    settings = WorkerProcessSettings.model_validate_json(sys.argv[1])
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("paceline worker: %(message)s"))
+    package = logging.getLogger("paceline")
+    package.addHandler(shown)
+    package.setLevel(logging.INFO)
+    try:
+        work(settings)
+    except Exception as error:
+        if not isinstance(error, WorkerRefused):
+            logger.error("%s: %s", listed(settings.numbers), _one_line(error))
+        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""Le et al., "Involving CPUs into Multi-GPU Deep Learning" (ICPE 2018).
+
+Strategies `tree` (BVLC/Caffe) and `host` (TRL/Caffe), simulated on machines/power8-p100.toml from
+what the paper prints: layers share what an iteration takes on one GPU as a P100's arithmetic and
+memory would have them. The calibrated constants and their cells stand in papers/cgdp/README.md.
+
+The networks have layers as Table 1 counts them: 8, 22, 16 and 152. Strategy host synchronises once
+a layer in the paper. A convolution and its batch normalisation are one layer there, and so are the
+convolutions of an inception block that stand side by side.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import fsum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core import cost as costs
+from paceline.core.chunks import RuntimeSearch
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind, Plan, PriceKey, TaskId
+from paceline.core.simulate import period, simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Cost, Layer, Workload
+from paceline.models.factory import workload_of
+from paceline.models.inception import GoogLeNet
+from paceline.records.machine_file import find_machine
+from paceline.strategies.host import plan as host
+from paceline.strategies.host.config import HostReduce
+from paceline.strategies.tree import plan as tree
+from paceline.strategies.tree.config import Tree
+from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
+
+# Section 5.1, Table 1: images of one GPU in one step.
+BATCH_SIZES: dict[str, int] = read_printed("cgdp")["batch_sizes"]
+_INCEPTION = re.compile(r"inceptions\.(\w+)\.(branch[35]\.1)?")
+_BOTTLENECK = re.compile(r"(stages\.\d+\.\d+)\.(conv\d|shortcut)")
+_HEADS = {"heads.0": "4a", "heads.1": "4d"}
+TREE, HOST = "tree", "host"
+_WINDOW = 1  # step: each one waits for all updates of the one before
+_MAX_WORKERS = 4
+_BATCH_SIZE = BATCH_SIZES["resnet152"]  # of section 5.3
+_FIGURE_2 = 16  # images a GPU
+# Of figure 2's 1 to 100, what Algorithm 1 may try in steps of 5 or 10.
+_SIZES = (*range(1, 10), *range(10, 101, 5))
+_NUM_ITERATIONS, _NUM_TESTS, _TEST_S = 21_000, 21, 14.7  # section 5.2.5 and figure 4a
+
+
+class TrainedGoogLeNet(GoogLeNet):
+    """GoogLeNet as it is trained: with its two auxiliary classifiers, 13,378,280 parameters.
+
+    Images (N, 3, 224, 224) to scores (N, 1000): the main classifier's, then the other two's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([_head(512), _head(528)])
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Three scores for each image."""
+        x = self.pool2(self.conv2(self.pool1(self.conv1(images))))
+        others = []
+        for name, block in self.inceptions.named_children():
+            x = block(x)
+            others += [self.heads[i](x) for i, at in enumerate(_HEADS.values()) if at == name]
+        return (self.classifier(x), *others)
+
+
+def _head(channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.AvgPool2d(5, stride=3),
+        nn.Conv2d(channels, 128, kernel_size=1),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(128 * 4 * 4, 1024),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.7),
+        nn.Linear(1024, 1000),
+    )
+
+
+@dataclass(frozen=True)
+class CountedNetwork:
+    """A network as its modules are (`fine`), and as the paper counts layers (`workload`).
+
+    `members` names, for each layer of the latter, those of the former that it stands for.
+    """
+
+    fine: Workload
+    workload: Workload
+    members: Mapping[str, tuple[str, ...]]
+
+    def merged(self, times: costs.LayerTimes) -> costs.LayerTimes:
+        """Return the seconds of the paper's layers, given those of the modules."""
+        names = [layer.name for layer in self.fine.layers]
+
+        def summed(seconds: Sequence[float]) -> tuple[float, ...]:
+            by_name = dict(zip(names, seconds, strict=True))
+            members = (self.members[layer.name] for layer in self.workload.layers)
+            return tuple(sum(by_name[name] for name in own) for own in members)
+
+        return costs.LayerTimes(summed(times.forward_s), summed(times.backward_s), times.update_s)
+
+
+@cache
+def network(name: str, batch_size: int | None = None) -> CountedNetwork:
+    """Return a network of Table 1, on as many images as there or on `batch_size`."""
+    size = batch_size or BATCH_SIZES[name]
+    if name == "googlenet":
+        with torch.device("meta"):
+            model: str | nn.Module = TrainedGoogLeNet()
+    else:
+        model = name
+    width = 227 if name == "alexnet" else 224
+    fine = workload_of(model, size, (3, width, width))
+    members: dict[str, list[Layer]] = defaultdict(list)
+    for layer in fine.layers:
+        members[layer_of(layer.name)].append(layer)
+    merged = tuple(
+        Layer(
+            name,
+            tuple(parameter for layer in layers for parameter in layer.parameters),
+            layers[-1].activation_nbytes,
+            sum((layer.forward for layer in layers), Cost()),
+            sum((layer.backward for layer in layers), Cost()),
+        )
+        for name, layers in members.items()
+    )
+    # A layer's gradients are ready when those of its last module are.
+    ready = {layer_of(layer.name): i for i, layer in enumerate(fine.in_backward_order)}
+    order = tuple(sorted(range(len(merged)), key=lambda i: ready[merged[i].name]))
+    workload = Workload(fine.name, fine.batch_size, merged, order, fine.input_nbytes)
+    own = {name: tuple(layer.name for layer in layers) for name, layers in members.items()}
+    return CountedNetwork(fine, workload, own)
+
+
+def layer_of(module: str) -> str:
+    """Return to which of the paper's layers a module belongs."""
+    for head, block in _HEADS.items():
+        if module.startswith(head):
+            return f"{block}.second"  # computed and differentiated beside it
+    if inception := _INCEPTION.match(module):
+        return f"{inception[1]}.{'second' if inception[2] else 'first'}"
+    if bottleneck := _BOTTLENECK.match(module):
+        layer = "conv3" if bottleneck[2] == "shortcut" else bottleneck[2]
+        return f"{bottleneck[1]}.{layer}"
+    return "stem" if module.startswith("stem.") else module
+
+
+class Phases(NamedTuple):
+    """The phases of one iteration of AlexNet on four GPUs in milliseconds, as in table 3.
+
+    `broadcast` of the host's run is that of the gradients that remain after backward.
+    """
+
+    broadcast: float
+    forward: float
+    backward: float
+    accumulate: float
+    update: float
+
+
+class Moves(NamedTuple):
+    """Table 4: what AlexNet's gradients take on four GPUs, for one layer, in milliseconds."""
+
+    to_host: float
+    accumulate: float
+    to_gpu: float
+
+
+# Printed milliseconds of an iteration, by strategy, network and number of GPUs.
+TABLE_2: Mapping[tuple[str, str, int], float] = printed_values("cgdp", "table 2")
+TABLE_3 = printed_values("cgdp", "table 3")
+# Layers 8 to 1, as backward goes.
+TABLE_4 = [Moves(*row) for row in read_printed("cgdp")["table_4"]]
+_PHASES = Phases(*(TABLE_3[TREE, phase] for phase in Phases._fields))
+_COMPUTE = _PHASES.forward + _PHASES.backward
+# Computing is slower beside another GPU: by so much table 3's phases on four GPUs exceed table 2's
+# iteration on one.
+BESIDE_OTHERS = (_COMPUTE + _PHASES.update) / TABLE_2[TREE, "alexnet", 1]
+
+
+@cache
+def machine() -> Machine:
+    """Return the paper's machine."""
+    return find_machine("power8-p100")
+
+
+@cache
+def rate() -> costs.Rate:
+    """Return the arithmetic and memory speed of a P100 with AlexNet."""
+    return costs.Roofline.of(machine()).rates[costs.compute_lane(machine().devices[0].name)]
+
+
+def update_s(workload: Workload) -> float:
+    """Return the seconds of a weight update on one GPU, in proportion to the number of weights."""
+    alexnet = network("alexnet").workload
+    share = workload.num_parameters / alexnet.num_parameters
+    return _PHASES.update / 1e3 / BESIDE_OTHERS * share
+
+
+@cache
+def times_alone(name: str) -> costs.LayerTimes:
+    """Return the seconds of the layers on one GPU, which add up to table 2's iteration."""
+    known = network(name)
+    step_s = TABLE_2[TREE, name, 1] / 1e3
+    rest_s = step_s - update_s(known.workload)
+    totals = costs.Totals(
+        rest_s * _PHASES.forward / _COMPUTE,
+        rest_s * _PHASES.backward / _COMPUTE,
+        update_s(known.workload),
+    )
+    return known.merged(costs.layer_times(known.fine, rate(), totals))
+
+
+@cache
+def times_of_resnet(batch_size: int) -> costs.LayerTimes:
+    """Return the seconds of ResNet-152's layers on one GPU, which the paper does not print."""
+    # Networks of small layers are slower than arithmetic and memory traffic alone explain: a call
+    # has the latency with which GoogLeNet takes as long as table 2 prints.
+    fine = network("googlenet").fine
+    num_calls = sum(layer.forward.num_calls + layer.backward.num_calls for layer in fine.layers)
+    without = costs.layer_times(fine, replace(rate(), call_latency_s=0.0))
+    rest_s = TABLE_2[TREE, "googlenet", 1] / 1e3 - update_s(fine)
+    call_s = (rest_s - fsum(without.forward_s) - fsum(without.backward_s)) / num_calls
+    known = network("resnet152", batch_size)
+    times = costs.layer_times(known.fine, replace(rate(), call_latency_s=call_s))
+    return known.merged(times._replace(update_s=update_s(known.workload)))
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A training iteration of a network with known times of its layers, on some of the GPUs.
+
+    `moves` are the known seconds of copies and sums of chunks, as in `Measured`.
+    """
+
+    network: CountedNetwork
+    times: costs.LayerTimes
+    strategy: str
+    workers: int
+    chunk: int = 1
+    moves: Mapping[PriceKey, float] | None = None
+
+    def plan(self, num_steps: int) -> Plan:
+        """Return the plan of so many steps."""
+        work, window = self.network.workload, Window(num_steps)
+        if self.strategy == HOST:
+            config = HostReduce(workers=self.workers, chunk=self.chunk)
+            return host.plan(work, machine(), config, window)
+        return tree.plan(work, machine(), Tree(workers=self.workers), window)
+
+    @property
+    def cost(self) -> costs.Measured:
+        """The prices of all tasks."""
+        slower = BESIDE_OTHERS if self.workers > 1 else 1.0
+        durations = dict(self.moves or {})
+        for device in machine().devices:
+            durations[PriceKey(device.name, Kind.LOAD)] = 0.0  # loaded during the step before
+            durations[PriceKey(device.name, Kind.STEP)] = slower * self.times.update_s
+            for i, layer in enumerate(self.network.workload.layers):
+                forward_s, backward_s = self.times.forward_s[i], self.times.backward_s[i]
+                durations[PriceKey(device.name, Kind.FORWARD, layer.name)] = slower * forward_s
+                durations[PriceKey(device.name, Kind.BACKWARD, layer.name)] = slower * backward_s
+        return costs.Measured(durations, costs.Roofline.of(machine()))
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of an iteration in the steady state."""
+        return 1e3 * period(self.plan, self.cost, _WINDOW)
+
+    def timeline(self, num_steps: int) -> Timeline:
+        """Return the timeline of so many steps."""
+        return simulate(self.plan(num_steps), self.cost)
+
+
+@cache
+def table_2_iteration(name: str, strategy: str, workers: int) -> Iteration:
+    """Return the iteration of a cell of table 2, with table 4's copies where it prints them."""
+    moves: dict[PriceKey, float] | None = None
+    if (strategy, name, workers) == (HOST, "alexnet", 4):
+        moves, host_name = {}, machine().hosts[0].name
+        for chunk, (to_host_ms, accumulate_ms, to_gpu_ms) in enumerate(TABLE_4):
+            moves[PriceKey(host_name, Kind.REDUCE, str(chunk))] = accumulate_ms / 1e3
+            for device in machine().devices:
+                moves[PriceKey(device.name, Kind.D2H, str(chunk))] = to_host_ms / 1e3
+                moves[PriceKey(device.name, Kind.H2D, str(chunk))] = to_gpu_ms / 1e3
+    return Iteration(network(name), times_alone(name), strategy, workers, moves=moves)
+
+
+def paper() -> Paper:
+    """Return the paper's tables beside the times of the plans."""
+
+    def step_ms(strategy: str, name: str, workers: int = _MAX_WORKERS) -> float:
+        return table_2_iteration(name, strategy, workers).step_ms
+
+    def long_run_minutes(strategy: str) -> float:
+        training_s = _NUM_ITERATIONS * step_ms(strategy, "alexnet") / 1e3
+        return (training_s + _NUM_TESTS * _TEST_S) / 60
+
+    return paper_of(
+        "cgdp",
+        {
+            "table 2": step_ms,
+            "section 5.2.1": lambda name: step_ms(TREE, name) / step_ms(HOST, name),
+            "table 3": lambda strategy, phase: getattr(
+                phases(table_2_iteration("alexnet", strategy, _MAX_WORKERS)), phase
+            ),
+            "table 5": less_memory_mb,
+            "figure 4a": long_run_minutes,
+            "section 5.3": _gain_of_best_chunk,
+            "figure 2": _resnet,
+        },
+    )
+
+
+def phases(one: Iteration) -> Phases:
+    """Return the phases of a step on GPU 0, in milliseconds.
+
+    The host's broadcast begins when the last chunk is in host memory. The paper's tree broadcasts
+    parameters after the update, ours as many bytes of means before it.
+    """
+    work = one.network.workload
+    spans = {span.id: span for span in one.timeline(2).spans}
+
+    def of(kind: Kind, part: str = "", step: int = 0) -> TaskId:
+        return TaskId(step, kind, part, 0)
+
+    last = work.in_backward_order[-1].name
+    update, forward_end = spans[of(Kind.STEP)], spans[of(Kind.FORWARD, work.layers[-1].name)].end_s
+    backward_end = spans[of(Kind.BACKWARD, last)].end_s
+    if one.strategy == TREE:
+        down = [span for span in spans.values() if span.part.startswith("down")]
+        first_s = min(span.start_s for span in down if span.start_s < update.start_s)
+        accumulate_s = first_s - backward_end
+        broadcast_s = update.start_s - first_s
+    else:
+        accumulate_s = 0.0
+        broadcast_s = update.start_s - spans[of(Kind.D2H, str(len(work.layers) - 1))].end_s
+    forward_s = forward_end - spans[of(Kind.LOAD)].end_s
+    seconds = (broadcast_s, forward_s, backward_end - forward_end, accumulate_s, update.duration_s)
+    return Phases(*(1e3 * s for s in seconds))
+
+
+def less_memory_mb(name: str) -> float:
+    """Return the megabytes by which the fullest GPU of the tree exceeds that of the host."""
+    work = network(name).workload
+    devices = [device.name for device in machine().first_devices(_MAX_WORKERS)]
+    of_tree = tree.memory(work, machine(), Tree(workers=_MAX_WORKERS))
+    of_host = host.memory(work, machine(), HostReduce(workers=_MAX_WORKERS))
+    fullest = [max(needed[device] for device in devices) for needed in (of_tree, of_host)]
+    return (fullest[0] - fullest[1]) / 1e6
+
+
+def _gain_of_best_chunk(name: str) -> float:
+    """Return the step's time with chunks of 1, the paper's best, over that of our best."""
+    known, alone = network(name), times_alone(name)
+    sizes = range(1, len(known.workload.layers))
+    times = [Iteration(known, alone, HOST, _MAX_WORKERS, size).step_ms for size in sizes]
+    return times[0] / min(times)
+
+
+@cache
+def resnet_step_ms(strategy: str, chunk: int = 1, batch_size: int = _BATCH_SIZE) -> float:
+    """Return the milliseconds of a step of ResNet-152 on four GPUs."""
+    known, times = network("resnet152", batch_size), times_of_resnet(batch_size)
+    return Iteration(known, times, strategy, _MAX_WORKERS, chunk).step_ms
+
+
+def _resnet(what: str, *of: int) -> float | str:
+    """Return a cell of figure 2 ("slower" or "faster") or of section 5.3."""
+    if what == "speed-up":
+        return resnet_step_ms(TREE) / min(resnet_step_ms(HOST, chunk) for chunk in of or _SIZES)
+    if what == "found":
+        step, reach = of
+        num_layers = len(network("resnet152", _BATCH_SIZE).workload.layers)
+        search = RuntimeSearch(num_layers, step, reach, interval=1)
+        while not search.done:  # as Algorithm 1 does
+            search.record(resnet_step_ms(HOST, search.chunk))
+        return str(search.chunk)
+    chunk, *others = of
+    if what == "against the tree":
+        other_ms = resnet_step_ms(TREE, batch_size=_FIGURE_2)
+    else:
+        other_ms = min(resnet_step_ms(HOST, size, _FIGURE_2) for size in others or _SIZES)
+    return "faster" if resnet_step_ms(HOST, chunk, _FIGURE_2) < other_ms else "slower"

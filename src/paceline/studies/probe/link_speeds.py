@@ -1,0 +1,151 @@
+"""Measure links as exchanges use them: messages of gloo, and copies of GPUs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import combinations
+
+import torch
+import torch.distributed as dist
+
+from paceline.core.calibration import Measurement, line_through, linked_in_ring
+from paceline.core.machine import Link, Machine, Station
+from paceline.links.group import Group
+from paceline.measure.timing import Sampler, Spread, Work, idle
+from paceline.records.machine_file import as_rounded
+from paceline.studies.probe.machine_description import spread_text
+
+_SMALL_NBYTES, _LARGE_NBYTES = 1 << 10, 1 << 23
+_SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a machine, which all ranks measure together.
+
+    `hosts` lists the ranks of each host; the source of each link begins with `method`.
+    """
+
+    machine: Machine
+    hosts: Sequence[Sequence[int]]
+    on_host: Sampler
+    on_device: Sampler
+    method: str
+
+    @property
+    def group(self) -> Group:
+        """All ranks of the probe."""
+        return self.on_host.group
+
+    def measure(self) -> tuple[Link, ...]:
+        """Measure all links and return them, the same on all ranks."""
+        on_gpu = self.group.device.type == "cuda"
+        links, devices = list[Link](), self.machine.devices
+        for ranks in self.hosts:
+            if len(ranks) > 1 and not on_gpu:  # the host's memory, as gloo uses it
+                own = tuple(devices[rank] for rank in ranks)
+                host = self.machine.host_of(own[0])
+                part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
+                links.append(self._exchanged(ranks, part, own))
+        for one, other in combinations(self.hosts, 2):
+            pair = one[0], other[0]
+            ends = [self.machine.host_of(devices[rank]) for rank in pair]
+            links.append(self._exchanged(pair, self.machine, ends))
+        if on_gpu:
+            links += [*self._to_hosts(), *self._between_peers()]
+        return tuple(links)
+
+    def _exchanged(
+        self, ranks: Sequence[int], machine: Machine, stations: Sequence[Station]
+    ) -> Link:
+        """Return the link on which the plan of a ring all-reduce takes as long as gloo's does."""
+        deadline = timedelta(seconds=self.group.deadline_s)
+        # Ranks outside of the new group have to make it, too: new_group is collective.
+        group = dist.new_group(list(ranks), timeout=deadline, backend="gloo")
+        sent = [torch.zeros(nbytes // 4) for nbytes in (_SMALL_NBYTES, _LARGE_NBYTES)]
+        works = [partial(dist.all_reduce, values, group=group) for values in sent]
+        small, large = map(Spread.of, self.on_host.of_last(works, ranks))
+        measured = (
+            Measurement(_SMALL_NBYTES, small.median),
+            Measurement(_LARGE_NBYTES, large.median),
+        )
+        (link,) = linked_in_ring(machine, stations, line_through(measured)).links
+        what = (
+            f"gloo all-reduces of {len(ranks)} ranks, 1 KiB in {spread_text(small, 's')} and "
+            f"8 MiB in {spread_text(large, 's')}, as the time of a ring's messages"
+        )
+        return self._stated(link, what)
+
+    def _to_hosts(self) -> Iterator[Link]:
+        """Yield the link of each GPU to its host, measured while all GPUs copy."""
+        small_s, _ = self._to_host_and_back(_SMALL_COPY_NBYTES)
+        large_s, rates = self._to_host_and_back(_LARGE_COPY_NBYTES)
+        for rank, row in enumerate(self.group.gather([small_s, large_s, rates])):
+            gpu = self.machine.devices[rank]
+            what = (
+                f"copies of {_LARGE_COPY_NBYTES >> 20} MiB to pinned memory and back, {row[2]}, "
+                f"all GPUs at once; latency: of {_SMALL_COPY_NBYTES} bytes"
+            )
+            yield self._stated(_link((gpu.name, gpu.host), (row[0], row[1])), what)
+
+    def _to_host_and_back(self, nbytes: int) -> tuple[float, str]:
+        """Return the mean seconds of a copy in both directions, and the rates of both as text."""
+        here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
+        # Pinned, as in exchanges: CUDA copies pageable memory through a buffer of its own.
+        there = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        ways = [
+            self.on_device.seconds(partial(target.copy_, source, non_blocking=True))
+            for target, source in ((there, here), (here, there))
+        ]
+        rates = " and ".join(spread_text(Spread.rate(nbytes, seconds), "B/s") for seconds in ways)
+        return sum(Spread.of(seconds).median for seconds in ways) / 2, rates
+
+    def _between_peers(self) -> Iterator[Link]:
+        """Yield a link for each pair of GPUs of a host with peer access."""
+        indices: list[int] = self.group.gather(self.group.device.index)
+        for ranks in self.hosts:
+            for one, other in combinations(ranks, 2):
+                is_measured = self.group.rank == one
+                peer = torch.device("cuda", indices[other])
+                reaches = is_measured and torch.cuda.can_device_access_peer(self.group.device, peer)
+                # All ranks take the same branch, because `seconds` below is collective.
+                if not self.group.gather(reaches)[one]:
+                    continue
+                spreads = []
+                work: Work = idle
+                for nbytes in (_SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES):
+                    if is_measured:
+                        here = torch.zeros(nbytes, dtype=torch.uint8, device=self.group.device)
+                        there = torch.zeros(nbytes, dtype=torch.uint8, device=peer)
+                        work = partial(there.copy_, here, non_blocking=True)
+                    spreads.append(Spread.of(self.on_device.seconds(work)))
+                own = [spread.median for spread in spreads], spread_text(spreads[-1], "s")
+                (small_s, large_s), large = self.group.gather(own)[one]
+                ends = self.machine.devices[one].name, self.machine.devices[other].name
+                what = (
+                    f"peer-to-peer copies of {_LARGE_COPY_NBYTES >> 20} MiB in one direction, in "
+                    f"{large}, no other GPU copying; latency: of {_SMALL_COPY_NBYTES} bytes"
+                )
+                yield self._stated(_link(ends, (small_s, large_s)), what)
+
+    def _stated(self, link: Link, what: str) -> Link:
+        return link.model_copy(
+            update={
+                "bandwidth_bytes_per_s": as_rounded(link.bandwidth_bytes_per_s, "B/s"),
+                "latency_s": as_rounded(link.latency_s, "s"),
+                "source": f"{self.method}; {what}",
+            }
+        )
+
+
+def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
+    """Return the link on which a small and a large copy take these seconds."""
+    small, large = zip((_SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES), seconds, strict=True)
+    line = line_through((Measurement(*small), Measurement(*large)))
+    return Link(
+        between=ends,
+        bandwidth_bytes_per_s=1 / line.seconds_per_byte,
+        latency_s=line.latency_s,
+        source="measured",
+    )

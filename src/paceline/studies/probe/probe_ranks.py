@@ -1,0 +1,196 @@
+"""Measure a machine on all of its devices at once, and write its machine file.
+
+`python -m paceline.studies.probe.probe_ranks` is how the launcher starts a rank; under torchrun
+every rank calls `work` itself. Only rank 0 prints and writes.
+"""
+
+import os
+import platform
+import sys
+import time
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.settings import Record
+from paceline.links.group import Group
+from paceline.links.launch import launch
+from paceline.links.processes import module_command
+from paceline.links.shared_memory import find_local_ranks
+from paceline.measure import devices
+from paceline.measure.this_machine import facts
+from paceline.measure.timing import Sampler
+from paceline.record.clock import HostClock, clock_for
+from paceline.records.machine_file import machine_text
+from paceline.records.settings import validated
+from paceline.report.terminal import console
+from paceline.runs.launching import as_rank, leave, under_torchrun
+from paceline.studies.probe import machine_description as description
+from paceline.studies.probe.link_speeds import Links
+
+_NUM_MEASURED = 20  # about as many quantities share the time
+_PATIENCE_S = 60.0  # beyond the time that is asked for, before a rank counts as lost
+_MOST_BY_DEFAULT = 2
+_CPU = torch.device("cpu")
+_COMMENT = """Measured by `paceline probe`: each source says how, and gives medians and quartiles.
+Rates are what was reached while all workers were at work."""
+
+
+class ProbeSettings(Record):
+    """The settings of a probe: measure for about `seconds`, and write the machine to `output`."""
+
+    seconds: Annotated[float, Field(gt=0, le=3600)]
+    workers: Annotated[int, Field(ge=1)]
+    output: Path
+    force: bool = False
+    as_json: bool = False
+    debug: bool = False
+
+
+def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
+    """Return the settings of a probe. InvalidInput names what is wrong with a value.
+
+    `workers` defaults to torchrun's, or to the number of GPUs, or to the cores, but at most two.
+    `output` defaults to a file named after this computer.
+    """
+    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
+    if workers is None:
+        workers = started or gpus or min(_MOST_BY_DEFAULT, cores)
+    output = output or Path(f"{description.name_from(platform.node().partition('.')[0])}.toml")
+    values |= {"workers": workers, "output": output}
+    settings = validated(ProbeSettings, values)
+    if started is not None and workers != started:
+        raise InvalidInput(f"workers: {workers} asked for, {started} started")
+    if started is None and workers > max(cores, gpus):
+        raise InvalidInput(
+            f"workers: {workers} do not fit on {cores} cores and {gpus} GPUs; "
+            "each is a device of the file, which is one GPU, or one or more cores"
+        )
+    return settings
+
+
+def probe_machine(settings: ProbeSettings) -> None:
+    """Probe with workers of our own, or as one of torchrun's ranks, which ends here.
+
+    Raises InvalidInput or WorkerLost for errors that the workers could not report themselves, and
+    WorkersFailed for those that they have reported.
+    """
+    if under_torchrun():
+        leave(work(settings))
+    if (problem := output_problem(settings)) is not None:
+        raise InvalidInput(problem)
+    command = module_command("paceline.studies.probe.probe_ranks", settings.model_dump_json())
+    launch(command, settings.workers)
+
+
+def work(settings: ProbeSettings) -> int:
+    """Do this rank's part of the probe and return the exit code; errors are one line each."""
+    # Read before the ranks of a host divide its cores between them.
+    usable = sorted(os.sched_getaffinity(0))
+    return as_rank(
+        partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds, settings.debug
+    )
+
+
+def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> None:
+    problem = output_problem(settings) if group.rank == 0 else None
+    # All ranks end before they measure: the first to fail says why, the others wait until it has.
+    if (refused := group.gather(problem)[0]) is not None:
+        raise InvalidInput(refused)
+    err = console(stderr=True, quiet=group.rank != 0)
+    err.print(
+        f"measuring {settings.workers} x {group.device.type}, for about {settings.seconds:g} s"
+    )
+    machine = measure(settings, usable, group)
+    if group.rank != 0:
+        return
+    try:
+        # "x" fails if another process made the file while this one measured.
+        with settings.output.open("w" if settings.force else "x", encoding="utf-8") as file:
+            file.write(machine_text(machine, _COMMENT))
+    except OSError as error:
+        raise InvalidInput(
+            f"output: {settings.output} cannot be written: {error.strerror}"
+        ) from None
+    out = console()
+    if settings.as_json:
+        content = {"file": str(settings.output), "machine": machine.model_dump(mode="json")}
+        out.print_json(data=content)
+        return
+    out.print(description.summary(machine), soft_wrap=True)
+    out.print(f"written {settings.output}", soft_wrap=True)
+
+
+def output_problem(settings: ProbeSettings) -> str | None:
+    """Return why the file cannot be made, or may not be replaced; None if it can be written."""
+    path = settings.output
+    if path.is_dir():
+        return f"output: {path} is a folder; name a file, such as {path / 'this.toml'}"
+    if not path.parent.is_dir():
+        return f"output: there is no folder {path.parent}; make it first"
+    if path.exists() and not settings.force:
+        return f"output: {path} is there already; name another file, or replace it with --force"
+    return None
+
+
+def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
+    """Measure all ranks' devices and hosts and the links between them, collectively.
+
+    `usable` are the processors that this rank's process was started with.
+    """
+    place = find_local_ranks(group)
+    rows = group.gather(usable)
+    cores = len({core for rank in place.members for core in rows[rank]})
+    each = settings.seconds / _NUM_MEASURED
+    on_device = Sampler(group, clock_for(group.device), each)
+    on_host = Sampler(group, HostClock(), each)
+    on_gpu, several = group.device.type == "cuda", group.world_size > 1
+    known, deadline_s = facts(group.device), group.deadline_s
+    if on_gpu:
+        memory_nbytes = int(torch.cuda.get_device_properties(group.device).total_memory)
+    else:  # its part of the host's
+        memory_nbytes = known["memory_bytes"] // len(place.members)
+    is_first = group.rank == place.members[0]
+    own = description.RankFigures(
+        hostname=platform.node(),
+        cores=cores,
+        device_memory_bytes=memory_nbytes,
+        facts=known,
+        # All ranks take these measurements together, in this order.
+        device=devices.measure_device(on_device, group.device),
+        copies=devices.measure_copies(on_host, place),
+        sum_s=devices.measure_sums(on_host) if several else None,
+        codec_latencies=devices.measure_codec_latencies(on_host, deadline_s) if several else {},
+        host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
+    )
+    rows = [
+        description.RankFigures.model_validate(row)
+        for row in group.gather(own.model_dump(mode="json"))
+    ]
+    hosts = sorted({tuple(members) for members in group.gather(list(place.members))})
+    method = (
+        f"measured by paceline probe {version('paceline')} on {time.strftime('%Y-%m-%d')}, "
+        f"torch {torch.__version__}, Python {known['python']}, {known['system']}"
+    )
+    name = description.name_from(settings.output.stem)
+    machine = description.machine_of(name, rows, hosts, group.device.type, method)
+    if not several and not on_gpu:
+        return machine
+    links = Links(machine, hosts, on_host, on_device, method).measure()
+    return Machine.model_validate(machine.model_dump() | {"links": links})
+
+
+def main() -> None:
+    """Do the part of one rank, with the settings that the launcher gave as the only argument."""
+    leave(work(ProbeSettings.model_validate_json(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

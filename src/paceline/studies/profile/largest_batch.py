@@ -1,0 +1,180 @@
+"""Search for the largest batch that fits, by training steps in processes with limited memory.
+
+`python -m paceline.studies.profile.largest_batch` tries one batch, and prints one JSON object that
+says whether it fits.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.core.settings import Record
+from paceline.core.workload import largest_batch
+from paceline.exchange.loop import SGD, Share, train_step
+from paceline.links.group import device_of_rank
+from paceline.links.processes import module_command, output, reason
+from paceline.models import describe, find
+from paceline.record.clock import HostClock
+from paceline.record.recorder import Recorder
+from paceline.records.profile import AttemptRow, LargestBatch, ProfileSettings
+from paceline.studies.profile.memory_use import free_nbytes, held_nbytes, make_momentum
+from paceline.studies.profile.profiled_steps import fitted_to
+
+_FINENESS = 16  # the search ends where the next attempt would be less than 1/16 larger
+_FEW, _MOST = 2, 2**24  # of one sample, batch norm has no variance
+_SHARE_OF_FREE = 0.9  # the rest is left to other processes
+_OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
+
+
+class GaveUp(Exception):
+    """An attempt reached its deadline, so that the batch may or may not fit."""
+
+
+def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
+    """Return the largest batch from 1 to `most` that was seen to fit, to a 16th; 0 if none does.
+
+    The search doubles `first` while it fits or halves it until it does, and then bisects. It
+    assumes that any batch smaller than one that fits does, too. The second value is false if an
+    attempt raised GaveUp, so that a larger batch may fit.
+    """
+    low, high = 0, most + 1
+    size = min(max(1, first), most)
+    try:
+        while high - low > 1 + low // _FINENESS:
+            if fits(size):
+                low = size
+            else:
+                high = size
+            if high > most:  # no batch was too large yet
+                size = min(2 * low, most)
+            else:
+                size = high // 2 if low == 0 else (low + high) // 2
+    except GaveUp:
+        return low, False
+    return low, True
+
+
+class Attempt(Record):
+    """A batch to try, of samples of `sample_shape`.
+
+    With `several_labels` a sample may have several of the `num_outputs` classes.
+    """
+
+    model: str
+    num_classes: int | None
+    num_outputs: int
+    several_labels: bool
+    sample_shape: tuple[int, ...]
+    batch_size: int
+    limit_nbytes: int
+
+
+def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> LargestBatch:
+    """Search for the largest batch of one worker; `report` gets a line for each attempt.
+
+    A batch does not fit if its process was killed or ended with an error, whatever the error is.
+    """
+    device = device_of_rank()
+    fitted = fitted_to(settings)
+    limit = int(settings.memory or _SHARE_OF_FREE * free_nbytes(device))
+    workload = describe(fitted.model, torch.zeros(_FEW, *fitted.data.sample_shape))
+    attempt = Attempt(
+        model=fitted.name,
+        num_classes=fitted.num_classes,
+        num_outputs=fitted.data.num_classes,
+        several_labels=fitted.data.train[0][1].dtype == torch.bool,
+        sample_shape=fitted.data.sample_shape,
+        batch_size=_FEW,
+        limit_nbytes=limit,
+    )
+    del fitted
+    rows: list[AttemptRow] = []
+
+    def tried(batch_size: int) -> AttemptRow:
+        rows.append(attempted(attempt.model_copy(update={"batch_size": batch_size}), settings))
+        report(f"batch of {batch_size}: {rows[-1].why}, after {rows[-1].seconds:.1f} s")
+        return rows[-1]
+
+    def fits(batch_size: int) -> bool:
+        if tried(batch_size).seconds >= settings.attempt_s:
+            raise GaveUp
+        return rows[-1].fits
+
+    few = tried(_FEW)
+    predicted = largest_batch(workload, limit - (few.base_nbytes or 0))
+    found, complete = largest(fits, min(predicted, _MOST) if few.fits else 1, _MOST)
+    return LargestBatch(
+        batch_size=found,
+        limit_nbytes=limit,
+        predicted=predicted,
+        complete=complete,
+        attempts=tuple(rows),
+    )
+
+
+def attempted(attempt: Attempt, settings: ProfileSettings) -> AttemptRow:
+    """Try a batch in a child process, which has ended when this returns or raises."""
+    command = module_command("paceline.studies.profile.largest_batch", attempt.model_dump_json())
+    started = time.monotonic()
+    try:
+        done = output(command, settings.attempt_s, termination_s=0)
+        # The model may print, too: the last line is ours.
+        lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
+        answer = json.loads(lines[-1])
+        row = {key: answer[key] for key in ("fits", "why", "base_nbytes")}
+    except (IndexError, KeyError, TypeError, ValueError):  # it ended without an answer
+        why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
+        row = {"fits": False, "why": why}
+    except TimeoutError:
+        row = {"fits": False, "why": f"not done after {settings.attempt_s:g} s, the deadline"}
+    seconds = time.monotonic() - started
+    return AttemptRow(batch_size=attempt.batch_size, seconds=seconds, **row)
+
+
+def try_step(attempt: Attempt) -> dict[str, Any]:
+    """Take a step with limited memory; return if it fits, why not, and the memory used before."""
+    device, limit = device_of_rank(), attempt.limit_nbytes
+    base = {"base_nbytes": held_nbytes(device, limited=True)}
+    # Of the GPU's memory, or of private writable memory.
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    else:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
+    try:
+        model = find(attempt.model).build(attempt.num_classes).train().to(device)
+        optimizer = SGD().optimizer(model)
+        # The first update allocates the momentum: before the step, so that the step's peak has it.
+        make_momentum(model, optimizer)
+        size, num_outputs = attempt.batch_size, attempt.num_outputs
+        inputs = torch.randn(size, *attempt.sample_shape, device=device)
+        if attempt.several_labels:
+            targets = torch.rand(size, num_outputs, device=device) < 0.5
+        else:
+            targets = torch.randint(num_outputs, (size,), device=device)
+        share = Share(inputs, targets, 1.0)
+        train_step(model, optimizer, iter((share,)), Recorder(HostClock(), "", 0))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a GPU reports errors only when it is waited for
+    except (MemoryError, RuntimeError) as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        marked = any(mark in first_line for mark in _OUT_OF_MEMORY)
+        out_of_memory = isinstance(error, MemoryError) or marked
+        return {"fits": False, "why": "out of memory" if out_of_memory else first_line} | base
+    return {"fits": True, "why": "a training step was taken"} | base
+
+
+def main() -> None:
+    """Try one step, as the only argument says, and print what it needed."""
+    sys.stdout.write(json.dumps(try_step(Attempt.model_validate_json(sys.argv[1]))) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Measure what a process holds in memory, and what the tensors of a step take."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from paceline.measure.this_machine import memory_bytes
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
+    """Return the resident memory of this process, or what PyTorch has reserved on a GPU.
+
+    With `limited`, the memory that counts against the limit of an attempt.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    return _field(_STATUS, "VmData" if limited else "VmRSS")
+
+
+def forget_peak(device: torch.device) -> None:
+    """Reset the peak; where the kernel forbids it, the peak remains that since the start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        _CLEAR.write_text("5")  # resets VmHWM
+
+
+def peak_nbytes(device: torch.device) -> int:
+    """Return the most that this process has held since the peak was reset."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    return _field(_STATUS, "VmHWM")
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Return the memory that a new process can have, of the GPU or of this container."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _field(_MEMINFO, "MemAvailable")
+    # ValueError if there is no limit, which the file calls "max".
+    with suppress(OSError, ValueError):
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _field(path: Path, name: str) -> int:
+    """Return a field of a file of /proc, which counts in KiB; without it, the whole memory."""
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return memory_bytes()
+
+
+class Tracked(NamedTuple):
+    """The peak of a step in bytes of tensors, and the bytes that each operator took and kept."""
+
+    peak_nbytes: int
+    by_operator: dict[str, int]
+
+
+def track(
+    step: Callable[[], object],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Tensor, ...],
+) -> Tracked:
+    """Take a step and return the peak of all tensors: the model's, the optimizer's and others.
+
+    Gradients must be None and the optimizer's state must exist, so take a step before. `batch` are
+    the tensors that the step trains on, which exist before it as well.
+    """
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    tensors = (*model.parameters(), *model.buffers(), *state, *batch)
+    # Views share a storage, which counts once.
+    storages = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if isinstance(tensor, Tensor)
+    }
+    before = sum(storages.values())
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        held = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return Tracked(before + torch.cuda.max_memory_allocated(device) - held, {})
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    memory = [event for event in events if event.get("name") == "[memory]"]
+    memory.sort(key=lambda event: event["ts"])
+    on_cpu = [event["args"] for event in memory if event["args"].get("Device Type") == 0]
+    # Each event has the allocator's total after it. The total counts neither memory that was
+    # allocated before the profile nor its release.
+    start = on_cpu[0]["Total Allocated"] - on_cpu[0]["Bytes"] if on_cpu else 0
+    most = max((int(args["Total Allocated"]) - int(start) for args in on_cpu), default=0)
+    by_operator = {row.key: int(row.self_cpu_memory_usage) for row in found.key_averages()}
+    return Tracked(before + most, by_operator)
+
+
+def make_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer allocate its state, by an update with gradients of zero."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

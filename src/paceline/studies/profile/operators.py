@@ -1,0 +1,155 @@
+"""Record steps with torch.profiler: operators by name, the time between them, and totals.
+
+On a CPU an operator's time is that of its call, without the operators that it calls. On a GPU it is
+the time of its kernel, and the host's side is overhead; backward runs in a thread of its own there,
+so only the whole step is compared with our spans.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # there, but not declared
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from paceline.core.plan import COMPUTE, Kind
+from paceline.core.timeline import Span
+from paceline.record.recorder import Recorder
+from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
+
+_PREFIX = "paceline: "
+_PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+_US = 1e-6
+_MOST_CALLS = 8  # kinds of calls of the driver or of the exchange that are shown
+_CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
+# Ranges that are no operators, and the label of their own time.
+_BETWEEN = {
+    _PREFIX: "Python and dispatch between operators",
+    "autograd::engine": "autograd's own bookkeeping",
+    "Optimizer.": "the optimizer's own Python",
+}
+
+Step = Callable[[Recorder], object]
+
+
+class Annotating(Recorder):
+    """A recorder that also marks the phases of a step for torch.profiler."""
+
+    _range: record_function | None = None
+
+    def begin_phase(self, kind: Kind) -> None:
+        """Begin the phase here and in torch.profiler."""
+        self._range = record_function(f"{_PREFIX}{kind}")
+        self._range.__enter__()
+        super().begin_phase(kind)
+
+    def end_phase(self) -> None:
+        """End the phase here and in torch.profiler."""
+        super().end_phase()
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+
+@dataclass(frozen=True)
+class ThroughTorch:
+    """Times by torch.profiler, per step: of operators, between them, and of `calls`.
+
+    `calls` are those of the CUDA driver and of the exchange. With other ranks, `between` includes
+    waiting for them.
+    """
+
+    agreement: tuple[AgreementRow, ...]
+    between: tuple[OverheadRow, ...]
+    calls: tuple[OverheadRow, ...]
+    operators: tuple[OperatorRow, ...]
+
+
+def through_torch(
+    step: Step, recorder: Annotating, model: nn.Module, device: torch.device, num_steps: int
+) -> ThroughTorch:
+    """Take steps under our recorder and torch.profiler at once, after a first step to warm up."""
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities):
+        step(recorder)  # torch.profiler's first step takes long
+    recorder.start_trace(model)
+    with profile(activities=activities) as found:
+        for _ in range(num_steps):
+            step(recorder)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    recorder.stop_trace()
+    return _of_averages(found.key_averages(), recorder.spans(), num_steps)
+
+
+def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int) -> ThroughTorch:
+    """Return the rows of torch.profiler's averages by name, beside our spans of the same steps."""
+    on_cpu = [one for one in averages if one.device_type == DeviceType.CPU]
+    kernels = [one for one in averages if one.device_type != DeviceType.CPU]
+    kernels = [one for one in kernels if not one.key.startswith(tuple(_BETWEEN))]
+    operators = [one for one in on_cpu if not one.key.startswith((*_BETWEEN, *_CALLS))]
+    ranges = {one.key: one for one in on_cpu if one.key.startswith(_PREFIX)}
+    step_s = sum(one.cpu_time_total for one in ranges.values()) * _US / num_steps
+
+    def overhead(what: str, rows: Sequence[Any], calls: float | None = None) -> OverheadRow:
+        """Return the host's seconds a step in these rows, without the operators they call."""
+        seconds = float(sum(row.self_cpu_time_total for row in rows)) * _US / num_steps
+        return OverheadRow(what=what, seconds=seconds, share=seconds / step_s, calls=calls)
+
+    between = [
+        overhead(what, [row for row in on_cpu if row.key.startswith(prefix)])
+        for prefix, what in _BETWEEN.items()
+    ]
+    calls = [row for row in on_cpu if row.key.startswith(_CALLS) and row.self_cpu_time_total > 0]
+    calls.sort(key=lambda row: -row.self_cpu_time_total)
+    if kernels:
+        between.insert(0, overhead("the host's side of operators", operators))
+    return ThroughTorch(
+        tuple(_agreement(kernels, ranges, spans, num_steps)),
+        tuple(between),
+        tuple(overhead(row.key, [row], row.count / num_steps) for row in calls[:_MOST_CALLS]),
+        _operator_rows(kernels or operators, num_steps),
+    )
+
+
+def _agreement(
+    kernels: Sequence[Any], ranges: Mapping[str, Any], spans: Sequence[Span], num_steps: int
+) -> Iterator[AgreementRow]:
+    """Yield our seconds beside torch's: of all kernels on a GPU, of each phase on a CPU."""
+    ours_s: dict[Kind, float] = defaultdict(float)
+    for span in spans:
+        ours_s[span.kind] += span.duration_s / num_steps
+    if kernels:
+        seconds = sum(row.self_device_time_total for row in kernels) * _US / num_steps
+        ours = sum(ours_s[kind] for kind in COMPUTE)
+        yield AgreementRow(phase="kernels", ours_s=ours, torch_s=seconds, in_operators_s=seconds)
+        return
+    for kind in _PHASES:
+        found = ranges.get(f"{_PREFIX}{kind}")
+        whole = 0.0 if found is None else found.cpu_time_total * _US / num_steps
+        own = 0.0 if found is None else found.self_cpu_time_total * _US / num_steps
+        yield AgreementRow(
+            phase=kind.value, ours_s=ours_s[kind], torch_s=whole, in_operators_s=whole - own
+        )
+
+
+def _operator_rows(rows: Sequence[Any], num_steps: int) -> tuple[OperatorRow, ...]:
+    """Return the operators with time of their own, longest first."""
+    on_gpu = any(row.device_type != DeviceType.CPU for row in rows)
+    field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    total = sum(getattr(row, field) for row in rows) or 1.0
+    return tuple(
+        OperatorRow(
+            name=row.key,
+            calls=row.count / num_steps,
+            seconds=getattr(row, field) * _US / num_steps,
+            share=getattr(row, field) / total,
+            nbytes=0,
+        )
+        for row in sorted(rows, key=lambda row: -getattr(row, field))
+        if getattr(row, field) > 0
+    )

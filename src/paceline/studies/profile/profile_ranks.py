@@ -1,0 +1,219 @@
+"""Profile on all ranks at once, make rows of their findings, and write the files of a result.
+
+`python -m paceline.studies.profile.profile_ranks` is how the launcher starts a rank. Only rank 0
+prints and writes.
+"""
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from paceline.core.compare import Breakdown, breakdown
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
+from paceline.core.settings import Record
+from paceline.core.timeline import Span, intersection, length, quartiles, union
+from paceline.links.group import Group
+from paceline.links.launch import launch
+from paceline.links.processes import module_command
+from paceline.measure.this_machine import facts
+from paceline.record.trace import write_trace
+from paceline.records import profile
+from paceline.records.result import read_result
+from paceline.report import write_report
+from paceline.report.terminal import console
+from paceline.runs.folder import make_folder, new_id
+from paceline.runs.launching import as_rank, check_cores, leave, under_torchrun
+from paceline.studies.profile import profiled_steps
+from paceline.studies.profile.largest_batch import find_largest
+from paceline.studies.profile.profile_summary import insights_of, summary, tables
+
+_MOST_OPERATORS = 20
+_SILENT = "99"  # else torch.profiler's library reports each start on standard error
+
+
+class ProfileRequest(Record):
+    """A request to the ranks: profile with these settings, into the folder of `run_id`."""
+
+    settings: profile.ProfileSettings
+    run_id: str
+    debug: bool = False
+
+
+def profile_model(
+    settings: profile.ProfileSettings, *, as_json: bool = False, debug: bool = False
+) -> None:
+    """Profile, write result, trace and report, and print the result.
+
+    Raises InvalidInput or WorkerLost for errors that the workers could not report themselves, and
+    WorkersFailed for those that they have reported.
+    """
+    if under_torchrun():
+        raise InvalidInput("profile starts its workers itself; run it without torchrun")
+    check_cores(settings.workers)
+    request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)
+    module = "paceline.studies.profile.profile_ranks"
+    command = module_command(module, request.model_dump_json())
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    launch(command, settings.workers, settings.port)
+    folder = settings.output / request.run_id
+    result = read_result(folder)
+    assert isinstance(result, profile.ProfileResult), "the workers write a profile"
+    # Written before the search, too, which may take long and be interrupted.
+    result = _written(folder, result)
+    if settings.largest_batch:
+        largest = find_largest(settings, console(stderr=True).print)
+        result = _written(folder, result.model_copy(update={"largest": largest}))
+    out = console()
+    if as_json:
+        out.print_json(result.model_dump_json())
+        return
+    for table in tables(result):
+        out.print(table)
+    out.print(summary(result, str(folder)), soft_wrap=True)
+
+
+def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
+    """Write the result with its insights and its report, and return it."""
+    result = result.model_copy(update={"insights": tuple(insights_of(result))})
+    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_report(folder)
+    return result
+
+
+def _profile_rank(request: ProfileRequest, group: Group) -> None:
+    settings = request.settings
+    err = console(stderr=True, quiet=group.rank != 0)
+    subject = profiled_steps.subject_of(settings, group)
+    # Made now, so that a folder that cannot be written ends the run before its steps.
+    folder = make_folder(settings.output, request.run_id) if group.rank == 0 else None
+    workload = subject.workload
+    err.print(
+        f"{settings.model}: {workload.num_parameters:,} parameters in {len(workload.layers)} "
+        f"layers; {settings.steps} steps as they are, and as many recorded"
+    )
+    findings = profiled_steps.profile_rank(settings, subject, group)
+    result = result_of(settings, request.run_id, findings, group)
+    if folder is not None:
+        write_trace(folder / "trace.json", findings.blocks.timelines[-1:])
+        (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+
+
+def result_of(
+    settings: profile.ProfileSettings, run_id: str, found: profiled_steps.Findings, group: Group
+) -> profile.ProfileResult:
+    """Return the result, from the findings of all ranks. All ranks must call it together."""
+    blocks = found.blocks
+    plain = list(chain.from_iterable(blocks.plain))
+    recorded = list(chain.from_iterable(blocks.recorded))
+    parts = [breakdown(timeline) for timeline in blocks.timelines]
+    names = [field.name for field in fields(Breakdown)]
+    stages_s = {name: fmean(getattr(one, name) for one in parts) for name in (*names, "compute_s")}
+    step_s = stages_s["compute_s"] + stages_s["exposed_s"] + stages_s["idle_s"]
+    waits = [
+        profile.OverheadRow(what=what, seconds=seconds, share=seconds / step_s)
+        for what, seconds in (
+            ("waiting for the exchange", stages_s["exposed_s"]),
+            ("neither computing nor exchanging", stages_s["idle_s"]),
+        )
+    ]
+    held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
+    phases = _by_phase(blocks.spans)
+    samples = len(found.subject.data.train) / len(found.subject.batches)
+    return profile.ProfileResult(
+        id=run_id,
+        settings=settings,
+        machine=facts(group.device),
+        step=spread(plain),
+        recorded_step=spread(recorded),
+        cost=median(recorded) / median(plain) - 1,
+        recorded_typical_s=fmean(group.gather(fmean(map(profiled_steps.typical, blocks.recorded)))),
+        stages=tuple(
+            profile.StageRow(stage=name.removesuffix("_s"), seconds=stages_s[name])
+            for name in names
+        ),
+        forward=spread(phases[Kind.FORWARD]),
+        backward=spread(phases[Kind.BACKWARD]),
+        update=spread(phases[Kind.STEP]),
+        layers=tuple(_layers(found)),
+        resources=tuple(_resources(blocks, group)),
+        overheads=(*waits, *found.alone.between, *found.together.calls),
+        operators=tuple(
+            row.model_copy(update={"nbytes": found.by_operator.get(row.name, 0)})
+            for row in found.together.operators[:_MOST_OPERATORS]
+        ),
+        agreement=found.alone.agreement,
+        memory=found.memory,
+        workers=tuple(held),
+        largest=None,
+        samples_per_s=samples / median(plain),
+        insights=(),
+        peak_memory_bytes=tuple(row.training_nbytes for row in held),
+    )
+
+
+def spread(values: Sequence[float]) -> profile.Quartiles:
+    """Return the median and the quartiles; zeros if there are no values."""
+    lower, middle, upper = quartiles(values or [0.0])
+    return profile.Quartiles(median_s=middle, lower_s=lower, upper_s=upper)
+
+
+def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
+    """Return the seconds of each kind of span, step by step."""
+    phases: dict[Kind, list[float]] = defaultdict(list)
+    for spans in blocks:
+        steps: dict[tuple[Kind, int], float] = defaultdict(float)
+        for span in spans:
+            if span.step:  # the first step of a block is not typical
+                steps[span.kind, span.step] += span.duration_s
+        for (kind, _), seconds in steps.items():
+            phases[kind].append(seconds)
+    return phases
+
+
+def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
+    seconds: dict[tuple[Kind, str], list[float]] = defaultdict(list)
+    for span in chain.from_iterable(found.blocks.spans):
+        if span.step:  # the first step of a block is not typical
+            seconds[span.kind, span.part].append(span.duration_s)
+    for layer in found.subject.workload.layers:
+        yield profile.LayerRow(
+            name=layer.name,
+            forward=spread(seconds[Kind.FORWARD, layer.name]),
+            backward=spread(seconds[Kind.BACKWARD, layer.name]),
+            num_parameters=layer.num_parameters,
+            kept_nbytes=layer.kept_nbytes or 0,
+        )
+
+
+def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.ResourceRow]:
+    """Yield the mean seconds of a step in which lanes, and then the workers' cores, were busy."""
+    seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for timeline in blocks.timelines:
+        for resource, track in timeline.tracks.items():
+            steps = timeline.steps_of(resource.owner)
+            busy = length(intersection(union(track), steps))
+            seen[str(resource)].append((busy / len(steps), length(steps) / len(steps)))
+    rows = {name: [fmean(column) for column in zip(*of, strict=True)] for name, of in seen.items()}
+    # The processor time of a step of each worker is a mean over its cores.
+    own: list[Any] = group.gather([blocks.processor_s, fmean(chain.from_iterable(blocks.plain))])
+    cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
+    for name, (busy, step) in (*sorted(rows.items()), *cores):
+        yield profile.ResourceRow(resource=name, busy_s=busy, idle_s=max(0.0, step - busy))
+
+
+def main() -> None:
+    """Do the part of one rank, with the request that the launcher gave as the only argument."""
+    asked = ProfileRequest.model_validate_json(sys.argv[1])
+    leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s, asked.debug))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""State the findings of a profile, in sentences and in tables."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from paceline.core.outcome import Insight
+from paceline.records.profile import ProfileResult
+from paceline.report.format import duration, nbytes, number, share
+from paceline.report.profile import operator_rows, overhead_rows, stage_rows
+from paceline.report.terminal import table
+
+_WORTH = 0.1  # a smaller share of a step is not worth a change
+_LIMITS = {
+    "computation": "Computation limits: forward and backward take most of a step",
+    "communication": "Communication limits: workers wait for gradients in much of a step",
+    "calls": "Calls limit: much of a step passes between operators, in Python and in dispatch",
+    "update": "The weight update limits: it takes much of a step",
+    "loading": "Loading limits: workers wait for their batches in much of a step",
+    "idle": "Nothing of the model limits: for much of a step workers neither compute nor exchange",
+}
+# By the part of a step: what to change first, and the cost that this removes.
+_REMEDIES = {
+    "communication": (
+        "hide or shrink the exchange (another --strategy, a codec), or give each worker larger "
+        "batches",
+        "exposed communication",
+    ),
+    "calls": (
+        "take larger batches, of which the calls cost the same, or fewer and larger layers",
+        "the time between operators",
+    ),
+    "update": ("take larger batches, which need fewer updates", "the weight update"),
+    "loading": ("load beside training, or keep the data in memory", "loading"),
+    "idle": ("find in the timeline what the workers wait for", "idle time"),
+}
+_MOST_LAYERS = 12
+_MOST_OPERATORS = 8
+
+
+def insights_of(result: ProfileResult) -> Iterator[Insight]:
+    """Yield the limit of a step, the first change to make, and the limit of memory."""
+    parts = _shares(result)
+    limit = max(parts, key=parts.__getitem__)
+    others = {name: part for name, part in parts.items() if name != "computation"}
+    worst = max(others, key=others.__getitem__)
+    if others[worst] < _WORTH:
+        worst = "computation"
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    figures = (
+        ("step", duration(result.step.median_s)),
+        *((name, f"{share(part)} of a step") for name, part in largest),
+    )
+    yield Insight("limit", f"{_LIMITS[limit]}.", figures)
+    yield _change(worst, parts[worst], result)
+    yield _memory(result)
+
+
+def _shares(result: ProfileResult) -> dict[str, float]:
+    """Return the shares of a step; time between operators counts as calls, not computation."""
+    seconds = {row.stage: row.seconds for row in result.stages}
+    step = result.stages_s or 1.0
+    passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
+    between = sum(row.torch_s - row.in_operators_s for row in passes)
+    computing = (seconds["forward"] + seconds["backward"]) / step
+    calls = computing * between / (sum(row.torch_s for row in passes) or 1.0)
+    return {
+        "computation": computing - calls,
+        "communication": seconds["exposed"] / step,
+        "calls": calls,
+        "update": seconds["update"] / step,
+        "loading": seconds["load"] / step,
+        "idle": seconds["idle"] / step,
+    }
+
+
+def _change(worst: str, lost: float, result: ProfileResult) -> Insight:
+    step_s = result.step.median_s
+    without_s = step_s * (1 - lost)
+    if worst == "computation":
+        slowest = max(result.layers, key=lambda row: row.median_s)
+        part = slowest.median_s / result.stages_s
+        figures = [(f"layer {slowest.name}", f"{share(part)} of a step")]
+        if result.operators:
+            first = result.operators[0]
+            figures.append((first.name, f"{share(first.share)} of the operators"))
+        return Insight(
+            "change",
+            f"Change the arithmetic first: layer {slowest.name} alone takes {share(part)} of a "
+            "step, and no other cost is worth 10 %.",
+            tuple(figures),
+        )
+    advice, cost = _REMEDIES[worst]
+    gain = step_s / without_s if without_s > 0 else float("inf")
+    return Insight(
+        "change",
+        f"First {advice}: without {cost} a step would take {duration(without_s)}, {gain:.2f} times "
+        "as fast.",
+        ((worst, f"{share(lost)} of a step"), ("step", duration(step_s))),
+    )
+
+
+def _memory(result: ProfileResult) -> Insight:
+    memory = result.memory
+    copies = memory.parameters + memory.gradients + memory.momentum
+    if memory.features > copies:
+        sentence = (
+            f"Feature maps take most of the memory, {memory.features / copies:.1f} times what "
+            "parameters, gradients and momentum take: it grows with the batch."
+        )
+    else:
+        sentence = (
+            "Parameters, gradients and momentum take most of the memory, "
+            f"{copies / max(1, memory.features):.1f} times what feature maps take: a larger batch "
+            "costs little."
+        )
+    figures: list[tuple[str, str]] = [
+        ("feature maps", nbytes(memory.features)),
+        ("parameters, gradients, momentum", nbytes(copies)),
+        ("at most at once", nbytes(memory.measured)),
+    ]
+    if result.largest is not None:
+        largest = result.largest
+        at_least = "" if largest.complete else " at least"
+        sentence += (
+            f" The largest batch of a worker that fits into {nbytes(largest.limit_nbytes)} is"
+            f"{at_least} {largest.batch_size:,}."
+        )
+        figures.append(("largest batch predicted", f"{largest.predicted:,}"))
+    return Insight("memory", sentence, tuple(figures))
+
+
+def tables(result: ProfileResult) -> Iterator[Table]:
+    """Yield the stages, the slowest layers, the waits and the operators, for a terminal."""
+    head: tuple[str, ...] = ("time", "of the step")
+    yield table("Where a step goes", ("",), head, stage_rows(result), boxed=False)
+    slowest = sorted(result.layers, key=lambda row: row.median_s, reverse=True)
+    layers = [
+        (
+            row.name,
+            duration(row.forward.median_s),
+            duration(row.backward.median_s),
+            f"{row.num_parameters:,}",
+            nbytes(row.kept_nbytes),
+        )
+        for row in slowest[:_MOST_LAYERS]
+    ]
+    head = ("forward", "backward", "parameters", "kept")
+    yield table(f"The slowest of {len(slowest)} layers", ("layer",), head, layers, boxed=False)
+    head = ("time a step", "of the step", "calls")
+    yield table("Calls and waits", ("",), head, overhead_rows(result), boxed=False)
+    operators = [row[:-1] for row in operator_rows(result)[:_MOST_OPERATORS]]
+    head = ("time a step", "of all", "calls")
+    yield table("Operators, by torch.profiler", ("operator",), head, operators, boxed=False)
+
+
+def summary(result: ProfileResult, folder: str) -> str:
+    """Return the findings of a profile in a few lines."""
+    step, memory = result.step, result.memory
+    lines = [
+        f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
+        f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
+        f"recording  {share(result.cost, signed=True)} of a step; the stages' sum is "
+        f"{share(result.stages_error, signed=True)} off",
+        f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
+        f"{nbytes(memory.predicted)} ({share(memory.error, signed=True)})",
+    ]
+    if result.surplus_nbytes is not None:
+        lines.append(f"surplus    worker 0 needs {nbytes(result.surplus_nbytes)} more than others")
+    if result.largest is not None:
+        lines.append(
+            f"largest    a batch of {result.largest.batch_size:,} fits into "
+            f"{nbytes(result.largest.limit_nbytes)}; predicted {result.largest.predicted:,}"
+        )
+    lines += [f"{row.topic:<10} {row.sentence}" for row in result.insights]
+    return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])

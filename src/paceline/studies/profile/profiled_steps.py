@@ -1,0 +1,243 @@
+"""Take the steps of a profile on this rank: as they are, recorded, and under torch.profiler.
+
+All ranks take the same steps at the same time, because ranks of one machine slow each other down.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Span, Timeline
+from paceline.core.workload import Workload, kept_nbytes, replica_nbytes
+from paceline.data import Dataset, ShardedBatches, loader
+from paceline.exchange.loop import SGD, Share, shares, train_step
+from paceline.exchange.replica import ModelReplica
+from paceline.links.group import Group
+from paceline.measure.timing import endless, seconds_between
+from paceline.models import describe, find
+from paceline.models.factory import Fitted, fitted
+from paceline.record.clock import Clock, clock_for
+from paceline.record.merge import clock_offset, gather_timeline
+from paceline.record.recorder import Recorder
+from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
+from paceline.records.settings import strategy_config
+from paceline.strategies import find_exchange
+from paceline.studies.profile.memory_use import forget_peak, held_nbytes, peak_nbytes, track
+from paceline.studies.profile.operators import Annotating, Step, ThroughTorch, through_torch
+
+_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # of synthetic data, which have ten classes
+_NUM_WARM_UP = 2
+_TORCH_STEPS = 3
+_LEARNING_RATE = 0.01
+_MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
+_NUM_SETTLING = 2  # an exchange begins anew when its recorder changes
+
+
+@dataclass(frozen=True)
+class ProfiledModel:
+    """A model and its data on one rank; `workload` describes the rank's part of a step."""
+
+    model: nn.Module
+    data: Dataset
+    batches: ShardedBatches
+    workload: Workload
+
+    def source(self, device: torch.device) -> Iterator[Share]:
+        """Yield this rank's part of each step, without end."""
+        batches = loader(self.data.train, self.batches)
+        return endless(partial(shares, self.batches, batches, device))
+
+
+def fitted_to(settings: ProfileSettings) -> Fitted:
+    """Return the model and its data, or synthetic data that divide into whole batches."""
+    spec = settings.data
+    if spec == SYNTHETIC:
+        steps = max(_STEPS_AN_EPOCH, -(-_LEAST_SAMPLES // settings.batch_size))
+        shape = None if ":" in settings.model else find(settings.model).input_shape
+        sizes = [] if shape is None else ["x".join(map(str, shape))]
+        spec = f"{SYNTHETIC}:{','.join([*sizes, f'samples={steps * settings.batch_size}'])}"
+    return fitted(settings.model, spec, settings.seed)
+
+
+def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
+    """Load the data, build the model for it, and describe it. InvalidInput if they do not fit."""
+    if group.world_size != settings.workers:
+        raise InvalidInput(f"workers: {settings.workers} asked for, {group.world_size} started")
+    model, data, *_ = fitted_to(settings)
+    samples, size = len(data.train), settings.batch_size
+    if size > samples:
+        raise InvalidInput(
+            f"batch_size: {size} samples a step, but {data.name} has {samples} for training"
+        )
+    batches = ShardedBatches(samples, size, group.rank, group.world_size, settings.seed)
+    inputs = torch.zeros(-(-size // settings.workers), *data.sample_shape)
+    workload = describe(model, inputs, settings.model)
+    return ProfiledModel(model.to(group.device), data, batches, workload)
+
+
+@dataclass(frozen=True)
+class ProfiledTraining:
+    """A model in training on this rank, and its batches."""
+
+    model: nn.Module
+    replica: ModelReplica
+    optimizer: torch.optim.Optimizer
+    source: Iterator[Share]
+
+    def step(self, recorder: Recorder, *, alone: bool = False) -> None:
+        """Take one step with the other ranks, or `alone` on the model itself, without exchange."""
+        trained = self.model if alone else self.replica
+        train_step(trained, self.optimizer, self.source, recorder)
+
+
+@dataclass
+class Blocks:
+    """Blocks of steps on this rank, each without its first step.
+
+    `plain` and `recorded` are seconds by block. `spans` are this rank's, `timelines` those of all
+    ranks, one for each recorded block. `processor_s` is what a plain step took of each core.
+    """
+
+    plain: list[list[float]] = field(default_factory=list)
+    recorded: list[list[float]] = field(default_factory=list)
+    spans: list[list[Span]] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
+    processor_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The measurements of this rank; see `profile_rank`.
+
+    `together` is what torch.profiler saw of steps with the other ranks, `alone` of steps of this
+    rank's model by itself. `by_operator` is the bytes that operators took and kept.
+    """
+
+    subject: ProfiledModel
+    blocks: Blocks
+    together: ThroughTorch
+    alone: ThroughTorch
+    memory: TensorMemory
+    by_operator: dict[str, int]
+    held: WorkerMemoryRow
+
+
+def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group) -> Findings:
+    """Profile this rank's part of training. All ranks must call it together."""
+    clock, device = clock_for(group.device), group.device
+    name = f"{'gpu' if device.type == 'cuda' else 'cpu'}{group.rank}"
+    recorder = Recorder(clock, name, group.rank)
+    torch.manual_seed(settings.seed + group.rank)  # ranks must not drop out the same units
+    before = held_nbytes(device)
+    forget_peak(device)
+    strategy = find_exchange(settings.strategy)
+    config = strategy_config(strategy, settings.options, settings.workers)
+    training = ProfiledTraining(
+        subject.model,
+        strategy.runner().replica(subject.model, config, group),
+        SGD(_LEARNING_RATE).optimizer(subject.model),
+        subject.source(device),
+    )
+    for _ in range(_NUM_WARM_UP):
+        training.step(recorder)
+    recorder.step_ends()
+    blocks = measure(training, recorder, clock, group, settings.steps)
+    held = WorkerMemoryRow(
+        worker=group.rank, before_nbytes=before, training_nbytes=peak_nbytes(device)
+    )
+
+    def seen(step: Step) -> ThroughTorch:
+        group.barrier()
+        annotating = Annotating(clock, name, group.rank)
+        return through_torch(step, annotating, subject.model, device, _TORCH_STEPS)
+
+    # Recording stops: torch.profiler runs beside a recorder of its own.
+    training.replica.record(None)
+    together = seen(training.step)
+    # Closed first: the hooks of the replica would exchange the gradients of steps alone, too.
+    training.replica.close()
+    alone = together if group.world_size == 1 else seen(partial(training.step, alone=True))
+    # The memory of a step of this rank alone.
+    optimizer, workload = training.optimizer, subject.workload
+    optimizer.zero_grad(set_to_none=True)
+    share, unseen = next(training.source), Recorder(clock, "", group.rank)
+    tracked = track(
+        lambda: train_step(subject.model, optimizer, iter((share,)), unseen),
+        subject.model,
+        optimizer,
+        (share.inputs, share.targets),
+    )
+    memory = TensorMemory(
+        parameters=sum(parameter.nbytes for parameter in subject.model.parameters()),
+        gradients=workload.gradient_nbytes,
+        momentum=workload.gradient_nbytes,
+        features=kept_nbytes(workload.layers),
+        inputs=workload.input_nbytes,
+        predicted=replica_nbytes(workload),
+        measured=tracked.peak_nbytes,
+    )
+    return Findings(subject, blocks, together, alone, memory, tracked.by_operator, held)
+
+
+def split(num_steps: int) -> tuple[int, int]:
+    """Return the number of blocks for at least so many steps, and the steps of each."""
+    num_blocks = max(2, min(_MOST_BLOCKS, num_steps // _FEWEST_A_BLOCK))
+    return num_blocks, -(-num_steps // num_blocks)
+
+
+def measure(
+    training: ProfiledTraining, recorder: Recorder, clock: Clock, group: Group, num_steps: int
+) -> Blocks:
+    """Take blocks of steps, plain and recorded in turns. All ranks must call it together.
+
+    Which of a pair goes first alternates, so that a machine that slows down slows both alike.
+    """
+    num_blocks, size = split(num_steps)
+    settling = _NUM_SETTLING if group.world_size > 1 else 0
+    found, processor_s = Blocks(), 0.0
+
+    def block(block_recorder: Recorder | None) -> list[float]:
+        """Return the seconds of `size` steps after settling, recorded if there is a recorder."""
+        training.replica.record(block_recorder)
+        for _ in range(settling):
+            training.step(recorder)
+        if block_recorder is not None:
+            block_recorder.start_trace(training.model)
+        marks: list[Any] = []
+        for _ in range(size + 1):
+            training.step(recorder)
+            marks.append(clock.mark())
+        recorder.stop_trace()
+        recorder.step_ends()
+        return seconds_between(clock, marks)
+
+    for number in range(num_blocks):
+        for recorded in (False, True) if number % 2 == 0 else (True, False):
+            # Gathering took the ranks unequally long, and the first step must not wait for that.
+            group.barrier()
+            if recorded:
+                found.recorded.append(block(recorder))
+                spans = recorder.spans()
+                found.spans.append(spans)
+                found.timelines.append(gather_timeline(spans, clock_offset(group), group))
+            else:
+                before_s = time.process_time()
+                found.plain.append(block(None))
+                processor_s += time.process_time() - before_s
+    taken = num_blocks * (size + 1 + settling)
+    found.processor_s = processor_s / taken / len(os.sched_getaffinity(0))
+    return found
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """Return the mean of the middle half, as timelines average their steps."""
+    outer = len(seconds) // 4
+    middle = sorted(seconds)[outer : len(seconds) - outer]
+    return sum(middle) / len(middle)

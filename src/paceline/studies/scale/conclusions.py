@@ -1,0 +1,343 @@
+"""State the findings of a study: the best method and workers, the limit, and the remedy."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from paceline.core.outcome import Insight
+from paceline.core.timeline import Origin
+from paceline.records.scale import ScaleCell
+from paceline.report.format import counted, duration, nbytes, number, share
+
+Part = Literal["computation", "the link", "synchronisation"]
+Limit = Part | Literal["memory"]
+PAYS = 1.05  # the least gain for which more workers, or samples, are worth it
+_CLOSE = 1.02  # predictions have no quartiles, and are no more precise than that
+
+
+class _Words(NamedTuple):
+    """The words for a part of an epoch: its name, a subject and verb, a remedy and its effect."""
+
+    name: str
+    subject: str
+    remedy: str
+    effect: str
+    gain: str
+
+
+_WORDS: dict[Part, _Words] = {
+    "the link": _Words(
+        "exposed communication",
+        "communication that shows is",
+        "send less, or over a faster link: a codec, a larger batch",
+        "without the communication that shows",
+        "without exposed communication",
+    ),
+    "synchronisation": _Words(
+        "waiting",
+        "waiting for other workers is",
+        "let nobody wait: equal devices, or batches by their speed",
+        "without the waiting",
+        "without waiting",
+    ),
+    "computation": _Words(
+        "computation",
+        "computation is",
+        "compute faster: faster devices, or a smaller network",
+        "on devices twice as fast",
+        "on devices twice as fast",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TimedCell:
+    """A cell without an error, with its seconds of an epoch."""
+
+    cell: ScaleCell
+    epoch_s: float
+    exposed_s: float
+    idle_s: float
+    memory_bytes: int
+
+    @property
+    def rate(self) -> float:
+        """Epochs of one worker's samples per second, which all cells can be compared by."""
+        return self.cell.num_shares / self.epoch_s
+
+    @property
+    def parts(self) -> dict[Part, float]:
+        """The seconds of an epoch for which each of the three is responsible.
+
+        Computation is also what is neither communication nor waiting.
+        """
+        return {
+            "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
+            "the link": self.exposed_s,
+            "synchronisation": self.idle_s,
+        }
+
+    @property
+    def samples(self) -> int:
+        """Samples of a worker's step."""
+        one = self.cell
+        return one.batch if one.scaling == "weak" else -(-one.batch // one.workers)
+
+    def tells_apart(self, other: "TimedCell") -> bool:
+        """Return True if the rates of the two differ by more than their quartiles."""
+        mine, theirs = self.cell.spread, other.cell.spread
+        if mine is None or theirs is None:
+            return self.rate != other.rate
+        return (
+            mine[1] * other.cell.num_shares < theirs[0] * self.cell.num_shares
+            or theirs[1] * self.cell.num_shares < mine[0] * other.cell.num_shares
+        )
+
+
+def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
+    """Return the cells of the most real kind that there is, and of one scaling."""
+    timed = [
+        TimedCell(
+            cell, cell.epoch_s, cell.exposed_s or 0.0, cell.idle_s or 0.0, cell.memory_bytes or 0
+        )
+        for cell in cells
+        if cell.error is None and cell.epoch_s
+    ]
+    for kind in Origin:
+        of_kind = [one for one in timed if one.cell.kind == kind]
+        strong = [one for one in of_kind if one.cell.scaling == "strong"]
+        if of_kind:
+            return strong or of_kind
+    return []
+
+
+def by_workers(cells: Iterable[TimedCell], batch: int) -> dict[int, TimedCell]:
+    """Return the fastest cell with this batch for each number of workers, in ascending order."""
+    return _fastest_by(
+        [one for one in cells if one.cell.batch == batch], lambda one: one.cell.workers
+    )
+
+
+def by_samples(cells: Iterable[TimedCell], like: TimedCell) -> dict[int, TimedCell]:
+    """Return the cells of the same method and workers, by the samples of a worker's step."""
+    sort = (like.cell.method, like.cell.workers)
+    same = [one for one in cells if (one.cell.method, one.cell.workers) == sort]
+    return _fastest_by(same, lambda one: one.samples)
+
+
+def _fastest_by(
+    cells: Iterable[TimedCell], key: Callable[[TimedCell], int]
+) -> dict[int, TimedCell]:
+    found: dict[int, TimedCell] = {}
+    for one in sorted(cells, key=lambda one: (key(one), -one.rate)):
+        found.setdefault(key(one), one)
+    return found
+
+
+def worth(by_number: dict[int, TimedCell]) -> int:
+    """Return the fewest workers that are nearly as fast as the best number."""
+    most = max(one.rate for one in by_number.values())
+    return next(number for number, one in by_number.items() if one.rate * PAYS >= most)
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """A line through the memory of two batches: a fixed part, and a part for each sample.
+
+    A small batch may need less than the process did before its steps. So the peak is convex in the
+    samples, and a larger batch needs at least the value of the line.
+    """
+
+    fixed_bytes: float
+    sample_bytes: float
+
+    def largest(self, capacity_bytes: float) -> int:
+        """Return an upper bound of the samples whose step fits."""
+        return max(0, int((capacity_bytes - self.fixed_bytes) // self.sample_bytes))
+
+
+def memory_of(cells: Iterable[TimedCell], like: TimedCell) -> MemoryLine | None:
+    """Return the line through the two largest batches; None if memory does not grow."""
+    found = by_samples(cells, like)
+    if len(found) < 2:
+        return None
+    *_, (few, small), (many, large) = found.items()
+    sample_bytes = (large.memory_bytes - small.memory_bytes) / (many - few)
+    if sample_bytes <= 0:
+        return None
+    return MemoryLine(small.memory_bytes - few * sample_bytes, sample_bytes)
+
+
+def gains(one: TimedCell) -> dict[Part, float]:
+    """Return the speed-up of an epoch without each of its limits.
+
+    That is without exposed communication, without waiting, and with devices twice as fast.
+    """
+    whole_s = one.epoch_s
+    saved_s = one.parts | {"computation": one.parts["computation"] / 2}
+    return {name: whole_s / max(whole_s - saved, 1e-9 * whole_s) for name, saved in saved_s.items()}
+
+
+def limit(cells: Sequence[TimedCell], one: TimedCell) -> Limit:
+    """Return the limit of a cell: memory, if a larger batch pays and twice its size does not fit.
+
+    Otherwise it is the largest of computation, exposed communication and waiting.
+    """
+    line, capacity = memory_of(cells, one), one.cell.capacity_bytes
+    if line is not None and capacity is not None:
+        *smaller, (largest, _) = by_samples(cells, one).items()
+        pays = largest == one.samples and one.rate > PAYS * smaller[-1][1].rate
+        if pays and line.largest(capacity) < 2 * one.samples:
+            return "memory"
+    return max(one.parts, key=one.parts.__getitem__)
+
+
+def insights(model: str, cells: Iterable[ScaleCell]) -> tuple[Insight, ...]:
+    """Return the conclusions about a model; none if all cells failed.
+
+    They are about cells of one kind (measured rather than rehearsed rather than predicted), and of
+    strong scaling if there are such.
+    """
+    known = comparable(cells)
+    if not known:
+        return ()
+    first = max(known, key=lambda one: one.rate)
+    found = (
+        _method(model, known, first),
+        _workers(known, first),
+        _limit(known, first),
+        _change(known, first),
+        _memory(known, first),
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def _where(one: TimedCell) -> str:
+    cell = one.cell
+    per = " each" if cell.scaling == "weak" else ""
+    return f"on {counted(cell.workers, 'worker')} with a batch of {cell.batch}{per}"
+
+
+def _method(model: str, known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
+    """State the fastest method, on several workers if possible, and the reason."""
+    batch = first.cell.batch
+    most = max(one.cell.workers for one in known if one.cell.batch == batch)
+    workers = first.cell.workers if first.cell.workers > 1 else most
+    same = [one for one in known if (one.cell.workers, one.cell.batch) == (workers, batch)]
+    if len(same) < 2:
+        return None
+    compared = sorted(same, key=lambda one: one.epoch_s)
+    winner, second, *_ = compared
+    name, other = winner.cell.method, (compared[-1] if workers == 1 else second)
+    ratio = other.epoch_s / winner.epoch_s
+    if not winner.tells_apart(other) or ratio < _CLOSE:
+        equal = f"{_where(winner)} {name} and {other.cell.method} are equally fast"
+        told = "on one worker all methods take the same" if workers == 1 else equal
+        told += ", within what the figures can tell"
+    elif workers == 1:
+        more = share(ratio - 1)
+        told = f"on one worker {name} costs least, and {other.cell.method} {more} more"
+    else:
+        # The part of an epoch in which the winner gains most.
+        part = max(_WORDS, key=lambda part: other.parts[part] - winner.parts[part])
+        mine, theirs = (duration(one.parts[part]) for one in (winner, other))
+        told = (
+            f"{_where(winner)} {name} is the fastest, {number(ratio)} times as fast as "
+            f"{other.cell.method}: {_WORDS[part].name} takes {mine} of an epoch, and there {theirs}"
+        )
+    figures = [(f"epoch with {one.cell.method}", duration(one.epoch_s)) for one in compared]
+    figures += [
+        (f"{words.name} with {one.cell.method}", duration(one.parts[part]))
+        for part, words in _WORDS.items()
+        for one in (winner, second)
+    ]
+    return Insight("method", f"For {model} {told}.", tuple(figures))
+
+
+def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
+    """State the number of workers worth using, and the gain or loss of more."""
+    found = by_workers(known, first.cell.batch)
+    if len(found) < 2:
+        return None
+    (fewest, base), *_, (most, last) = found.items()
+    pays = worth(found)
+    chosen = found[pays]
+    speedup = chosen.rate / base.rate
+    each = "" if chosen.cell.scaling == "strong" else " each"
+    start = f"With a batch of {first.cell.batch}{each}, {counted(pays, 'worker')}"
+    if chosen is base:
+        sentence = f"{start} {'is' if pays == 1 else 'are'} enough"
+    else:
+        sentence = (
+            f"{start} still pay: {number(speedup)} times as fast as {counted(fewest, 'worker')}, "
+            f"{share(speedup * fewest / pays, 0)} of what as many would reach without losses"
+        )
+    if most > pays:
+        change = last.rate / chosen.rate - 1
+        verb = "gain" if change >= 0 else "lose"
+        sentence += f"; {most} would {verb} {share(abs(change), 0)}"
+        if not last.tells_apart(chosen):
+            sentence += ", which is within what the figures can tell"
+    figures = tuple(
+        (f"speed-up on {counted(count, 'worker')}, {one.cell.method}", number(one.rate / base.rate))
+        for count, one in found.items()
+    )
+    return Insight("workers", f"{sentence}.", figures)
+
+
+def _limit(known: Sequence[TimedCell], first: TimedCell) -> Insight:
+    name, whole_s = limit(known, first), first.epoch_s
+    figures = [(_WORDS[part].name, share(one / whole_s)) for part, one in first.parts.items()]
+    where = f"{first.cell.method} {_where(first)}"
+    if name == "memory":
+        sentence = (
+            f"Memory limits {where}: larger batches would be faster still, but twice "
+            f"{first.samples} samples of a worker do not fit"
+        )
+        figures.append(("memory of a worker", nbytes(first.memory_bytes)))
+    else:
+        sentence = (
+            f"{name[0].upper()}{name[1:]} limits {where}: {_WORDS[name].subject} "
+            f"{share(first.parts[name] / whole_s, 0)} of an epoch"
+        )
+    return Insight("limit", f"{sentence}.", tuple(figures))
+
+
+def _change(known: Sequence[TimedCell], first: TimedCell) -> Insight:
+    found = gains(first)
+    if limit(known, first) == "memory":
+        sizes = by_samples(known, first)
+        smaller = max(size for size in sizes if size < first.samples)
+        gained = first.rate / sizes[smaller].rate
+        sentence = (
+            "First make room for a larger batch: more memory, or half the bytes a value; going "
+            f"from {smaller} samples of a worker to {first.samples} has made it "
+            f"{number(gained)} times as fast"
+        )
+    else:
+        name = max(_WORDS, key=found.__getitem__)
+        sentence = (
+            f"First {_WORDS[name].remedy}; {_WORDS[name].effect} an epoch would take "
+            f"{duration(first.epoch_s / found[name])} for {duration(first.epoch_s)}"
+        )
+    figures = [
+        (words.gain, f"{number(found[part])} times as fast") for part, words in _WORDS.items()
+    ]
+    return Insight("change", f"{sentence}.", tuple(figures))
+
+
+def _memory(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
+    line, capacity = memory_of(known, first), first.cell.capacity_bytes
+    if line is None or capacity is None:
+        return None
+    most = max(by_samples(known, first))
+    sentence = (
+        f"A worker's memory grows by {nbytes(line.sample_bytes)} or more with each sample of its "
+        f"step: at most {line.largest(capacity):,} fit into {nbytes(capacity)}"
+    )
+    figures = (
+        (f"memory with {first.samples} samples", nbytes(first.memory_bytes)),
+        ("of which does not grow", nbytes(max(0.0, line.fixed_bytes))),
+        ("most samples looked at", str(most)),
+    )
+    return Insight("memory", f"{sentence}.", figures)

@@ -1,0 +1,136 @@
+"""Keep a journal of a study in its folder: the settings, and a line for each finished cell.
+
+A cell in the journal is on the disk, and is not measured again. A last line that is incomplete,
+because the study was killed while writing it, is dropped.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from pydantic import BaseModel, ValidationError
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import Record
+from paceline.records.scale import ScaleCell, ScaleSettings
+from paceline.records.settings import first_fault
+
+_HEADER, _CELLS = "study.json", "cells.jsonl"
+
+
+class JournalHeader(Record):
+    """The study that a folder belongs to."""
+
+    id: str
+    paceline: str
+    settings: ScaleSettings
+
+
+class _Version(BaseModel):
+    """The one field that every version of a header has."""
+
+    paceline: str
+
+
+class Journal:
+    """The finished cells of a study, in order, in a folder, which is made if it does not exist.
+
+    InvalidInput if the folder holds another study, one of another version of Paceline, or one that
+    is under way, or if it cannot be written. `dropped` is true if an incomplete line was dropped.
+    """
+
+    def __init__(self, folder: Path, header: JournalHeader) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / _CELLS).open("a+b")
+            # The kernel releases this lock when the process ends, even by SIGKILL.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise InvalidInput(f"output: another study is under way in {folder}") from None
+        except OSError as error:
+            raise InvalidInput(f"output: cannot write to {folder}: {error.strerror}") from None
+        try:
+            self.header = _agreed(folder / _HEADER, header)
+            self.cells, self.dropped = _read(self._file, folder / _CELLS)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def append(self, cells: Iterable[ScaleCell]) -> None:
+        """Write the cells to the disk: once this returns, a crash does not lose them."""
+        new = tuple(cells)
+        text = "".join(f"{cell.model_dump_json()}\n" for cell in new)
+        self._file.write(text.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.cells += new
+
+
+def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
+    """Return the folder's header, which must have the same settings, or write this one."""
+    if not path.exists():
+        # Renamed when complete: a kill at any moment leaves the whole header or none.
+        partly = path.with_suffix(".part")
+        with partly.open("w") as file:
+            file.write(header.model_dump_json(indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partly.replace(path)
+        return header
+    text = path.read_bytes()
+    try:
+        version = _Version.model_validate_json(text).paceline
+        if version != header.paceline:
+            raise InvalidInput(
+                f"output: {path.parent} is of Paceline {version}, and this is {header.paceline}; "
+                "name another folder"
+            )
+        found = JournalHeader.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    for field in ScaleSettings.model_fields:
+        begun, asked = getattr(found.settings, field), getattr(header.settings, field)
+        if begun != asked:
+            was, now = (
+                ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                for value in (begun, asked)
+            )
+            raise InvalidInput(
+                f"output: {path.parent} was begun with {field} {was}, not {now}; "
+                "name another folder"
+            )
+    return found
+
+
+def _read(file: BinaryIO, path: Path) -> tuple[list[ScaleCell], bool]:
+    """Return the cells of the file, and whether its last line was dropped from it."""
+    file.seek(0)
+    cells: list[ScaleCell] = []
+    good = 0
+    lines = file.read().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            cell = ScaleCell.model_validate_json(line)
+        except ValidationError as error:
+            if number < len(lines):
+                raise InvalidInput(f"{path}: line {number}: {first_fault(error)}") from None
+            break
+        if not line.endswith(b"\n"):
+            break
+        cells.append(cell)
+        good += len(line)
+    dropped = good < sum(map(len, lines))
+    if dropped:
+        file.truncate(good)
+    file.seek(0, os.SEEK_END)
+    return cells, dropped

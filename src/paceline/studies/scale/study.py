@@ -1,0 +1,295 @@
+"""Carry out a study: run after run, each cell into the journal as soon as it is known."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from paceline.core.cost import Roofline, compute_lane, layer_times
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.timeline import Origin
+from paceline.core.workload import Workload
+from paceline.measure.this_machine import facts, memory_bytes
+from paceline.models import describe, find
+from paceline.planner import forecast
+from paceline.planner.search import shortage, with_best_chunk
+from paceline.records.machine_file import KnownDevice, find_device, find_machine
+from paceline.records.result import RunResult
+from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
+from paceline.report import write_report
+from paceline.report.format import counted
+from paceline.strategies import find_exchange
+from paceline.studies.scale import study_runs
+from paceline.studies.scale.conclusions import insights
+from paceline.studies.scale.journal import Journal, JournalHeader
+from paceline.studies.scale.study_runs import Crashed, RunStep, StudyRun
+from paceline.studies.scale.study_terminal import StudyProgress
+
+_SCRATCH = "under-way-"  # folders of runs, of which nothing is kept
+_FORECAST_S = 0.5
+_START_S = 8.0  # imports and rendezvous of a command with its workers
+_FLOPS_PER_S = 2e10  # of a core, to the order of magnitude: the first run corrects it
+_MORE_STEPS = 10  # of a run, to warm up and to be traced
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """A model whose samples have `shape`; `workload(n)` is a worker's step on n of them.
+
+    The model is known to accept batches of `usual_size`.
+    """
+
+    shape: tuple[int, ...]
+    workload: Callable[[int], Workload]
+    usual_size: int
+
+    def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
+        """Return a step on the first devices of a machine, with the best chunk if there are any.
+
+        InvalidInput if the machine has fewer devices, their links do not allow the method, or the
+        step needs more memory than they have.
+        """
+        strategy = find_exchange(method)
+        workload = self.workload(-(-batch_size // workers))
+        machine = machine.for_workers(workers, strategy.symmetric)
+        config: Any = strategy.config(workers=workers)
+        if hasattr(config, "chunk") and workers > 1:
+            config = with_best_chunk(workload, machine, strategy, config)
+        found = forecast(workload, machine, strategy, config, batch_size)
+        problem = shortage(machine, found.memory_nbytes)
+        if problem:
+            raise InvalidInput(problem)
+        parts = {name.removesuffix("_s"): value for name, value in asdict(found.breakdown).items()}
+        return RunStep(
+            found.step_s, parts, max(found.memory_nbytes[name] for name in found.devices)
+        )
+
+
+def study_model(settings: ScaleSettings) -> StudyModel:
+    """Return the model that the settings name.
+
+    A model that is trained has as many outputs as the samples have classes, and otherwise the
+    usual number. InvalidInput if it cannot be built, its samples are not known, or it fails in
+    forward with every batch. A batch with which alone it fails becomes cells with an error.
+    """
+    architecture = find(settings.model)
+    shape, usual = settings.input_shape or architecture.input_shape, architecture.input_shape
+    if shape is None:
+        raise InvalidInput(
+            f"input_shape: model {settings.model} does not say it; write for example 3x224x224"
+        )
+    if settings.trains and usual is not None and shape != usual:
+        raise InvalidInput(
+            f"input_shape: {settings.model} takes {'x'.join(map(str, usual))} where it is trained, "
+            f"not {'x'.join(map(str, shape))}; a factory of your own, as package.module:factory, "
+            "takes any"
+        )
+    classes = settings.classes if settings.trains else None
+    with torch.device("meta" if architecture.num_classes else "cpu"):
+        model = architecture.build(classes if architecture.num_classes else None).train()
+    workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
+    *larger, smallest = sorted(settings.batch, reverse=True)
+    for size in larger:
+        with suppress(InvalidInput):
+            workload(size)
+            return StudyModel(shape, workload, size)
+    workload(smallest)  # raises InvalidInput
+    return StudyModel(shape, workload, smallest)
+
+
+@dataclass(frozen=True)
+class ScalingStudy:
+    """A study whose settings fit its model, its device and its machine."""
+
+    settings: ScaleSettings
+    device: KnownDevice | None
+    machine: Machine | None
+    model: StudyModel
+    memory_bytes: int
+
+    def repeats(self, run: StudyRun) -> int:
+        """Return the number of repetitions; a forecast is the same each time."""
+        return 1 if run.source == "forecast" else self.settings.repeats
+
+    def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
+        """Do a run once, in a child process, and return its steps.
+
+        Raises Crashed or InvalidInput if it failed or reached its deadline. Nothing stays in the
+        folder.
+        """
+        size, workers = run.batch_size, run.workers
+        if size < workers:
+            raise Crashed(f"a batch of {size} cannot be shared by {workers} workers")
+        if run.source == "forecast":
+            assert self.machine is not None
+            step = self.model.predicted(self.machine, run.method, workers, size)
+            return {Origin.PREDICTED: step}
+        try:
+            # In the study's folder, where the next start removes what a killed study leaves.
+            with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
+                arguments = study_runs.run_arguments(
+                    run, self.settings, self.model.shape, Path(scratch)
+                )
+                result = study_runs.answer(arguments, self.settings.deadline_s)
+        except Crashed as error:
+            which = f"repetition {number} of {self.repeats(run)}: " if number > 1 else ""
+            raise Crashed(f"{which}{error}") from None
+        return study_runs.steps_of(RunResult.model_validate(result))
+
+    def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
+        """Return the cells of a run whose repetitions found these steps."""
+        samples = self.settings.samples
+        # The memory of a worker: of its device, or its part of this machine's.
+        capacity = self.memory_bytes / run.workers
+        if run.source == "forecast" and self.machine is not None:
+            capacity = min(device.memory_bytes for device in self.machine.devices)
+        elif run.source == "rehearse" and self.device is not None:
+            capacity = self.device.device.memory_bytes
+        return [
+            study_runs.cell(point, kind, [found[kind] for found in steps], samples, capacity)
+            for point, kind in run.keys
+        ]
+
+    def expected_s(self, run: StudyRun) -> float:
+        """Return a rough estimate of the seconds of a run, which ended runs correct."""
+        if run.source == "forecast":
+            return _FORECAST_S
+        size = self.model.usual_size
+        workload = self.model.workload(size)
+        if run.source == "rehearse" and self.device is not None:
+            known = self.device
+            rate = Roofline.of(known.machine).rates[compute_lane(known.device.name)]
+            times = layer_times(workload, rate)
+            sample_s = (sum(times.forward_s) + sum(times.backward_s) + times.update_s) / size
+        else:
+            cores = len(os.sched_getaffinity(0))
+            flops = sum(one.forward.flops + one.backward.flops for one in workload.layers) / size
+            sample_s = flops * max(1.0, run.workers / cores) / _FLOPS_PER_S
+        step_s = sample_s * -(-run.batch_size // run.workers)
+        num_steps = study_runs.num_steps(run, self.settings) + _MORE_STEPS
+        repetition_s = _START_S + self.settings.profile_s + step_s * num_steps
+        return self.repeats(run) * repetition_s
+
+
+def do_runs(
+    study: ScalingStudy,
+    todo: Sequence[StudyRun],
+    folder: Path,
+    begin: Callable[[StudyRun], None],
+    done: Callable[[StudyRun, list[ScaleCell], float], None],
+) -> None:
+    """Do the runs. `done` is given the cells and the seconds of each run when it ends.
+
+    The repetitions of runs that differ only in their method take turns, and the first one changes,
+    so that a machine that slows down slows all methods alike.
+    """
+    groups: dict[object, list[StudyRun]] = {}
+    for run in todo:
+        groups.setdefault((run.source, run.workers, run.batch_size), []).append(run)
+    turns: list[tuple[StudyRun, int]] = []
+    for group in groups.values():
+        for number in range(1, study.repeats(group[0]) + 1):
+            first = (number - 1) % len(group)
+            turns += [(run, number) for run in (*group[first:], *group[:first])]
+    steps: dict[StudyRun, list[dict[Origin, RunStep]]] = {run: [] for run in todo}
+    taken_s = dict.fromkeys(todo, 0.0)
+    failed = set()
+    for run, number in turns:
+        if run in failed:
+            continue
+        begin(run)
+        started = time.monotonic()
+        cells: list[ScaleCell] = []
+        try:
+            steps[run].append(study.repetition(run, number, folder))
+            if number == study.repeats(run):
+                cells = study.cells(run, steps[run])
+        except (Crashed, InvalidInput) as error:
+            failed.add(run)
+            cells = [
+                ScaleCell(**at._asdict(), kind=kind, error=str(error)) for at, kind in run.keys
+            ]
+        taken_s[run] += time.monotonic() - started
+        if cells:
+            done(run, cells, taken_s[run])
+
+
+def usual_folder(settings: ScaleSettings) -> Path:
+    """Return the default folder of a study, which is the same for the same settings."""
+    text = f"{version('paceline')} {settings.model_dump_json()}"
+    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Path("runs") / f"scale-{settings.model.replace(':', '.')}-{mark}"
+
+
+def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
+    """Do the rest of a study, and write result.json and report.html into its folder.
+
+    Cells that the folder already holds are not measured again, and an interrupted study keeps its
+    finished cells. A cell that fails has an error. Raises InvalidInput if model, device, machine or
+    folder do not fit the settings, or if all cells fail.
+    """
+    device = None if settings.device is None else find_device(settings.device)
+    machine = None if settings.machine is None else find_machine(settings.machine)
+    study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}-scale"
+
+    def remove_scratch() -> None:  # the folders of a run that was killed
+        for path in folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    header = JournalHeader(id=run_id, paceline=version("paceline"), settings=settings)
+    with Journal(folder, header) as journal:
+        remove_scratch()
+        if journal.dropped:
+            screen.print("the last line of cells.jsonl was only half written, and is dropped")
+        if journal.cells:
+            screen.print(f"{counted(len(journal.cells), 'cell')} kept from before")
+        try:
+            _measure(study, journal, screen)
+        except KeyboardInterrupt:
+            kept = f"{counted(len(journal.cells), 'cell')} kept in {folder}"
+            screen.print(f"{kept}; the same command goes on from there")
+            raise
+        finally:
+            remove_scratch()
+    found = {(cell.point, cell.kind): cell for cell in journal.cells}
+    cells = tuple(found[point, kind] for point in settings.points for kind in settings.kinds)
+    result = ScaleResult(
+        id=journal.header.id,
+        paceline=journal.header.paceline,
+        settings=settings,
+        machine=facts(torch.device("cpu")),
+        cells=cells,
+        insights=insights(settings.model, cells),
+    )
+    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_report(folder)
+    errors = [cell.error for cell in cells if cell.error is not None]
+    if len(errors) == len(cells):
+        raise InvalidInput(f"no cell could be done; the first one: {errors[0]}")
+    return result
+
+
+def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
+    known = {(cell.point, cell.kind) for cell in journal.cells}
+    todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
+    expected_s = {run: study.expected_s(run) for run in todo}
+    with StudyProgress(screen, list(expected_s.values())) as progress:
+
+        def done(run: StudyRun, cells: list[ScaleCell], taken_s: float) -> None:
+            journal.append(cell for cell in cells if (cell.point, cell.kind) not in known)
+            progress.done(run, cells, expected_s[run], taken_s)
+
+        do_runs(study, todo, journal.folder, progress.begin, done)

@@ -1,0 +1,200 @@
+"""List the runs of a study, do one in a child process, and turn its result into cells."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from paceline.core.timeline import Origin, quartiles
+from paceline.links.processes import module_command, output, reason
+from paceline.records.result import RunResult
+from paceline.records.scale import Point, ScaleCell, ScaleSettings
+from paceline.report.format import counted
+
+Source = Literal["train", "rehearse", "forecast"]
+TIMED: dict[Source, Origin] = {
+    "train": Origin.MEASURED,
+    "rehearse": Origin.REHEARSED,
+    "forecast": Origin.PREDICTED,
+}
+_PREFIX = "paceline: "
+_FEWEST_STEPS = 5  # of a run that is only there for its prediction
+_LEARNING_RATE = "0.001"  # deep networks must not run away on random samples
+_BESIDE = ("step", "hidden")  # not among the parts that add up to a step
+
+
+class Crashed(Exception):
+    """A run failed in its child process; the text is the reason, in one line."""
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A step to be timed, and the cells that it gives.
+
+    Cells of strong and of weak scaling with the same step share a run: two workers that share a
+    batch of 32 take the same step as two workers with 16 samples each.
+    """
+
+    source: Source
+    method: str
+    workers: int
+    batch_size: int
+    kinds: tuple[Origin, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def label(self) -> str:
+        """The name of the run in a progress bar."""
+        return f"{self.source} {self.method}, {counted(self.workers, 'worker')}, {self.batch_size}"
+
+    @property
+    def keys(self) -> list[tuple[Point, Origin]]:
+        """The point and the kind of each of its cells."""
+        return [(point, kind) for point in self.points for kind in self.kinds]
+
+
+def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
+    """Yield the runs that all cells need, in the order of the cells."""
+    steps: dict[tuple[str, int, int], list[Point]] = {}
+    for point in settings.points:
+        steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
+    # A run also predicts before it measures.
+    kinds, sources = settings.kinds, list[tuple[Source, tuple[Origin, ...]]]()
+    unpredicted = settings.predict and settings.machine is None
+    source: Source
+    for source in ("train", "rehearse"):
+        if TIMED[source] in kinds:
+            own = (TIMED[source],)
+            sources.append((source, (*own, Origin.PREDICTED) if unpredicted else own))
+            unpredicted = False
+    if unpredicted:
+        sources.append(("train", (Origin.PREDICTED,)))
+    if settings.machine is not None:
+        sources.append(("forecast", (Origin.PREDICTED,)))
+    for (method, workers, batch_size), points in steps.items():
+        for source, given in sources:
+            yield StudyRun(source, method, workers, batch_size, given, tuple(points))
+
+
+def run_arguments(
+    run: StudyRun, settings: ScaleSettings, shape: tuple[int, ...], output: Path
+) -> list[str]:
+    """Return the arguments with which `paceline` does a run and writes into `output`.
+
+    `shape` is that of a sample.
+    """
+    shaped = "x".join(map(str, shape))
+    options: dict[str, object] = {
+        "strategy": run.method,
+        "workers": run.workers,
+        "batch-size": run.batch_size,
+        "output": output,
+    }
+    if run.source == "rehearse":
+        assert settings.device is not None
+        options |= {"device": settings.device, "steps": settings.steps, "input-shape": shaped}
+    else:
+        # At least one sample for each class.
+        samples = max(num_steps(run, settings) * run.batch_size, settings.classes)
+        options |= {
+            "data": f"synthetic:{shaped},classes={settings.classes},samples={samples}",
+            "epochs": 1,
+            "profile-s": settings.profile_s,
+            "learning-rate": _LEARNING_RATE,
+            "seed": settings.seed,
+        }
+    command = "rehearse" if run.source == "rehearse" else "train"
+    texts = chain.from_iterable((f"--{name}", str(value)) for name, value in options.items())
+    return [command, settings.model, *texts]
+
+
+def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
+    """Return the number of steps of a repetition: the fewest if only its prediction counts."""
+    return settings.steps if run.kinds[0] == TIMED[run.source] else _FEWEST_STEPS
+
+
+def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
+    """Run `paceline ARGUMENTS --json` in a child process and return its JSON object.
+
+    Raises Crashed with the child's own error, or the way in which it ended. Neither the child nor
+    its workers run when this returns or raises, nor after this process was killed.
+    """
+    try:
+        done = output(module_command("paceline", *arguments, "--json"), deadline_s)
+    except TimeoutError as error:
+        raise Crashed(str(error)) from None
+    if done.returncode:
+        # The child's own error if it printed one, or else the way in which it ended.
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
+        if done.returncode < 0 or not lines:
+            raise Crashed(reason(done.returncode))
+        raise Crashed(own[-1] if own else f"{reason(done.returncode)}; its last line: {lines[-1]}")
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        raise Crashed("printed no JSON: the model, or what it imports, prints, too") from None
+    if not isinstance(found, dict):
+        raise Crashed("printed no JSON object")
+    return found
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """The step of one repetition: its seconds, their parts, and the memory of a worker."""
+
+    seconds: float
+    parts: Mapping[str, float]
+    memory_bytes: int
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts as shares of the step; all but the hidden communication add up to 1."""
+        whole = sum(value for name, value in self.parts.items() if name not in _BESIDE)
+        return {name: value / whole if whole else 0.0 for name, value in self.parts.items()}
+
+
+def steps_of(result: RunResult) -> dict[Origin, RunStep]:
+    """Return the step of a run or a rehearsal as it happened, and as it was predicted before.
+
+    Paced layers hold no memory that says anything: of a rehearsal both have that of the plan.
+    """
+    assert result.comparison is not None  # of workers in step
+    assert result.step_s is not None
+    assert result.predicted_step_s is not None
+    (plan,) = (row for row in result.plans if row.strategy == result.strategy)
+    planned = max(plan.memory_nbytes[name] for name in plan.devices)
+    held = planned if result.is_rehearsal else max(result.peak_memory_bytes)
+    rows = result.comparison.rows
+    predicted = {row.quantity: row.left_s for row in rows}
+    happened = {row.quantity: row.right_s for row in rows}
+    return {
+        result.origin: RunStep(result.step_s, happened, held),
+        Origin.PREDICTED: RunStep(result.predicted_step_s, predicted, planned),
+    }
+
+
+def cell(
+    point: Point, kind: Origin, steps: Sequence[RunStep], samples: int, capacity_bytes: float
+) -> ScaleCell:
+    """Return the cell of an epoch, from the steps of one or more repetitions."""
+    number = point.steps_of(samples)
+    seconds = [step.seconds for step in steps]
+    lower_s, middle_s, upper_s = quartiles(seconds)
+    epoch_s = number * middle_s
+    parts = {
+        f"{name}_s": epoch_s * fmean(step.shares.get(name, 0.0) for step in steps)
+        for name in ("forward", "backward", "exposed", "update", "idle", "hidden")
+    }
+    return ScaleCell(
+        **point._asdict(),
+        kind=kind,
+        epoch_s=epoch_s,
+        spread=(number * lower_s, number * upper_s),
+        **parts,
+        memory_bytes=max(step.memory_bytes for step in steps),
+        capacity_bytes=capacity_bytes,
+    )

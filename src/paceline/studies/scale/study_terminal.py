@@ -1,0 +1,146 @@
+"""Show a study in a terminal: its progress, a table of its cells, and their conclusions."""
+
+from collections.abc import Iterable, Sequence
+from math import ceil, fsum
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from paceline.records.scale import ScaleCell, ScaleResult
+from paceline.report.format import duration
+from paceline.studies.scale.study_runs import StudyRun
+
+_FEW_S = 100  # shown in seconds rather than minutes
+
+
+def cells_table(cells: Sequence[ScaleCell]) -> Table:
+    """Return a table of the cells in 80 columns; the title has what they all share."""
+    kinds = list(dict.fromkeys(cell.kind for cell in cells))
+    title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    rows = list(map(_row, cells))
+    needless = {"kind"} if len(kinds) == 1 else set()
+    needless |= set() if any(row["quartiles"] for row in rows) else {"quartiles"}
+    heads = [head for head in rows[0] if head not in needless]
+    for head in heads:
+        justify: Literal["left", "right"] = "left" if head in ("method", "kind") else "right"
+        # A word may be cut in a narrow terminal, a number may not.
+        table.add_column(head, justify=justify, no_wrap=head != "kind")
+    for row in rows:
+        table.add_row(*(row[head] for head in heads))
+    return table
+
+
+def _row(cell: ScaleCell) -> dict[str, str]:
+    computed = quartiles = None
+    if cell.forward_s is not None and cell.backward_s is not None:
+        computed = cell.forward_s + cell.backward_s
+    if cell.spread is not None and cell.spread[0] != cell.spread[1]:  # several repetitions
+        quartiles = "-".join(map(_seconds, cell.spread))
+    return {
+        "method": cell.method,
+        "workers": str(cell.workers),
+        "batch": f"{cell.batch} each" if cell.scaling == "weak" else str(cell.batch),
+        "kind": cell.kind,
+        "epoch": "failed" if cell.error is not None else _seconds(cell.epoch_s),
+        "quartiles": quartiles or "",
+        "compute": _seconds(computed),
+        "exposed": _seconds(cell.exposed_s),
+        "memory": "" if cell.memory_bytes is None else f"{cell.memory_bytes / 2**20:,.0f}",
+    }
+
+
+def _seconds(value: float | None) -> str:
+    """Return the value in three digits, or without decimals if it is larger."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def sentences(result: ScaleResult) -> list[str]:
+    """Return the lines below the table: each reason of failures once, and the conclusions."""
+    failed: dict[str, list[ScaleCell]] = {}
+    for cell in result.cells:
+        if cell.error is not None:
+            failed.setdefault(cell.error, []).append(cell)
+    lines = []
+    for reason, (first, *others) in failed.items():
+        point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"failed: {point}: {reason}{more}")
+    return lines + [insight.sentence for insight in result.insights]
+
+
+class Remaining:
+    """The remaining seconds of some runs.
+
+    Expectations may be far off, but all by the same factor: so those of the remaining runs are
+    multiplied by the ratio of taken to expected seconds of the runs that have ended.
+    """
+
+    def __init__(self, expected_s: Iterable[float]) -> None:
+        self._all_s = fsum(expected_s)
+        self._expected_s: list[float] = []  # summed exactly, so that nothing remains in the end
+        self._taken_s: list[float] = []
+
+    def done(self, expected_s: float, taken_s: float) -> None:
+        """Count a run that has ended."""
+        self._expected_s.append(expected_s)
+        self._taken_s.append(taken_s)
+
+    @property
+    def seconds(self) -> float | None:
+        """The remaining seconds, exactly 0 in the end; None before the first run has ended."""
+        expected_s = fsum(self._expected_s)
+        if not expected_s:
+            return None
+        return max(0.0, self._all_s - expected_s) * fsum(self._taken_s) / expected_s
+
+
+class StudyProgress:
+    """A progress bar of runs with the remaining time; without a terminal, a line for each run."""
+
+    def __init__(self, console: Console, expected_s: Sequence[float]) -> None:
+        self._console = console
+        self._remaining = Remaining(expected_s)
+        self._total, self._done = len(expected_s), 0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=self._total, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def begin(self, run: StudyRun) -> None:
+        """Show which run begins."""
+        self._bar.update(self._task, description=run.label)
+
+    def done(
+        self, run: StudyRun, cells: Sequence[ScaleCell], expected_s: float, taken_s: float
+    ) -> None:
+        """Count a run that has ended."""
+        self._remaining.done(expected_s, taken_s)
+        self._done += 1
+        left_s, left = self._remaining.seconds, ""
+        if left_s:
+            whole = max(1, ceil(left_s))
+            left = f"about {f'{whole} s' if whole < _FEW_S else duration(whole)} left"
+        self._bar.update(self._task, advance=1, left=left)
+        if not self._console.is_terminal:
+            first = cells[0]
+            epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
+            line = f"{self._done}/{self._total}: {run.label}: {epoch}"
+            self._console.print(f"{line}; {left}" if left else line, soft_wrap=True)

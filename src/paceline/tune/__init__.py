@@ -1,1 +1,0 @@
-"""Settings that are looked for while training goes on: step times in, the next setting out."""

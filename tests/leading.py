@@ -1,0 +1,37 @@
+"""Run a Python command in a folder, in a session of its own with a fork server of its own.
+
+    python leading.py FOLDER python -m MODULE ...
+
+Run in a forked process: that server then has what this one has imported.
+"""
+
+import os
+import signal
+import sys
+
+from paceline.links import forkserver
+from paceline.native import die_with_parent
+
+
+def main() -> None:
+    folder, *command = sys.argv[1:]
+    os.chdir(folder)
+    os.setsid()
+    leader = os.getpid()
+    os.environ[forkserver.ADDRESS], listener = forkserver.listen()
+    if os.fork() == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(leader)
+        nobody = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):  # else its pipes would stay open as long as the server
+            os.dup2(nobody, fd)
+        os.close(nobody)
+        forkserver.serve(listener, dict(os.environ))
+    else:
+        listener.close()
+        forkserver.retitle(command)
+        forkserver.run(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Who may join asynchronous training: against closed forms, and the plan of a run that goes on."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hogbatches import POLICIES
+from paceline.core.cost import Roofline
+from paceline.core.plan import Cost
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.core.workload import Layer, Parameter, Workload
+from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.calibration import (
+    Epochs,
+    SpeedTrial,
+    admit,
+    machine_of,
+    samples_per_s,
+)
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.plan import plan
+
+BATCH = 64
+
+
+def workload() -> Workload:
+    layer = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))
+    return Workload("net", BATCH, (layer,), (0,), 32 * BATCH)
+
+
+def trial(number: int, per_sample_s: float, kind="cpu", threads: int = 1, slow: float = 1.0):
+    """A worker without latencies: a batch takes as long as its samples."""
+    spec = WorkerSpec(kind, threads, slow=slow)
+    return SpeedTrial(number, spec, {1: per_sample_s, BATCH: BATCH * per_sample_s})
+
+
+def epochs(policy: str, num_batches: int, num_epochs: int = 1, cores: int = 8, **options) -> Epochs:
+    config = Hogbatch(policy=policy, **options)
+    return Epochs(workload(), config, num_batches * BATCH, num_epochs, cores)
+
+
+def test_a_worker_four_times_slower_adds_a_quarter() -> None:
+    fast, slow = trial(0, 1.0), trial(1, 4.0)
+    (verdict,) = admit(epochs("hogbatch", 1000), [fast, slow])
+    assert verdict.helps
+    assert (verdict.worker, verdict.without_samples_per_s) == (1, pytest.approx(1.0))
+    assert verdict.samples_per_s == pytest.approx(1.25, rel=0.01)
+    assert verdict.why.startswith("worker 1 (cpu:1) helps: with it all reach 1.2")
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "ratio", "helps", "batches_of_slow"),
+    [(20, 236.0, False, 1), (22, 16.0, False, 2), (2000, 16.0, True, 118)],
+)
+def test_at_the_end_of_an_epoch_the_others_wait_for_a_slow_one(
+    num_batches: int, ratio: float, helps: bool, batches_of_slow: int
+) -> None:
+    """A slow one with one batch more, begun while there still was one, ends the epoch.
+
+    Of batches that take the fast one 1, it has begun t + 1 by time t, the slow one t // ratio + 1.
+    """
+    (verdict,) = admit(epochs("hogbatch", num_batches), [trial(0, 1.0), trial(1, ratio)])
+    assert verdict.helps is helps
+    took_s = num_batches * BATCH / verdict.samples_per_s
+    assert took_s == pytest.approx(batches_of_slow * ratio * BATCH, rel=1e-3)
+    assert ("would slow the others down" in verdict.why) is not helps
+
+
+def test_a_small_batch_at_the_end_of_an_epoch_holds_nobody_up() -> None:
+    (verdict,) = admit(epochs("hogwild", 22), [trial(0, 1.0), trial(1, 16.0)])
+    assert verdict.helps
+
+
+@pytest.mark.parametrize(("cores", "helps"), [(1, False), (2, True)])
+@pytest.mark.parametrize("slow", [1.0, 4.0])
+def test_on_the_only_core_a_worker_takes_from_the_others_what_it_gains(
+    cores: int, helps: bool, slow: float
+) -> None:
+    """As they were tried together: on one core each is slower than it would be alone."""
+    share = min(1.0, cores / (1 + 1 / slow))
+    workers = [trial(0, 1.0 / share), trial(1, slow / share, slow=slow)]
+    (verdict,) = admit(epochs("hogwild", 500, cores=cores), workers)
+    assert verdict.helps is helps
+    assert verdict.without_samples_per_s == pytest.approx(1.0, rel=1e-3)
+    assert verdict.samples_per_s == pytest.approx(1.0 if cores == 1 else 1 + 1 / slow, rel=2e-3)
+    assert ("next to nothing" in verdict.why) is not helps
+
+
+def test_a_gpu_needs_no_core_and_is_not_faster_without_a_worker() -> None:
+    workers = [trial(0, 0.1, "gpu"), trial(1, 1.0)]
+    (verdict,) = admit(epochs("hogbatch", 500, cores=1), workers)
+    assert verdict.helps
+    assert verdict.without_samples_per_s == pytest.approx(10.0)
+
+
+def test_all_who_do_not_help_are_named_slowest_first_and_one_is_left() -> None:
+    crowd = [trial(number, 4.0 + 0.01 * number) for number in range(4)]
+    verdicts = admit(epochs("hogwild", 100, cores=1), crowd)
+    assert [(one.worker, one.helps) for one in verdicts] == [(3, False), (2, False), (1, False)]
+    # Alone on the core, the fastest has all of it.
+    assert verdicts[-1].without_samples_per_s == pytest.approx(1.0, rel=1e-3)
+    assert admit(epochs("hogwild", 100, cores=1), crowd[:1]) == ()
+
+
+def test_policy_adaptive_alone_keeps_to_its_smallest_batch() -> None:
+    """So that with a slow worker beside it the fast one gets large batches, which are cheaper."""
+    fast = SpeedTrial(0, WorkerSpec("cpu"), {1: 1.0, BATCH: 2.0})
+    slow = SpeedTrial(1, WorkerSpec("cpu"), {1: 16.0, BATCH: 32.0})
+    (verdict,) = admit(epochs("adaptive", 200, num_epochs=3), [fast, slow])
+    assert verdict.helps
+    assert verdict.without_samples_per_s == pytest.approx(1.0, rel=1e-3)
+    assert verdict.samples_per_s > 16
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kinds", [("cpu", "cpu"), ("cpu", "gpu")])
+def test_long_epochs_are_as_fast_as_the_plan_of_a_run_that_goes_on(policy: str, kinds) -> None:
+    trials = [trial(0, 3.0, kinds[0]), trial(1, 0.5, kinds[1])]
+    machine, config = machine_of(workload(), trials), Hogbatch(policy=policy, threads=1)
+    timeline = simulate(plan(workload(), machine, config, Window(100)), Roofline.of(machine))
+    going_on = sum(statistics.num_samples(timeline).values()) / timeline.makespan_s
+    asked = Epochs(workload(), config, 200 * BATCH, 3, 8)
+    assert samples_per_s(asked, trials) == pytest.approx(going_on, rel=0.03)
+
+
+@pytest.mark.parametrize("policy", ["hogwild", "hogbatch"])
+def test_what_is_left_out_of_a_long_epoch_is_like_the_rest(policy: str) -> None:
+    """A million samples, of which only some are looked at: all but one batch is as for ever."""
+    workers = [trial(0, 1.0), trial(1, 7.0)]
+    assert samples_per_s(epochs(policy, 16_000), workers) == pytest.approx(1 + 1 / 7, rel=2e-3)
+
+
+@given(
+    st.sampled_from(POLICIES),
+    st.lists(st.floats(0.05, 20.0), min_size=1, max_size=4),
+    st.integers(1, 60),
+)
+@settings(max_examples=60)
+def test_nobody_is_faster_than_the_sum_nor_slower_than_the_slowest(
+    policy: str, per_sample_s: list[float], num_batches: int
+) -> None:
+    trials = [trial(number, seconds) for number, seconds in enumerate(per_sample_s)]
+    found = samples_per_s(epochs(policy, num_batches, num_epochs=2), trials)
+    assert found <= sum(1 / seconds for seconds in per_sample_s) * (1 + 1e-4)
+    assert found >= min(1 / seconds for seconds in per_sample_s) * (1 - 1e-4)

@@ -1,0 +1,185 @@
+"""Frames and messages: a message arrives as it was sent, or the difference is detected."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import InvalidInput
+from paceline.rpc.frames import (
+    HEADER_NBYTES,
+    PIECE_NBYTES,
+    Assembly,
+    FrameHeader,
+    Message,
+    MessageKind,
+    MessagePiece,
+    ProtocolError,
+    VersionMismatch,
+    pack,
+    split,
+    unpack,
+)
+
+NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=24)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+PART_NBYTES = st.one_of(
+    st.integers(0, 100),
+    st.sampled_from([PIECE_NBYTES - 1, PIECE_NBYTES, PIECE_NBYTES + 1, 3 * PIECE_NBYTES - 5]),
+)
+
+
+def received(sent: list[MessagePiece]) -> Message | None:
+    """Put pieces together as a receiver does."""
+    message, assembly = None, Assembly()
+    for piece in sent:
+        header = unpack(piece.frame, piece.payload)
+        assert message is None
+        message = assembly.add(header, piece.payload)
+    return message
+
+
+@settings(max_examples=60)
+@given(
+    topic=NAMES,
+    codec=NAMES,
+    step=INT64,
+    version=INT64,
+    sequence=UINT64,
+    sizes=st.lists(PART_NBYTES, max_size=8),
+    seed=st.integers(0, 2**32),
+)
+def test_a_message_arrives_as_it_was_sent(topic, codec, step, version, sequence, sizes, seed):
+    source = random.Random(seed)
+    parts = [source.randbytes(nbytes) for nbytes in sizes]
+    message = Message(topic, step, version, codec, tuple(map(memoryview, parts)))
+    header = FrameHeader(MessageKind.REQUEST, b"the run!", 2**32 - 1, sequence, 2**64 - 1)
+    sent = list(split(header, message))
+    assert all(len(piece.frame) == HEADER_NBYTES for piece in sent)
+    assert all(memoryview(piece.payload).nbytes <= PIECE_NBYTES for piece in sent)
+    ends = [unpack(*one).offset + memoryview(one.payload).nbytes for one in sent]
+    assert [end == sum(sizes) for end in ends] == [False] * (len(sent) - 1) + [True]
+    first = unpack(sent[0].frame, sent[0].payload)
+    assert (first.nonce, first.worker, first.acknowledged) == (b"the run!", 2**32 - 1, 2**64 - 1)
+    assert first.sequence == sequence
+    came = received(sent)
+    assert came is not None
+    # A name in a field of fixed size has lost its zeros at the end only: there can be none.
+    assert (came.topic, came.codec) == (topic, codec)
+    assert (came.step, came.version) == (step, version)
+    assert [bytes(part) for part in came.parts] == parts
+
+
+def test_arrays_are_sent_without_a_copy_and_received_aligned():
+    array = np.arange(200_000, dtype=np.float64)
+    odd = b"123"
+    sent = list(split(FrameHeader(MessageKind.REPLY), Message("a", parts=(odd, array.data))))
+    assert np.shares_memory(np.frombuffer(sent[1].payload, np.uint8), array)
+    came = received(sent)
+    assert came is not None
+    values = np.frombuffer(came.parts[1], np.float64)
+    assert values.flags.aligned
+    assert values.flags.writeable
+    np.testing.assert_array_equal(values, array)
+
+
+def test_every_corrupted_byte_is_detected():
+    payload = random.Random(1).randbytes(300)
+    header = FrameHeader(
+        MessageKind.REQUEST, b"01234567", 3, 4, 5, 6, 7, "topic", "codec", (100, 200)
+    )
+    frame = pack(header, payload)
+    assert unpack(frame, payload) == header
+    for at in range(len(frame)):
+        wrong = bytearray(frame)
+        for flip in range(1, 256):
+            wrong[at] = frame[at] ^ flip
+            with pytest.raises(ProtocolError):
+                unpack(wrong, payload)
+    for at in range(len(payload)):
+        broken = bytearray(payload)
+        for flip in (1, 2, 64, 128, 255):
+            broken[at] = payload[at] ^ flip
+            with pytest.raises(ProtocolError, match="checksum"):
+                unpack(frame, broken)
+
+
+@given(st.binary(max_size=2 * HEADER_NBYTES), st.binary(max_size=50))
+def test_random_bytes_are_no_header(frame, payload):
+    with pytest.raises(ProtocolError):
+        unpack(frame, payload)
+    with pytest.raises(ProtocolError):
+        unpack(b"PCLW" + frame, payload)
+
+
+@pytest.mark.parametrize("length", range(0, HEADER_NBYTES, 7))
+def test_a_truncated_header_is_detected(length):
+    frame = pack(FrameHeader(MessageKind.HEARTBEAT), b"")
+    with pytest.raises(ProtocolError):
+        unpack(frame[:length], b"")
+    with pytest.raises(ProtocolError):
+        unpack(frame + frame[:length] + b"x", b"")
+
+
+def test_another_version_is_recognized_by_its_first_bytes():
+    with pytest.raises(VersionMismatch) as caught:
+        unpack(b"PCLW\x09\x03 a header of the future", b"and what it says")
+    assert (caught.value.protocol, caught.value.kind) == (9, MessageKind.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("change", "nbytes"),
+    [
+        ({"sizes": (1 << 40, 1)}, 1),
+        ({"sizes": (10,), "offset": 8}, 3),
+        ({"sizes": (10,), "offset": 2**64 - 1}, 3),
+        ({"sizes": (PIECE_NBYTES + 1,)}, PIECE_NBYTES + 1),
+        ({"sizes": (10,)}, 0),
+        ({"sizes": ()}, 1),
+        ({"topic": "a\0b"}, 0),
+        ({"codec": "\x1b[2J"}, 0),
+    ],
+)
+def test_headers_that_contradict_themselves_are_refused(change, nbytes):
+    header = replace(FrameHeader(MessageKind.REQUEST), **change)
+    payload = bytes(nbytes)
+    with pytest.raises(ProtocolError):
+        unpack(pack(header, payload), payload)
+
+
+def test_pieces_of_several_messages_are_not_mixed():
+    parts = (bytes(PIECE_NBYTES), bytes(PIECE_NBYTES))
+    one = list(split(FrameHeader(MessageKind.REQUEST, sequence=1), Message("a", parts=parts)))
+    other = list(split(FrameHeader(MessageKind.REQUEST, sequence=2), Message("a", parts=parts)))
+    for wrong in ([one[0], other[1]], [one[1]], [one[0], one[0]]):
+        with pytest.raises(ProtocolError, match="was to follow"):
+            received(wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"topic": "x" * 25}, "topic"),
+        ({"topic": "é"}, "topic"),
+        ({"topic": "a", "codec": "a\nb"}, "codec"),
+        ({"topic": "a", "step": 2**63}, "step"),
+        ({"topic": "a", "version": -(2**63) - 1}, "version"),
+        ({"topic": "a", "parts": (b"",) * 9}, "parts"),
+    ],
+)
+def test_messages_that_do_not_fit_are_refused(values, said):
+    with pytest.raises(InvalidInput, match=said):
+        Message(**values)
+
+
+def test_a_part_with_gaps_is_refused():
+    with pytest.raises(InvalidInput, match="contiguous"):
+        list(
+            split(
+                FrameHeader(MessageKind.REQUEST), Message("a", parts=(np.zeros((4, 4))[:, 1].data,))
+            )
+        )

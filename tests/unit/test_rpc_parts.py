@@ -1,0 +1,249 @@
+"""The parts of rpc that need no network: sessions, credits, queues, limits and the log."""
+
+import logging
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.rpc.client import HubRestarted, Outbox
+from paceline.rpc.frames import FrameHeader, Message, MessageKind, ProtocolError, unpack
+from paceline.rpc.limits import WINDOW, Identity, Limits, RateLimitedLog, one_line
+from paceline.rpc.server import WorkerSession
+
+SESSION, OTHER = b"session1", b"session2"
+MAX_NBYTES = 1000
+LAYOUT = "ab" * 32
+
+
+def session() -> WorkerSession:
+    return WorkerSession(0, Limits("run", LAYOUT, num_workers=1, max_message_nbytes=MAX_NBYTES), 0)
+
+
+def send(to: WorkerSession, sequence: int, nbytes: int = 0) -> Message | None:
+    """Send a request to a session; return it if the hub executes it."""
+    return to.receive(
+        FrameHeader(MessageKind.REQUEST, sequence=sequence, sizes=(nbytes,)), bytes(nbytes)
+    )
+
+
+class TestSession:
+    @given(
+        st.lists(st.sampled_from(["send", "repeat", "reply", "acknowledge"]), max_size=60),
+        st.data(),
+    )
+    def test_each_request_is_executed_once_however_often_it_is_sent(self, events, data):
+        hub, executed, replied, acknowledged, last = session(), [], [], 0, 0
+        for event in events:
+            if event == "send" and last - acknowledged < WINDOW:
+                last += 1
+                if send(hub, last):
+                    executed.append(last)
+            elif event == "repeat" and last:
+                assert not send(hub, data.draw(st.integers(1, last)))
+            elif event == "reply" and len(replied) < len(executed):
+                replied.append(executed[len(replied)])
+                hub.reply(replied[-1], Message("reply", replied[-1]))
+            elif event == "acknowledge" and replied:
+                drawn = data.draw(st.integers(0, replied[-1]))  # an older one changes nothing
+                hub.acknowledge(drawn)
+                acknowledged = max(acknowledged, drawn)
+        assert executed == list(range(1, last + 1))
+        assert hub.unacknowledged == [one for one in replied if one > acknowledged]
+        assert len(hub.unacknowledged) <= WINDOW
+        hub.connect(b"route")
+        for sequence in hub.unacknowledged:
+            piece = hub.outgoing.peek()
+            assert piece is not None
+            header = unpack(*piece)
+            assert (header.sequence, header.step) == (sequence, sequence)
+            hub.outgoing.advance()
+        assert hub.outgoing.peek() is None
+
+    def test_two_requests_of_the_largest_size_may_wait_for_replies(self):
+        hub = session()
+        for sequence in (1, 2):
+            assert send(hub, sequence, MAX_NBYTES)
+        with pytest.raises(ProtocolError, match="credit is 2000"):
+            send(hub, 3, 1)
+        assert send(hub, 3, 0)
+        hub.reply(1, Message("done"))
+        with pytest.raises(ProtocolError, match="1001 bytes, more than 1000"):
+            send(hub, 4, MAX_NBYTES + 1)
+        assert send(hub, 4, MAX_NBYTES)
+
+    def test_replies_that_are_not_acknowledged_are_bounded(self):
+        hub = session()
+        for sequence in range(1, 1 + WINDOW):
+            assert send(hub, sequence)
+            hub.reply(sequence, Message("done"))
+        with pytest.raises(ProtocolError, match="have not arrived"):
+            send(hub, 100)
+        hub.acknowledge(1)
+        assert hub.unacknowledged == list(range(2, 1 + WINDOW))
+        assert send(hub, 100)
+
+    def test_a_request_has_one_reply(self):
+        hub = session()
+        send(hub, 1)
+        hub.reply(1, Message("done"))
+        for sequence in (1, 2):
+            with pytest.raises(ValueError, match="not waiting"):
+                hub.reply(sequence, Message("done"))
+
+    def test_a_new_connection_forgets_what_was_sent_in_part(self):
+        hub = session()
+        half = FrameHeader(MessageKind.REQUEST, sequence=1, sizes=(100,))
+        assert hub.receive(half, bytes(50)) is None
+        hub.connect(b"route")
+        assert hub.receive(half, bytes(100)) is not None
+
+
+def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
+    outbox = Outbox()
+    assert outbox.join(SESSION, max_nbytes, 0)
+    return outbox
+
+
+def blocks(action) -> tuple[threading.Thread, list]:
+    """Start an action that must wait; return its thread, and where its result will be."""
+    result: list = []
+
+    def run() -> None:
+        try:
+            result.append(action())
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    return thread, result
+
+
+def parts(nbytes: int) -> Message:
+    return Message("a", parts=(bytes(nbytes),))
+
+
+class TestOutbox:
+    def test_a_request_waits_until_it_fits_into_the_credit(self):
+        outbox = joined()
+        for nbytes in (MAX_NBYTES, MAX_NBYTES - 1):
+            outbox.admit(parts(nbytes))
+        outbox.admit(parts(1))
+        thread, result = blocks(lambda: outbox.admit(parts(1)))
+        outbox.answer(3, Message("done"))
+        thread.join(10)
+        assert result[0].sequence == 4
+        with pytest.raises(InvalidInput, match="larger than the 1,000"):
+            outbox.admit(parts(MAX_NBYTES + 1))
+
+    def test_the_window_bounds_the_requests_without_acknowledged_reply(self):
+        outbox = joined()
+        pending = [outbox.admit(Message("a")) for _ in range(WINDOW)]
+        for one in pending[1:]:
+            outbox.answer(one.sequence, Message("done"))
+        assert outbox.acknowledged == 0
+        thread, result = blocks(lambda: outbox.admit(Message("a")))
+        outbox.answer(1, Message("done"))
+        thread.join(10)
+        assert result[0].sequence == WINDOW + 1
+        assert outbox.acknowledged == WINDOW
+
+    def test_a_new_connection_sends_again_what_the_hub_lacks(self):
+        outbox = joined()
+        pending = [outbox.admit(Message("a")) for _ in range(4)]
+        assert [outbox.take() for _ in range(3)] == pending[:3]
+        outbox.answer(2, Message("done"))
+        assert outbox.join(SESSION, MAX_NBYTES, 1)
+        assert [outbox.take() for _ in range(3)] == [pending[2], pending[3], None]
+        assert not outbox.answer(2, Message("done"))  # it came over both connections
+
+    def test_a_restarted_hub_voids_the_requests_it_does_not_know(self):
+        outbox = joined()
+        kept, void = outbox.admit(Message("a")), outbox.admit(Message("a"))
+        outbox.answer(kept.sequence, Message("done"))
+        thread, result = blocks(void.result)
+        assert not outbox.join(OTHER, MAX_NBYTES, 0)
+        thread.join(10)
+        assert isinstance(result[0], HubRestarted)
+        assert outbox.take() is None
+        assert kept.result().topic == "done"
+        assert outbox.admit(Message("a")).sequence == 3  # it was told: it has begun its step again
+
+    def test_a_restart_between_requests_is_raised_by_the_next_one(self):
+        """Between two requests of one step: the second would mean nothing to the new hub."""
+        outbox = joined()
+        first = outbox.admit(Message("a"))
+        outbox.answer(first.sequence, Message("done"))
+        assert first.result()
+        outbox.join(OTHER, MAX_NBYTES, 0)
+        with pytest.raises(HubRestarted):
+            outbox.admit(Message("a"))
+        assert outbox.admit(Message("a")).sequence == 2
+
+    def test_a_restart_is_raised_while_a_request_waits_for_credit(self):
+        outbox = joined()
+        for _ in range(2):
+            outbox.admit(parts(MAX_NBYTES))
+        thread, result = blocks(lambda: outbox.admit(parts(MAX_NBYTES)))
+        outbox.join(OTHER, MAX_NBYTES, 0)
+        thread.join(10)
+        assert isinstance(result[0], HubRestarted)
+
+    def test_a_failure_is_raised_by_every_wait_now_and_later(self):
+        outbox = joined()
+        pending = outbox.admit(parts(MAX_NBYTES))
+        outbox.admit(parts(MAX_NBYTES))
+        waiting = [blocks(pending.result), blocks(lambda: outbox.admit(parts(MAX_NBYTES)))]
+        outbox.fail(WorkerLost("gone"))
+        outbox.fail(WorkerLost("closed"))
+        for thread, result in waiting:
+            thread.join(10)
+            assert str(result[0]) == "gone"
+        with pytest.raises(WorkerLost, match="gone"):
+            outbox.admit(Message("a"))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"run_id": ""}, "run id"),
+        ({"run_id": "a\nb"}, "run id"),
+        ({"layout": "AB" * 32}, "layout"),
+        ({"worker": -1}, "worker"),
+    ],
+)
+def test_identities_that_cannot_be_sent_are_refused(values, said):
+    with pytest.raises(InvalidInput, match=said):
+        Identity(**{"run_id": "run", "layout": LAYOUT, "worker": 0, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_workers": 0}, "workers"),
+        ({"max_message_nbytes": 0}, "largest"),
+        ({"settings": bytes(65537)}, "settings"),
+    ],
+)
+def test_limits_out_of_range_are_refused(values, said):
+    right = {"num_workers": 1, "max_message_nbytes": 1, "settings": b""}
+    with pytest.raises(InvalidInput, match=said):
+        Limits("run", LAYOUT, **{**right, **values})
+
+
+def test_a_flood_of_warnings_is_one_line(caplog):
+    log = RateLimitedLog(logging.getLogger("paceline.rpc.test"))
+    for number in range(1000):
+        log.warning(f"what came\nfrom {number} \x1b[2J")
+    assert caplog.messages == ["what came from 0 [2J"]
+    assert log.num_total == 1000
+
+
+def test_the_text_of_a_peer_is_one_line_of_bounded_length():
+    assert one_line("a\n\tb\x00c\u202e") == "a b c"
+    assert len(one_line("x" * 100_000)) < 400
