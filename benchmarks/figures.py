@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.training.this_machine import facts
+from paceline.measure.this_machine import facts
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import svg
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
-from paceline.report.palette import KINDS
+from paceline.report.figures import KINDS
 
 _LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
 

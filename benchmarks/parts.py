@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from figures import write
-from paceline.training.this_machine import facts
+from paceline.measure.this_machine import facts
 
 Measure = Callable[[bool], dict[str, Any]]
 _QUICK = "--quick"

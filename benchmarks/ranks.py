@@ -15,8 +15,7 @@ from statistics import median
 from typing import Any
 
 from figures import spread
-from paceline.links.cores import physical_cores
-from paceline.links.group import Group
+from paceline.links.group import Group, physical_cores
 from paceline.links.launch import launch
 
 DEADLINE_S = 120.0

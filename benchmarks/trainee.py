@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from paceline.exchange.loop import SGD
 from paceline.models import find
-from paceline.training.step import SGD
 
 Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 

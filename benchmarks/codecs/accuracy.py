@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from paceline import ddp_hook
+from paceline.codecs.blockwise import TABLES
 from paceline.codecs.codec import Codec
-from paceline.codecs.onebit import OneBit
-from paceline.codecs.table import TABLES
+from paceline.codecs.feedback import OneBit
 from paceline.data import ShardedBatches, load
 from paceline.links.group import Group
 

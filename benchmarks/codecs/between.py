@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import DataParallel, ddp_hook
-from paceline.exchange.hook import HookState
+from paceline.exchange.all_reduce import HookState
 from paceline.links.group import Group
 from ranks import DEADLINE_S, Variant, alternate, compare, timed
 from trainee import Task, Trainee, Wrap

@@ -26,10 +26,8 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 
 from figures import shown, spread  # noqa: E402
-from paceline.codecs.eightbit import EightBit  # noqa: E402
-from paceline.codecs.kernels import has_triton  # noqa: E402
-from paceline.codecs.table import TABLES, table  # noqa: E402
-from paceline.training.this_machine import facts  # noqa: E402
+from paceline.codecs.blockwise import TABLES, EightBit, has_triton, table  # noqa: E402  # noqa: E402
+from paceline.measure.this_machine import facts  # noqa: E402
 
 _COUNT, _QUICK_COUNT = 64_000_000, 1_000_000
 _BLOCK_SIZE = 1024
@@ -76,18 +74,18 @@ def variants(count: int) -> dict[str, Variant]:
 
 
 def _of_type(name: str, values: torch.Tensor, target: torch.Tensor) -> dict[str, Variant]:
-    from paceline.codecs import triton_launch
+    from paceline.codecs import triton_kernels
 
     count, codec, one = len(values), EightBit(name, _BLOCK_SIZE), table(name)
-    codes, scales, _ = triton_launch.encode(values, None, _BLOCK_SIZE, one)
+    codes, scales, _ = triton_kernels.encode(values, None, _BLOCK_SIZE, one)
     total = torch.zeros_like(values)
     scales_nbytes = 4 * len(scales)
 
     def decode(into: torch.Tensor, adds: bool) -> Callable[[], object]:
-        return lambda: triton_launch.decode(into, codes, scales, _BLOCK_SIZE, one, adds)
+        return lambda: triton_kernels.decode(into, codes, scales, _BLOCK_SIZE, one, adds)
 
     def encode() -> object:
-        return triton_launch.encode(values, None, _BLOCK_SIZE, one)
+        return triton_kernels.encode(values, None, _BLOCK_SIZE, one)
 
     return {
         "encode": Variant(encode, 5 * count + scales_nbytes),

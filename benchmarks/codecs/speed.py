@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from figures import shown, spread
-from paceline.codecs.eightbit import EightBit
-from paceline.codecs.table import table
+from paceline.codecs.blockwise import EightBit, table
 from paceline.links.group import process_group
 from paceline.native import Codebook, decode_into, encode_into
 from ranks import DEADLINE_S, Variant, alternate, timed

@@ -1,18 +1,24 @@
 """What the parts train: the paper's network for covtype, on data of that shape."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from math import log
 from typing import Any
 
+import torch
+
 from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch, Outcome
+from paceline.core.settings import TrainSettings
 from paceline.data import load
-from paceline.settings import UnevenSettings, validated_uneven
-from paceline.strategies.hogbatch.history import Batch
-from paceline.strategies.hogbatch.run import Outcome, Run, train
-from paceline.training.loop import Epoch
-from paceline.uneven import build
+from paceline.exchange.session import TrainingSession
+from paceline.links.group import Group
+from paceline.records.settings import configuration, validated_settings
+from paceline.strategies.hogbatch import STRATEGY
+from paceline.strategies.hogbatch.run import HogbatchRunner, start
+from paceline.strategies.hogbatch.statistics import BatchRecord
 
 MODEL, DATA = "covtype-mlp", "covtype-like:samples=100000"
 RACE_MODEL, RACE_DATA = "mlp-54-256-256-2", "covtype-like:samples=20000"  # a hundred runs of it
@@ -20,23 +26,50 @@ QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
 _TRIAL_S = 0.5
 
 
-def settings(quick: bool, **values: Any) -> UnevenSettings:
+class _Silent:
+    """Progress that nobody looks at."""
+
+    def begin(self, total: int, unit: str) -> None:
+        """Show nothing."""
+
+    def advance(self, count: int = 1) -> None:
+        """Show nothing."""
+
+    def epoch(self, epoch: Epoch, score: str) -> None:
+        """Show nothing."""
+
+    def status(self, text: str) -> None:
+        """Show nothing."""
+
+
+def settings(quick: bool, **values: Any) -> TrainSettings:
     """Return the settings of a run on the benchmark's network and data; quick ones are small."""
     model, data = (QUICK_MODEL, QUICK_DATA) if quick else (MODEL, DATA)
-    return validated_uneven({"model": model, "data": data, "profile_s": 2 * _TRIAL_S} | values)
+    given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "force": True}
+    return validated_settings(given | {"strategy": "hogbatch"} | values)
 
 
-def outcome_of(
-    wanted: UnevenSettings,
-    report: Callable[[Epoch], bool] = lambda epoch: False,
-    **fields: Any,
+@contextmanager
+def runner_of(wanted: TrainSettings) -> Iterator[HogbatchRunner]:
+    """Start a run as the settings say; its workers have tried their speed."""
+    group = Group.alone(torch.device("cpu"), wanted.deadline_s)
+    config = configuration(wanted)
+    with start(TrainingSession(wanted, STRATEGY, config, "benchmark", group, _Silent())) as runner:
+        runner.measure()
+        yield runner
+
+
+def trained(
+    runner: HogbatchRunner, is_enough: Callable[[Epoch], bool] = lambda epoch: False
 ) -> Outcome:
-    """Train as the settings say; `report` may end it."""
-    run: Run = build(wanted)
-    return train(replace(run, report=report, **fields))
+    """Train until an epoch is enough, or all epochs."""
+    for epoch in runner.epochs():
+        if is_enough(epoch):
+            break
+    return runner.outcome()
 
 
-def race(quick: bool, **values: Any) -> UnevenSettings:
+def race(quick: bool, **values: Any) -> TrainSettings:
     """Return the settings of a run to a target loss."""
     model, data = (QUICK_MODEL, QUICK_DATA) if quick else (RACE_MODEL, RACE_DATA)
     return settings(quick, **({"model": model, "data": data} | values))
@@ -56,14 +89,15 @@ class Goal:
     epochs: int
 
 
-def seconds_to(goal: Goal, wanted: UnevenSettings) -> dict[str, float | None]:
+def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
     """Return the seconds of training until the test loss is reached, None if it is not, and more.
 
     `epoch_s` is what an epoch takes. A run whose loss is not finite has not reached it either.
     """
     start_loss = log(dataset(wanted.data == QUICK_DATA, wanted.seed).num_classes)
     try:
-        outcome = outcome_of(wanted, lambda epoch: epoch.test_loss <= goal.loss)
+        with runner_of(wanted) as runner:
+            outcome = trained(runner, lambda epoch: epoch.test_loss <= goal.loss)
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
@@ -71,7 +105,7 @@ def seconds_to(goal: Goal, wanted: UnevenSettings) -> dict[str, float | None]:
     tested = [(epoch.seconds, epoch.test_loss) for epoch in outcome.epochs]
     return {
         "seconds": crossing_s(goal, start_loss, tested),
-        "epoch_s": outcome.trained_s / len(outcome.epochs),
+        "epoch_s": sum(seconds for seconds, _ in tested) / len(tested),
     }
 
 
@@ -88,13 +122,13 @@ def crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]])
     return None
 
 
-def gaps_s(batches: list[Batch]) -> list[float]:
+def gaps_s(batches: list[BatchRecord]) -> list[float]:
     """Return the seconds between a worker's batches, within epochs."""
-    last: dict[int, Batch] = {}
+    last: dict[int, BatchRecord] = {}
     found = []
     for batch in batches:
         before = last.get(batch.worker)
         if before is not None and before.epoch == batch.epoch:
-            found.append((batch.started_ns - before.ended_ns) * 1e-9)
+            found.append((batch.result.started_ns - before.result.ended_ns) * 1e-9)
         last[batch.worker] = batch
     return found

@@ -6,14 +6,12 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from cases import RACE_DATA, gaps_s, outcome_of, settings
+from cases import RACE_DATA, gaps_s, runner_of, settings, trained
 
 from figures import spread
-from paceline.models import find
-from paceline.settings import UnevenSettings
-from paceline.strategies.hogbatch.optimizers import optimizer_of
-from paceline.strategies.hogbatch.replica import CpuReplica, Samples, tensors_of
-from paceline.uneven import build
+from paceline.core.settings import TrainSettings
+from paceline.models.factory import fitted, optimizer_of
+from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 
 _TINY = "mlp-64-2-10"  # so that workers ask as often as they can
 _REPEATS = 5
@@ -29,7 +27,6 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _messages(quick: bool) -> dict[str, Any]:
-    began: list[float] = []
     asking = settings(
         quick,
         model=_TINY,
@@ -38,16 +35,17 @@ def _messages(quick: bool) -> dict[str, Any]:
         options={"policy": "hogwild"},
         epochs=2 if quick else 30,
     )
-    outcome = outcome_of(
-        asking, lambda epoch: False, begun=lambda _: began.append(time.thread_time())
-    )
-    cpu_s = time.thread_time() - began[0]  # tests between epochs included
-    messages = 2 * len(outcome.history)
-    return {
-        "messages": messages,
-        "messages_per_cpu_s": messages / cpu_s,
-        "messages_per_s": messages / outcome.trained_s,
-    }
+    with runner_of(asking) as runner:
+        began_s = time.thread_time()
+        for _ in runner.epochs():
+            pass
+        cpu_s = time.thread_time() - began_s  # tests between epochs included
+        messages = 2 * len(runner.coordinator.log)
+        return {
+            "messages": messages,
+            "messages_per_cpu_s": messages / cpu_s,
+            "messages_per_s": messages / runner.coordinator.trained_s,
+        }
 
 
 def _between(quick: bool) -> dict[str, Any]:
@@ -55,9 +53,11 @@ def _between(quick: bool) -> dict[str, Any]:
     wanted = settings(quick, workers="cpu:1", options={"policy": "hogbatch"}, epochs=1, **data)
     between, took = [], []
     for _ in range(2 if quick else _REPEATS):
-        outcome = outcome_of(wanted)
-        between.append(mean(gaps_s(list(outcome.history))))
-        took.append(outcome.trained_s / len(outcome.history))
+        with runner_of(wanted) as runner:
+            trained(runner)
+            log, trained_s = runner.coordinator.log, runner.coordinator.trained_s
+        between.append(mean(gaps_s(list(log))))
+        took.append(trained_s / len(log))
     unasked = [_unasked_s(wanted, 50 if quick else 300) for _ in between]
     asking_s = median(between) - median(unasked)
     return {
@@ -68,19 +68,14 @@ def _between(quick: bool) -> dict[str, Any]:
     }
 
 
-def _unasked_s(wanted: UnevenSettings, num_batches: int) -> float:
+def _unasked_s(wanted: TrainSettings, num_batches: int) -> float:
     """Return what lies between batches that a replica trains on one after the other, unasked."""
-    run, size = build(wanted), wanted.batch_size
-    samples = Samples(*run.data.train.__getitems__(range(len(run.data.train))))
-    learning = run.learning
-    replica = CpuReplica(
-        lambda: find(learning.model).build(learning.num_classes),
-        tensors_of(run.model),
-        optimizer_of(learning.optimizer, learning.learning_rate, learning.momentum),
-        samples,
-        worker=0,
-    )
-    order = torch.randperm(len(samples.inputs))
+    found, size = fitted(wanted.model, wanted.data, wanted.seed), wanted.batch_size
+    samples = found.data.train.__getitems__(range(len(found.data.train)))
+    make = optimizer_of(wanted.optimizer, wanted.learning_rate, wanted.momentum)
+    shared = tensors_of(found.model)
+    replica = CpuReplica(lambda: found.model, shared, make, samples, worker=0)
+    order = torch.randperm(len(samples[0]))
     done = [
         replica.train(rows, 1.0, None)
         for rows in order.repeat(-(-num_batches * size // len(order))).split(size)[:num_batches]

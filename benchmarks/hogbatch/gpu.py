@@ -21,14 +21,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import tables  # noqa: E402
 import torch  # noqa: E402
-from cases import Goal, outcome_of, settings  # noqa: E402
+from cases import Goal, runner_of, settings, trained  # noqa: E402
 from target import GOAL, QUICK_GOAL, SEEDS  # noqa: E402
 
 from paceline.core.errors import InvalidInput  # noqa: E402
-from paceline.settings import UnevenSettings  # noqa: E402
-from paceline.strategies.hogbatch import statistics  # noqa: E402
-from paceline.strategies.hogbatch.run import Outcome  # noqa: E402
-from paceline.training.this_machine import facts  # noqa: E402
+from paceline.core.outcome import Outcome  # noqa: E402
+from paceline.core.settings import TrainSettings  # noqa: E402
+from paceline.measure.this_machine import facts  # noqa: E402
 
 _RATES = (0.3, 1.0, 3.0, 10.0, 30.0)  # for the GPU's largest batch
 _UNCOUNTED_SEED = 100
@@ -85,7 +84,7 @@ def _way(
 
 def _settings(
     way: dict[str, Any], goal: Goal, rate: float, seed: int, quick: bool
-) -> UnevenSettings:
+) -> TrainSettings:
     on_cpu, on_gpu = (_QUICK_CPU_BATCH, _QUICK_GPU_BATCH) if quick else (_CPU_BATCH, _GPU_BATCH)
     options = {"policy": way["policy"], "cpu_batch": on_cpu, "gpu_batch": on_gpu}
     return settings(
@@ -99,10 +98,11 @@ def _settings(
     )
 
 
-def _run(goal: Goal, wanted: UnevenSettings) -> dict[str, Any] | None:
+def _run(goal: Goal, wanted: TrainSettings) -> dict[str, Any] | None:
     """Train until the goal is reached; None if the loss is no number."""
     try:
-        outcome = outcome_of(wanted, lambda epoch: epoch.test_loss <= goal.loss)
+        with runner_of(wanted) as runner:
+            outcome = trained(runner, lambda epoch: epoch.test_loss <= goal.loss)
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
@@ -111,13 +111,13 @@ def _run(goal: Goal, wanted: UnevenSettings) -> dict[str, Any] | None:
 
 
 def _figures(goal: Goal, outcome: Outcome) -> dict[str, Any]:
-    timeline = outcome.history.timeline(outcome.names)
+    assert outcome.updates is not None  # every run has updates
     return {
         "seconds": outcome.trained_s if outcome.epochs[-1].test_loss <= goal.loss else None,
         "epochs": len(outcome.epochs),
-        "samples_per_s": sum(statistics.num_samples(timeline).values()) / outcome.trained_s,
-        "updates": outcome.history.updates(outcome.names),
-        "utilisation": dict.fromkeys(outcome.names, 0.0) | statistics.utilisation(timeline),
+        "samples_per_s": outcome.samples_per_s,
+        "updates": dict(outcome.updates.by_worker),
+        "utilisation": dict(outcome.utilisation),
     }
 
 

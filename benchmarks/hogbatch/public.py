@@ -18,9 +18,9 @@ from target import GOAL, QUICK_GOAL
 from torch import nn
 
 from paceline.data.sampler import shuffled
-from paceline.links.cores import physical_cores
+from paceline.links.group import physical_cores
 from paceline.models import find
-from paceline.training.objective import objective_for
+from paceline.models.objective import objective_for
 
 _BATCH, _RATE = 64, 0.5
 _WAITING_S = 300.0

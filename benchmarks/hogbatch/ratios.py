@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from cases import settings
+from cases import runner_of, settings, trained
 
 from paceline.core.timeline import Timeline
 from paceline.strategies.hogbatch import statistics
-from paceline.strategies.hogbatch.run import train
-from paceline.uneven import build, predict
 
 RATIOS = {4: 64, 16: 512, 236: 8192}  # slower by, and the upper threshold of a batch
 
@@ -25,21 +23,22 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
         options={"policy": "adaptive", "cpu_batch": [1, most]},
         epochs=2 if quick else 4,
     )
-    run = build(wanted)
-    outcome = train(run)
-    planned = predict(run, outcome)
-    whole = outcome.history.timeline(outcome.names)
+    with runner_of(wanted) as runner:
+        outcome = trained(runner)
+        log = runner.coordinator.log
+    names = [worker.name for worker in outcome.workers]
+    whole = log.timeline(names)
     after_s = whole.start_s + whole.makespan_s / 2
     late = Timeline([span for span in whole.spans if span.start_s >= after_s], "measured")
     updates = statistics.num_updates(late)
-    made = [updates.get(name, 0.0) for name in outcome.names]
-    slower, all_made = outcome.names[1], outcome.history.updates(outcome.names)
+    made = [updates.get(name, 0.0) for name in names]
+    slower = outcome.workers[1]
     return {
-        "share_of_slower": all_made[slower] / sum(all_made.values()),
-        "planned_share": planned.shares[slower] if planned else None,
+        "share_of_slower": slower.updates_share,
+        "planned_share": slower.predicted_share,
         "most": most,
         "updates": updates,
         "factor": max(made) / min(made) if min(made) else None,
         "busy": statistics.utilisation(late),
-        "samples_per_s": sum(statistics.num_samples(whole).values()) / outcome.trained_s,
+        "samples_per_s": outcome.samples_per_s,
     }

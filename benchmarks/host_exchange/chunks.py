@@ -5,6 +5,7 @@ give the times of this network.
 """
 
 import random
+import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -13,20 +14,7 @@ import rehearsed
 from torch import nn
 
 from figures import spread
-from paceline.core.cost import Measured, Roofline
-from paceline.core.machine import Machine
-from paceline.core.pace import LayerTimes, layer_times
-from paceline.core.plan import Kind
-from paceline.core.workload import Workload
-from paceline.exchange.replica import Replica
-from paceline.links.group import Group
-from paceline.planner import forecast
-from paceline.strategies import STRATEGIES, probers
-from paceline.strategies.host.config import Host
-from paceline.strategies.host.run import replica
-from paceline.training.exchanges import measure_exchanges
-from paceline.training.this_machine import Speed, this_machine
-from paceline.tune.chunk import (
+from paceline.core.chunks import (
     ChunkTimes,
     ChunkTuner,
     PredictedSearch,
@@ -34,10 +22,27 @@ from paceline.tune.chunk import (
     Trial,
     candidates,
 )
+from paceline.core.cost import LayerTimes, Measured, Roofline, layer_times
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind, PriceKey
+from paceline.core.workload import Workload
+from paceline.exchange.replica import ModelReplica
+from paceline.exchange.replicas import prober
+from paceline.links.group import Group
+from paceline.measure.layers import Probes
+from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.timing import timed
+from paceline.planner import forecast
+from paceline.record.clock import clock_for
+from paceline.strategies import STRATEGIES
+from paceline.strategies.host.config import HostReduce
+from paceline.strategies.host.run import replica
 from trainee import Task, Trainee
 
 _BATCH_SIZE = 12
 _ROUNDS, _INTERVAL = 4, 4
+_NUM_WARM_UP, _NUM_EXCHANGES = 2, 10
+_PAUSE_S = 0.01  # lets threads and cores fall asleep, as they do while a layer computes
 
 
 class Sweep:
@@ -114,9 +119,15 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
     """Return rank 0's prediction for each candidate: paced layers, and this machine's exchange."""
     rate = rehearsed.p100()
     speed = Speed(rate.flops_per_s, rate.nbytes_per_s)
-    probes = probers({"host": Host(workers=group.world_size)}, group)
+    probes = {"host": prober(STRATEGIES["host"], HostReduce(workers=group.world_size), group)}
     bare = this_machine(group, [speed] * group.world_size)
-    measured = measure_exchanges(workload, group, probes, bare)["host"]
+    exchanges = Probes.of(workload, group, probes)
+    clock, rows = clock_for(group.device), []
+    for _ in range(_NUM_WARM_UP + _NUM_EXCHANGES):
+        time.sleep(_PAUSE_S)
+        rows.append([seconds[0] for seconds in timed(exchanges.works, clock, 1)])
+    exchanges.close()
+    measured = exchanges.measured(group.gather(rows[_NUM_WARM_UP:]), bare)["host"]
     sizes = {}
     if group.rank == 0:
         machine = STRATEGIES["host"].calibrate(bare, measured)
@@ -126,9 +137,7 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
     return {int(size): seconds for size, seconds in group.gather(sizes)[0].items()}
 
 
-def _durations(
-    machine: Machine, workload: Workload, times: LayerTimes
-) -> dict[tuple[str, Kind, str], float]:
+def _durations(machine: Machine, workload: Workload, times: LayerTimes) -> dict[PriceKey, float]:
     """Return what the paced layers and the update take on each device."""
     phases = ((Kind.FORWARD, times.forward_s), (Kind.BACKWARD, times.backward_s))
     parts = {
@@ -137,12 +146,14 @@ def _durations(
         for layer, seconds in zip(workload.layers, phase, strict=True)
     }
     parts[Kind.STEP, ""] = times.update_s
-    return {(d.name, *part): seconds for d in machine.devices for part, seconds in parts.items()}
+    return {
+        PriceKey(d.name, *part): seconds for d in machine.devices for part, seconds in parts.items()
+    }
 
 
 def _forecast(workload: Workload, machine: Machine, chunk: int, cost: Measured) -> float:
     num_ranks = len(machine.devices)
-    config = Host(workers=num_ranks, chunk=chunk)
+    config = HostReduce(workers=num_ranks, chunk=chunk)
     samples = workload.batch_size * num_ranks
     return forecast(workload, machine, STRATEGIES["host"], config, samples, cost).step_s
 
@@ -151,9 +162,9 @@ def _train(task: Task, tuner: ChunkTuner, group: Group) -> int:
     """Take steps until rank 0's tuner is done; return the chunk that it has picked."""
     exchanging = None
 
-    def wrap(module: nn.Module) -> Replica:
+    def wrap(module: nn.Module) -> ModelReplica:
         nonlocal exchanging
-        exchanging = replica(module, Host(workers=group.world_size), group, tuner=tuner)
+        exchanging = replica(module, HostReduce(workers=group.world_size), group, tuner=tuner)
         return exchanging
 
     trainee = Trainee(task, wrap)

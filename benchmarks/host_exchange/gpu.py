@@ -22,10 +22,11 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import ranks  # noqa: E402
+from paceline.exchange.replicas import prober  # noqa: E402
 from paceline.links.group import Group  # noqa: E402
-from paceline.strategies.host.config import Host  # noqa: E402
-from paceline.strategies.host.run import exchange  # noqa: E402
-from paceline.training.this_machine import facts  # noqa: E402
+from paceline.measure.this_machine import facts  # noqa: E402
+from paceline.strategies import STRATEGIES  # noqa: E402
+from paceline.strategies.host.config import HostReduce  # noqa: E402
 from trainee import Task, synchronizer  # noqa: E402
 
 _NUM_RANKS = 2
@@ -52,7 +53,8 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 def _sums(count: int, group: Group, num_blocks: int, num_sums: int) -> dict[str, Any]:
     """Return the figures of a sum: through the arena, by torch's backend, and by gloo."""
     gradients = torch.zeros(count, device=group.device)
-    probe = exchange(4 * count, Host(workers=group.world_size), group)
+    config = HostReduce(workers=group.world_size)
+    probe = prober(STRATEGIES["host"], config, group).make([[4 * count]])
     ways: dict[str, Callable[[], object]] = {
         "arena": probe,
         dist.get_backend(): lambda: dist.all_reduce(gradients),

@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.record.trace import read_timeline
-from paceline.report.excerpt import excerpt
-from paceline.report.figures import steps_in_time
-from paceline.result import read_result
+from paceline.records.result import read_run
+from paceline.report.steps import excerpt, steps_in_time
 
 
 def main(folders: list[Path], page: Path) -> None:
@@ -15,7 +14,7 @@ def main(folders: list[Path], page: Path) -> None:
     excerpts, names = [], []
     for folder in folders:
         excerpts.append(excerpt(read_timeline(folder / "trace.json", "measured")))
-        names.append(read_result(folder).settings.strategy)
+        names.append(read_run(folder).settings.strategy)
     longest = max(one.length_s for one in excerpts)
     figure = steps_in_time([replace(one, length_s=longest) for one in excerpts])
     for annotation, name in zip(figure.layout.annotations, names, strict=False):

@@ -11,13 +11,12 @@ from typing import Any
 import steps
 import torch
 
-from paceline.core.cost import Rate, Roofline, compute_lane
-from paceline.core.pace import LayerTimes, Totals, layer_times
+from paceline.core.cost import LayerTimes, Rate, Roofline, Totals, compute_lane, layer_times
 from paceline.core.workload import Workload
 from paceline.links.group import Group
-from paceline.machine_file import read_machine
 from paceline.models import describe, find
-from paceline.models.paced import PacedModel, PacedSGD, paced
+from paceline.models.paced import PacedModel, PacedSGD
+from paceline.records.machine_file import read_machine
 from trainee import Task
 
 _MACHINE = Path(__file__).parents[2] / "machines" / "power8-p100.toml"
@@ -59,7 +58,7 @@ def rehearsal(workload: Workload, times: LayerTimes) -> Task:
         return PacedSGD(model.parameters(), model.update_s)
 
     return Task(
-        build=lambda: paced(workload, *times),
+        build=lambda: PacedModel(workload, *times),
         optimizer=optimizer,
         inputs=torch.zeros(1, 1),
         targets=torch.zeros(1, dtype=torch.int64),

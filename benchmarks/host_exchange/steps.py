@@ -29,7 +29,7 @@ class Together:
 
     def __init__(self, model: nn.Module, group: Group) -> None:
         self._model = model
-        self._arena = Arena.open(group, 8, 1, 0, DEADLINE_S)
+        self._arena = Arena(group, 8, 1, 0, DEADLINE_S)
         self._arena.set_chunks([[]])
         self._steps = itertools.count(1)
 

@@ -9,9 +9,8 @@ import mpi
 import torch
 import torch.distributed as dist
 
-from paceline.links.arena import Arena
+from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
-from paceline.links.segment import Segment
 from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
 
 LARGE, SMALL = 60_000_000, 60_000  # values: an AlexNet, a LeNet
@@ -68,7 +67,7 @@ def _case(count: int, group: Group, openmpi: mpi.Ranks | None, quick: bool) -> d
 
 def _open(count: int, group: Group) -> Arena:
     """Return an arena in which each rank's gradients lie already: its number, counted from 1."""
-    arena = Arena.open(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
+    arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
     arena.set_chunks([[Segment(0, count, torch.float32)]])
     arena.slot.view(torch.float32).fill_(group.rank + 1)
     return arena

@@ -10,12 +10,12 @@ import sys
 
 import torch
 
-from paceline.core.memory import kept_nbytes, replica_nbytes
+from paceline.core.workload import kept_nbytes, replica_nbytes
+from paceline.exchange.loop import SGD, Share, train_step
 from paceline.models import describe, find
-from paceline.profiling.tracked import momentum_of, track
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
-from paceline.training.step import SGD, Share, train_step
+from paceline.studies.profile.memory_use import make_momentum, track
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     targets = torch.randint(architecture.num_classes, (batch_size,))
     workload = describe(model, inputs)
     optimizer = SGD().optimizer(model)
-    momentum_of(model, optimizer)
+    make_momentum(model, optimizer)
 
     def step() -> None:
         source = iter((Share(inputs, targets, 1.0),))

@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline import DataParallel
-from paceline.exchange.replica import Alone
+from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.replica import SingleReplica
 from paceline.models import find
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
-from paceline.training.step import SGD, Share, train_step
 
 CASES = (("alexnet", 16, 20), ("lenet5", 32, 1000))
 WARM_UP = 3
@@ -49,7 +49,7 @@ def variants(model: nn.Module, share: Share, device: torch.device) -> dict[str, 
         optimizer.zero_grad()
 
     recorder = Recorder(clock_for(device), "device0", 0)
-    alone = Alone(model)
+    alone = SingleReplica(model)
 
     def untraced() -> None:
         train_step(alone, optimizer, source, recorder)

@@ -54,7 +54,7 @@ def _row(configuration: Configuration, output: Output) -> dict[str, Any]:
         "way": configuration.name,
         "kind": kind,
         "predicted_s": result["predicted_step_s"],
-        "step_s": result[f"{kind}_step_s"],
+        "step_s": result["step_s"],
         "quartiles_s": [result.get("lower_quartile_s"), result.get("upper_quartile_s")],
     }
     error = row["predicted_s"] / row["step_s"] - 1

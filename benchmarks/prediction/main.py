@@ -27,7 +27,7 @@ def run(model: str, data: str, batch_size: int, epochs: int) -> dict[str, float]
         result = paceline.train(model, data, workers=2, output=folder, **settings).result
     return {
         "predicted_step_s": result.predicted_step_s,
-        "measured_step_s": result.measured_step_s,
+        "measured_step_s": result.step_s,
         "error": result.prediction_error,
         "peak_memory_bytes": max(result.peak_memory_bytes),
     }

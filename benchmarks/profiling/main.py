@@ -26,7 +26,7 @@ import networks  # noqa: E402
 import tables  # noqa: E402
 
 import parts  # noqa: E402
-from paceline.profile_result import ProfileResult  # noqa: E402
+from paceline.records.profile import ProfileResult  # noqa: E402
 
 _RUNS, _QUICK_RUNS = 3, 1
 _STEPS = {"lenet": 1000, "alexnet": 60, "googlenet": 100, "inception": 60, "resnet": 60}

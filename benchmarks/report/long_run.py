@@ -13,15 +13,16 @@ from pathlib import Path
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
 from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.outcome import Epoch
 from paceline.core.plan import Cost, Kind
+from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.planner import forecast, rank
 from paceline.record.trace import write_trace
-from paceline.result import ComparisonTable, EpochRow, PlanRow, Result
-from paceline.settings import TrainSettings
+from paceline.records.result import PlanRow, RunResult
 from paceline.strategies import EXCHANGES
 
 _BATCH, _EPOCHS = 256, 20
@@ -126,28 +127,28 @@ def write_long_run(folder: Path, num_steps: int = 1000, workers: int = 4) -> Non
     plan = strategy.plan(part, cores, chosen.config, Window(num_steps))
     measured = stretched(simulate(plan, Roofline.of(cores)))
     write_trace(folder / "trace.json", (chosen.timeline, measured))
-    result = Result(
+    result = RunResult(
+        origin="measured",
         id=f"20260102-030405-{num_steps}-steps",
         settings=TrainSettings(model="made-up", workers=workers, batch_size=_BATCH, epochs=_EPOCHS),
         strategy="allreduce",
-        decisions=(),
         machine={"processor": "made up", "memory_bytes": 32 * 2**30, "paceline": "none"},
         plans=tuple(map(PlanRow.of, forecasts)),
         epochs=tuple(map(_epoch, range(_EPOCHS))),
         accuracy=_epoch(_EPOCHS - 1).accuracy,
         predicted_step_s=chosen.step_s,
-        measured_step_s=measured.typical_step_s(),
+        step_s=measured.typical_step_s(),
         samples_per_s=_BATCH / measured.typical_step_s(),
-        comparison=ComparisonTable.of(compare(chosen.timeline, measured)),
+        comparison=compare(chosen.timeline, measured),
         faults=tuple(conform(plan, measured, slack_s=1e-9)),
         peak_memory_bytes=(2**29,) * workers,
     )
     (folder / "result.json").write_text(result.model_dump_json())
 
 
-def _epoch(number: int) -> EpochRow:
+def _epoch(number: int) -> Epoch:
     loss = 0.2 + 2 / (number + 1)
-    return EpochRow(
+    return Epoch(
         number=number,
         train_loss=loss,
         test_loss=loss + 0.01 * number,

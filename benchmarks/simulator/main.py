@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from paceline.core.cost import Rate, Roofline
-from paceline.core.plan import Cost, Kind, Plan, Resource, Task, task_name
+from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.simulate import schedule, simulate
 
 NUM_TASKS = 1_000_000
@@ -28,21 +28,22 @@ REPEATS = 7
 
 def chain_and_fan(num_tasks: int) -> Iterator[Task]:
     """Yield the tasks of as many whole steps as fit into `num_tasks`."""
-    lanes = [Resource(f"gpu{device}", "compute") for device in range(NUM_DEVICES)]
+    lanes = [Resource(f"gpu{device}", Lane.COMPUTE) for device in range(NUM_DEVICES)]
     work, message = Cost(1e9, 1e6, 1), Cost(nbytes=1e6, num_calls=1)
-    joined: tuple[str, ...] = ()
+    network = (Resource("network", Lane.WIRE),)
+    joined: tuple[TaskId, ...] = ()
     for step in range(num_tasks // (NUM_DEVICES * CHAIN + 1)):
         ends = []
         for device, lane in enumerate(lanes):
             after = joined
             for layer in range(CHAIN):
-                name = task_name(step, Kind.FORWARD, str(layer), device)
-                yield Task(name, Kind.FORWARD, (lane,), work, after, str(layer))
-                after = (name,)
-            ends.append(name)
-        name = task_name(step, Kind.REDUCE)
-        yield Task(name, Kind.REDUCE, (Resource("network", "wire"),), message, tuple(ends))
-        joined = (name,)
+                done = TaskId(step, Kind.FORWARD, str(layer), device)
+                yield Task(done, (lane,), work, after)
+                after = (done,)
+            ends += after
+        reduced = TaskId(step, Kind.REDUCE)
+        yield Task(reduced, network, message, tuple(ends))
+        joined = (reduced,)
 
 
 def plain_loop(plan: Plan, seconds: Sequence[float]) -> float:
@@ -76,7 +77,7 @@ def measure() -> dict[str, float]:
     started = time.perf_counter()
     plan = Plan(chain_and_fan(NUM_TASKS))
     built = time.perf_counter()
-    plan.priced_alike, plan.columns, plan.held  # noqa: B018 - made on first use
+    plan.priced_alike, plan.held  # noqa: B018 - made on first use
     prepared = time.perf_counter()
     with_plan = resident_nbytes()
     cost = Roofline({resource: Rate(1e13, 1e11, 1e-5) for resource in plan.resources})
@@ -85,7 +86,7 @@ def measure() -> dict[str, float]:
     with_timeline = resident_nbytes()
     seconds = [cost.seconds(task) for task in plan.tasks]
     begun = time.perf_counter()
-    schedule(plan, seconds)
+    schedule(plan, cost)
     scheduled = time.perf_counter()
     makespan = plain_loop(plan, seconds)
     looped = time.perf_counter()

@@ -7,6 +7,7 @@ after another, by the paper's board: all of it `SLOWER` times slower, so that lo
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import repeat
 from statistics import median
@@ -18,22 +19,21 @@ from torch import Tensor, nn
 from figures import spread
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
-from paceline.data.dataset import TensorSamples
+from paceline.exchange.loop import Share
 from paceline.links.group import Group
-from paceline.machine_file import find_machine
-from paceline.models.paced import paced
-from paceline.papers.dettmers8bit import board
+from paceline.models.paced import PacedModel
 from paceline.record.clock import clock_for
+from paceline.records.machine_file import find_machine
+from paceline.strategies.subbatch.communication import (
+    AllReduceWork,
+    CommunicationThread,
+    Waitable,
+)
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import shares
-from paceline.strategies.subbatch.lane import Flight, Joined, Lane, Pending
-from paceline.strategies.subbatch.learner import Learner, Parallel
-from paceline.strategies.subbatch.paced import PacedStage, PacedUpdates, StageTimes
-from paceline.strategies.subbatch.recording import PassRecorder
-from paceline.strategies.subbatch.run import body_of
-from paceline.strategies.subbatch.split import Widths
-from paceline.strategies.subbatch.traffic import Traffic
-from paceline.training.step import Share
+from paceline.strategies.subbatch.layers import Sharding
+from paceline.strategies.subbatch.paced import HeadLayerTimes, PacedHeadLayer, paced_optimizer
+from paceline.strategies.subbatch.trainer import HeadRecorder, SentBytes, SplitModel, SplitTrainer
+from paceline.studies.papers import dettmers8bit as board
 from ranks import Variant, alternate, timed
 
 SLOWER = 40.0
@@ -51,11 +51,11 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     variants = [Variant(_ALONE, timed(alone.step), group.world_size)]
     for bits, one in together.items():
         one.step()
-        one.lane.forget()
+        one.thread.forget()
         variants.append(Variant(str(bits), timed(one.step), group.world_size))
     found = alternate(variants, group, blocks, steps)
     seconds = {name: [one for block in times for one in block] for name, times in found.items()}
-    late = {str(bits): max(group.gather(one.lane.late)) for bits, one in together.items()}
+    late = {str(bits): max(group.gather(one.thread.late)) for bits, one in together.items()}
     for one in together.values():
         one.close()
     once = median(seconds[_ALONE])
@@ -95,7 +95,7 @@ def _model() -> nn.Module:
     """Return a stand-in for the convolutions, which hands on what they do."""
     times = [row.baseline_ms for row in board.CONVOLUTIONS]
     scale = 1e-3 * SLOWER
-    return paced(
+    return PacedModel(
         _body(),
         [scale * forward for forward, *_ in times],
         [scale * sum(backward) for _, *backward in times],
@@ -127,35 +127,35 @@ class _Alone:
         self._model.zero_grad()
 
 
-def _stage(row: board.Row, group: Group) -> PacedStage:
+def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
     """Return what takes the time of table 4's model-parallel columns."""
-    widths = Widths.of(row.outputs, group.world_size)
-    times = StageTimes(*(1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms))
-    return PacedStage(row.label, row.inputs[0], widths, group.rank, times)
+    sharding = Sharding.even(row.outputs, group.world_size)
+    times = HeadLayerTimes(*(1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms))
+    return PacedHeadLayer(row.label, row.inputs[0], sharding, group.rank, times)
 
 
 @dataclass(frozen=True)
 class _OnLink:
     """An exchange that does not end before the link has had the time for its bytes."""
 
-    pending: Pending
+    begun_work: Waitable
     begun: float
     seconds: float
-    lane: "_PacedLane"
+    thread: "_PacedThread"
 
     def wait(self) -> Tensor:
-        values = self.pending.wait()
-        self.lane.carry(self.begun, self.seconds)
+        values = self.begun_work.wait()
+        self.thread.carry(self.begun, self.seconds)
         return values
 
 
-class _PacedLane(Lane):
-    """A lane whose exchanges cross the paper's board, one after another."""
+class _PacedThread(CommunicationThread):
+    """A communication thread whose exchanges cross the paper's board, one after another."""
 
-    def __init__(self, group: Group, bits: int, traffic: Traffic) -> None:
+    def __init__(self, group: Group, bits: int, sent: SentBytes) -> None:
         super().__init__(group)
         self._board: Machine = find_machine("pcie-4gpu")
-        self._bits, self._traffic, self._peers = bits, traffic, group.world_size - 1
+        self._bits, self._sent_bytes, self._peers = bits, sent, group.world_size - 1
         self.forget()
 
     def forget(self) -> None:
@@ -168,17 +168,19 @@ class _PacedLane(Lane):
         return self._late / self._busy
 
     def begin(
-        self, post: Callable[[], Pending], done: Callable[[float, float], None] = lambda *_: None
-    ) -> Flight:
+        self,
+        post: Callable[[], Waitable],
+        on_done: Callable[[float, float], None] = lambda *_: None,
+    ) -> Future[Tensor]:
         """Post an exchange."""
 
-        def on_link() -> Pending:
+        def on_link() -> Waitable:
             before, began = self._sent, time.monotonic()
-            pending = post()
+            work = post()
             head, rest = (now - then for now, then in zip(self._sent, before, strict=True))
-            return _OnLink(pending, began, self._seconds(pending, head, rest), self)
+            return _OnLink(work, began, self._seconds(work, head, rest), self)
 
-        return super().begin(on_link, done)
+        return super().begin(on_link, on_done)
 
     def carry(self, begun: float, seconds: float) -> None:
         """Wait until the link, free again then, has taken so long for an exchange."""
@@ -192,17 +194,17 @@ class _PacedLane(Lane):
 
     @property
     def _sent(self) -> tuple[int, int]:
-        head, loss = self._traffic.head, self._traffic.loss
-        return head.activations_sent + head.errors_sent, loss.activations_sent
+        head, loss = self._sent_bytes.head, self._sent_bytes.loss
+        return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
 
-    def _seconds(self, pending: Pending, head: int, rest: int) -> float:
+    def _seconds(self, work: Waitable, head: int, rest: int) -> float:
         """Return what an exchange takes, by its bytes for each other GPU before they are encoded.
 
         `head` are those of activations or errors on the wire, `rest` others that travel as they
         are; those of gradients are known.
         """
-        if isinstance(pending, Joined):
-            nbytes = pending.values.nbytes / (self._peers + 1)
+        if isinstance(work, AllReduceWork):
+            nbytes = work.values.nbytes / (self._peers + 1)
             return self._taken(nbytes, 32, is_gradient=True)
         bits = self._bits if head else 32
         nbytes = (head or rest) / self._peers - _HEADER
@@ -216,34 +218,24 @@ class _Together:
     """The strategy's own steps, with a paced body, paced layers and a paced link."""
 
     def __init__(self, group: Group, codec: str | None) -> None:
-        config = SubBatch(workers=group.world_size, activations=codec, errors=codec)
-        traffic, body = Traffic(), _model()
-        self.lane = _PacedLane(group, 32 if codec is None else 8, traffic)
-        parallel = Parallel(
-            model=body,
+        config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
+        sent, body = SentBytes(), _model()
+        self.thread = _PacedThread(group, 32 if codec is None else 8, sent)
+        model = SplitModel(
+            module=body,
             body=body,
-            stages=tuple(_stage(row, group) for row in board.CONNECTED),
+            head=tuple(_layer(row, group) for row in board.CONNECTED),
             batch_size=board.BATCH,
-            num_passes=len(shares(board.BATCH, group.world_size)),
         )
-        self._replica, _ = body_of(parallel, config, group, self.lane)
-        self._learner = Learner(
-            parallel=parallel,
-            replica=self._replica,
-            config=config,
-            group=group,
-            lane=self.lane,
-            recorder=PassRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank),
-            sgd=PacedUpdates(),  # table 4 has no update
-            seed=0,
-            samples=TensorSamples(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)),
-            traffic=traffic,
+        recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
+        updates = paced_optimizer(0.0)  # table 4 has no update
+        self._trainer = SplitTrainer(
+            model, config, group, recorder, updates, thread=self.thread, sent=sent
         )
         self._source = _loaded()
 
     def step(self) -> None:
-        self._learner.step(self._source)
+        self._trainer.step(self._source)
 
     def close(self) -> None:
-        self._replica.close()
-        self.lane.close()
+        self._trainer.close()

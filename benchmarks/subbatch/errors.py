@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from paceline.codecs.blockwise import TABLES, EightBit
 from paceline.codecs.codec import Codec
-from paceline.codecs.eightbit import EightBit
-from paceline.codecs.table import TABLES
 from paceline.data import ShardedBatches, load
 from readme import table
 
@@ -89,7 +88,10 @@ def measure(quick: bool) -> dict[str, Any]:
     def look() -> None:
         for layer, values in model.seen.items():
             assert values.grad is not None
-            for what, tensor in (("activations", values.detach()), ("errors", values.grad)):
+            for what, tensor in (
+                ("activations", values.detach()),
+                ("activation_gradients", values.grad),
+            ):
                 for name, scale, codec in _codecs(tensor):
                     errors = found.setdefault((what, layer, name, scale), _Errors())
                     flat = tensor.flatten()
@@ -136,7 +138,7 @@ def text(figures: dict[str, Any]) -> str:
     """Return the tables."""
     known = {(row["what"], row["layer"], row["type"], row["scale"]): row for row in figures["rows"]}
     tables = [_of(known, "activations", "absolute"), _of(known, "activations", "relative")]
-    tables += [_of(known, "errors", "relative")]
+    tables += [_of(known, "activation_gradients", "relative")]
     said = (
         f"{_HIDDEN:,} rectifiers, {figures['epochs']} epochs, test accuracy "
         f"{figures['accuracy']:.2%}. Table 2 has three figures for each type, of three layers it "

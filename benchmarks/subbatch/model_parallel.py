@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "codecs"))  # after our own
 from accuracy import FLOAT32, moved
 
 from paceline.codecs import all_gather
-from paceline.codecs.table import TABLES
+from paceline.codecs.blockwise import TABLES
 from paceline.data import ShardedBatches, load
 from paceline.links.group import Group
 
@@ -62,9 +62,9 @@ class _Head(nn.Module):
 
     def forward(self, x: Tensor, codec: str | None) -> Tensor:
         """Return the scores of all ranks' samples on each rank; they travel as they are."""
-        rows = all_gather(x, codec, errors=codec)
+        rows = all_gather(x, codec, activation_gradients=codec)
         for layer in self.layers[:-1]:
-            rows = all_gather(layer(rows).relu().t(), codec, errors=codec).t()
+            rows = all_gather(layer(rows).relu().t(), codec, activation_gradients=codec).t()
         return all_gather(self.layers[-1](rows).t()).t()
 
 

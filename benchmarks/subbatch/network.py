@@ -16,7 +16,7 @@ from hosts import TwoHosts  # noqa: E402
 from network_rank import BATCH_SIZE, BUCKETS_MB, ddp  # noqa: E402
 
 from figures import shown  # noqa: E402
-from paceline.links.launch import KEEPING_MEMORY  # noqa: E402
+from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
 from readme import table  # noqa: E402
 
 _RATE = "1gbit"

@@ -14,18 +14,14 @@ sys.path.append(str(Path(__file__).parents[1] / "wheel"))  # after our own
 
 from ddp import ALONE, Counted, plain
 
-from paceline.data.dataset import TensorSamples
+from paceline.exchange.loop import SGD, Share
 from paceline.links.group import Group
-from paceline.machine_file import find_machine
-from paceline.models.workload import workload_of
+from paceline.models.factory import workload_of
 from paceline.record.clock import clock_for
+from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.lane import Lane
-from paceline.strategies.subbatch.learner import Learner
-from paceline.strategies.subbatch.recording import PassRecorder
-from paceline.strategies.subbatch.run import body_of, split
-from paceline.strategies.subbatch.traffic import planned
-from paceline.training.step import SGD, Share
+from paceline.strategies.subbatch.run import planned_nbytes, split
+from paceline.strategies.subbatch.trainer import HeadRecorder, SplitTrainer
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee
 
@@ -33,9 +29,9 @@ BATCH_SIZE, BUCKETS_MB = 16, (10, 25, 100)
 _MODEL = "alexnet"
 _CODECS: dict[str, dict[str, str]] = {
     "subbatch": {},
-    "subbatch, 8-bit": {"activations": "dynamic8", "errors": "dynamic8"},
+    "subbatch, 8-bit": {"activations": "dynamic8", "activation_gradients": "dynamic8"},
     "subbatch, 8-bit, gradients too": dict.fromkeys(
-        ("activations", "errors", "gradients"), "dynamic8"
+        ("activations", "activation_gradients", "gradients"), "dynamic8"
     ),
 }
 _NUM_WARM_UP = 2
@@ -74,34 +70,21 @@ class _SubBatch:
     def __init__(self, codecs: dict[str, str], task: Task, group: Group) -> None:
         config = SubBatch(workers=group.world_size, **codecs)
         workload = workload_of(_MODEL, BATCH_SIZE, None)
-        parallel = split(task.build, workload, config, group, 0)
-        self._lane = Lane(group)
-        self._replica, self._gradients = body_of(parallel, config, group, self._lane)
-        self._learner = Learner(
-            parallel=parallel,
-            replica=self._replica,
-            config=config,
-            group=group,
-            lane=self._lane,
-            recorder=PassRecorder(clock_for(group.device), f"cpu{group.rank}", group.rank),
-            sgd=SGD(learning_rate=1e-4),
-            seed=0,
-            samples=TensorSamples(task.inputs, task.targets),
-        )
+        model = split(task.build, workload, config, group, 0)
+        recorder = HeadRecorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
+        self._trainer = SplitTrainer(model, config, group, recorder, SGD(1e-4).optimizer)
         self._source = repeat(Share(task.inputs, task.targets, 1.0))
-        self.planned = planned(workload, find_machine("two-hosts-gigabit"), config)
+        self.planned = planned_nbytes(workload, find_machine("two-hosts-gigabit"), config)
 
     @property
     def sent(self) -> dict[str, float]:
         """Bytes sent in a step, by purpose."""
-        assert self._gradients is not None
-        return self._learner.traffic.per_step(self._gradients.bytes_sent)
+        return self._trainer.sent_nbytes
 
     def step(self) -> None:
         """Take a step."""
-        self._learner.step(self._source)
+        self._trainer.step(self._source)
 
     def close(self) -> None:
         """End its threads."""
-        self._replica.close()
-        self._lane.close()
+        self._trainer.close()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import shown
-from paceline.papers.dettmers8bit import board
+from paceline.studies.papers import dettmers8bit as board
 from ranks import on_ranks
 from readme import table
 

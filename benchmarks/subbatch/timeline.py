@@ -4,7 +4,6 @@ Real arithmetic, 16 images a worker, one core a host. The picture begins with th
 forward and ends with the first of its backward. Each sub-batch has rows of its own.
 """
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,14 +19,13 @@ from hosts import TwoHosts  # noqa: E402
 import lanes  # noqa: E402
 from paceline.core.plan import COMPUTE, Kind  # noqa: E402
 from paceline.core.timeline import Span, Timeline  # noqa: E402
-from paceline.links.launch import KEEPING_MEMORY  # noqa: E402
+from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
 from paceline.record.trace import read_timeline  # noqa: E402
 from readme import table  # noqa: E402
 
 _RATE, _SAMPLES, _WORKERS = "200mbit", 16, 2
 _DEVICE = "cpu0"
 _MARGIN = 0.08  # of the way through the head, before and after it
-_PASS = re.compile(r"s\d+/\w+\[[^]]+/(\d+)\]")  # s2/forward[classifier.1/0]@worker0
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -63,10 +61,10 @@ def _head_of(timeline: Timeline) -> dict[str, Any]:
     It is the traced step with the shortest way through the head: what else runs on the two cores
     disturbed it least.
     """
-    steps: dict[str, list[Span]] = {}
+    steps: dict[int, list[Span]] = {}
     for lane, track in timeline.tracks.items():
         for span in track if lane.owner == _DEVICE else ():
-            steps.setdefault(span.name.partition("/")[0], []).append(span)
+            steps.setdefault(span.step, []).append(span)
     own = min(steps.values(), key=_length)
     first, last = _way(own)
     margin = _MARGIN * (last - first)
@@ -75,7 +73,7 @@ def _head_of(timeline: Timeline) -> dict[str, Any]:
         "stretch_s": [0.0, end_s - start_s],
         "head_s": [margin, last - start_s],
         "spans": [
-            [span.name, span.kind.value, span.start_s - start_s, span.end_s - start_s]
+            [span.sub_batch, span.kind.value, span.start_s - start_s, span.end_s - start_s]
             for span in own
             if span.end_s > start_s and span.start_s < end_s
         ],
@@ -84,7 +82,7 @@ def _head_of(timeline: Timeline) -> dict[str, Any]:
 
 def _way(spans: Sequence[Span]) -> tuple[float, float]:
     """Return when the first pass of a step begins and the last one ends."""
-    passes = [span for span in spans if _number(span) is not None]
+    passes = [span for span in spans if span.sub_batch is not None]
     return min(span.start_s for span in passes), max(span.end_s for span in passes)
 
 
@@ -103,29 +101,24 @@ def drawn(figures: dict[str, Any]) -> str:
 
 def _rows(spans: Sequence[Span]) -> Iterator[lanes.Row]:
     for does, computes in ((f"{_DEVICE} computes", True), ("exchange", False)):
-        for number in (None, *map(str, range(_WORKERS))):
+        for number in (None, *range(_WORKERS)):
             where = "the body" if number is None else f"sub-batch {number}"
-            own = [s for s in spans if (s.kind in COMPUTE) == computes and _number(s) == number]
+            own = [s for s in spans if (s.kind in COMPUTE) == computes and s.sub_batch == number]
             if own:
                 yield f"{does}: {where}", own
 
 
-def _number(span: Span) -> str | None:
-    """Return the number of a span's sub-batch; None of what belongs to the body."""
-    found = _PASS.match(span.name)
-    return found[1] if found else None
-
-
 def _spans(figures: dict[str, Any]) -> list[Span]:
     return [
-        Span(name, Kind(kind), (), start, end, "") for name, kind, start, end in figures["spans"]
+        Span(Kind(kind), 0, "", None, (), start, end, sub_batch)
+        for sub_batch, kind, start, end in figures["spans"]
     ]
 
 
 def text(figures: dict[str, Any]) -> str:
     """Return the table: what computed and travelled, and how much of it at the same time."""
     first, last = figures["head_s"]
-    inside = [span for span in _spans(figures) if _number(span) is not None]
+    inside = [span for span in _spans(figures) if span.sub_batch is not None]
     computed = [span for span in inside if span.kind in COMPUTE]
     exchanged = [span for span in inside if span.kind not in COMPUTE]
     both = sum(_overlap(one, other) for one in computed for other in exchanged)

@@ -13,8 +13,8 @@ from figures import spread
 from paceline import DataParallel
 from paceline.data import BalancedSampler, Dataset, ShardedBatches, load, loader
 from paceline.links.group import Group
-from paceline.models.mlp import MLP
-from paceline.models.stretched import stretch
+from paceline.models.networks import MLP
+from paceline.models.paced import Stretched
 from ranks import DEADLINE_S, Variant, alternate, compare, timed
 
 RATIO = 4.0
@@ -35,7 +35,7 @@ class Trainee:
     ) -> None:
         torch.manual_seed(0)
         self.model = MLP((64, 1024, 1024, 10))
-        self.stretched = stretch(self.model, slow)
+        self.stretched = Stretched(self.model, slow)
         self.parallel = wrap(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.batches: DataLoader[Any] = loader(data.train, sampler(self.parallel))

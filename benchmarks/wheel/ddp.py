@@ -17,12 +17,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.core.cost import Roofline, compute_lane
-from paceline.core.pace import layer_times
+from paceline.core.cost import Roofline, compute_lane, layer_times
 from paceline.links.group import Group
-from paceline.machine_file import find_device
-from paceline.models.paced import PacedModel, PacedSGD, paced
-from paceline.models.workload import workload_of
+from paceline.models.factory import workload_of
+from paceline.models.paced import PacedModel, PacedSGD
+from paceline.records.machine_file import find_device
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee, Wrap
 
@@ -61,7 +60,7 @@ def _task(device: str | None, batch_size: int, group: Group) -> Task:
         return PacedSGD(model.parameters(), model.update_s)
 
     return Task(
-        build=lambda: paced(workload, *layer_times(workload, rate)),
+        build=lambda: PacedModel(workload, *layer_times(workload, rate)),
         optimizer=optimizer,
         inputs=torch.zeros(1, 1),
         targets=torch.zeros(1, dtype=torch.int64),

@@ -15,8 +15,8 @@ from host import missing  # noqa: E402
 from hosts import Finished, TwoHosts  # noqa: E402
 from wire import ADDRESSES  # noqa: E402
 
-from paceline.links.launch import KEEPING_MEMORY  # noqa: E402
-from paceline.wire.keys import generate  # noqa: E402
+from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
+from paceline.rpc.keys import generate_keys  # noqa: E402
 
 _HUB = f"tcp://{ADDRESSES[0]}:5555"
 _ENVIRONMENT = {**KEEPING_MEMORY, "OMP_NUM_THREADS": "1"}
@@ -48,7 +48,7 @@ def carried_out(
     """
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
-        generate(keys)
+        generate_keys(keys)
         sizes = ("--workers", str(workers), "--set", f"lanes={lanes}")
         place = ("--bind", _HUB, "--keys", str(keys), "--output", folder, "--json")
         roles: list[list[list[str]]] = [[[*_PACELINE, *words, *sizes, *place]], []]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paceline.papers.wheel import calibrated_machine
+from paceline.studies.papers.wheel import Runs
 
 _FILE = Path(__file__).parents[2] / "machines" / "k40-gigabit.toml"
 _CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)
@@ -15,7 +15,7 @@ _CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)
 @contextmanager
 def device() -> Iterator[str]:
     """Write a machine file whose devices take the calibrated time to hand over; name one."""
-    sync_s = calibrated_machine().devices[0].sync_latency_s or 0.0
+    sync_s = Runs.calibrated().machine.devices[0].sync_latency_s or 0.0
     with TemporaryDirectory() as folder:
         path = Path(folder) / _FILE.name
         added = rf'\g<0>\nsync_latency_s = "{1e6 * sync_s:.6f} us"'

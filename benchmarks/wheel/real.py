@@ -14,7 +14,7 @@ from readme import table
 
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
 _HOOK = "DDP, fp16_compress_hook"  # torch's others refuse gloo (bf16), or crash on it (PowerSGD)
-_ENCODED = "body-gradients=dynamic8,body-parameters=half,activations=dynamic8,residuals=dynamic8"
+_ENCODED = "gradients=dynamic8,parameters=half,activations=dynamic8,activation_gradients=dynamic8"
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,16 @@ def _wheel(hosts: TwoHosts, case: _Case, steps: int) -> dict[str, Any]:
     words = ["hub", "networks:alexnet", "--data", data, *sizes, "--learning-rate", "0.0001"]
     words += ["--codec", case.codec] if case.codec else []
     result = carried_out(hosts, words, case.bodies, workers=workers, lanes=_LANES)
-    step_s, predicted_s = result["measured_step_s"], result["predicted_step_s"]
+    step_s, predicted_s = result["step_s"], result["predicted_step_s"]
     return {
         "samples_per_s": batch / step_s,
         "predicted_samples_per_s": batch / predicted_s,
-        "idle": result["idle_shares"],
-        "predicted_idle": result["predicted_idle_shares"],
-        "wire_nbytes": sum(result["wire_nbytes"]) / result["updates"] * workers,
-        "staleness": result["mean_staleness"],
+        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
+        "predicted_idle": {
+            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
+        },
+        "wire_nbytes": sum(result["wire_nbytes"]) / result["updates"]["count"] * workers,
+        "staleness": result["updates"]["mean_staleness"],
     }
 
 

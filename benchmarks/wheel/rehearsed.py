@@ -15,7 +15,7 @@ import k40
 from ddp import ALONE, FLOAT32
 from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
 
-from paceline.papers.wheel import paper
+from paceline.studies.papers.wheel import paper
 from readme import table
 
 _RATE, _SAMPLES, _IMAGES, _DEVICE = "1gbit", 256, 5120, "k40-gigabit/gpu0"
@@ -99,8 +99,10 @@ def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any
     words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", device, *sizes)
     result = carried_out(hosts, words, bar.bodies, workers=bar.workers, lanes=bar.lanes)
     return _seconds(result, bar.workers) | {
-        "idle": result["idle_shares"],
-        "predicted_idle": result["predicted_idle_shares"],
+        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
+        "predicted_idle": {
+            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
+        },
         "faults": len(result["faults"]),
     }
 
@@ -110,7 +112,7 @@ def _seconds(result: dict[str, Any], workers: int) -> dict[str, float]:
     steps = _IMAGES / _SAMPLES / workers
     return {
         "predicted_s": steps * result["predicted_step_s"],
-        "rehearsed_s": steps * result["rehearsed_step_s"],
+        "rehearsed_s": steps * result["step_s"],
         "quartile1_s": steps * result["lower_quartile_s"],
         "quartile3_s": steps * result["upper_quartile_s"],
     }

@@ -9,9 +9,9 @@ from typing import Any
 from ddp import FLOAT32
 from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
 
-from paceline.papers.wheel import paper, ungrouped_alexnet
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
+from paceline.studies.papers.wheel import paper, ungrouped_alexnet
 from readme import table
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
@@ -28,14 +28,14 @@ def measure(quick: bool) -> dict[str, Any]:
         many, many_nbytes, _ = _wheel(hosts, fewest + more)
         case = {"batch_size": _SAMPLES, "device": _DEVICE, "hooks": [], "blocks": 3, "steps": 2}
         ddp = on_ranks(hosts, case, quick)[FLOAT32]["wire_nbytes"]
-    updates = many["updates"] - few["updates"]
+    updates = many["updates"]["count"] - few["updates"]["count"]
     purposes = {
         row["purpose"]: {
-            "nbytes": row["nbytes"] / many["updates"],
-            "formula_nbytes": row["formula_nbytes"] / many["updates"],
+            "nbytes": row["nbytes"] / many["updates"]["count"],
+            "formula_nbytes": row["planned_nbytes"] / many["updates"]["count"],
             "travels": row["travels"],
         }
-        for row in many["purposes"]
+        for row in many["traffic"]
     }
     return {
         "head": first,
@@ -54,7 +54,7 @@ def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
     before = hosts.nbytes()[0]
     result = carried_out(hosts, [*words, *sizes], (1,), workers=2, lanes=2)
     counted = hosts.nbytes()[0] - before
-    return result, counted.sent + counted.received, result["head"]
+    return result, counted.sent + counted.received, result["config"]["head"]
 
 
 def _ungrouped() -> dict[str, float]:

@@ -31,8 +31,10 @@ def measure(quick: bool) -> dict[str, Any]:
         timeline = read_timeline(trace, "measured")
     start_s, end_s = _stretch(timeline, 1 if quick else _TURNS)
     return {
-        "idle": result["idle_shares"],
-        "predicted_idle": result["predicted_idle_shares"],
+        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
+        "predicted_idle": {
+            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
+        },
         "stretch_s": [start_s, end_s],
         "lanes": {
             str(lane): [
@@ -49,8 +51,8 @@ def _stretch(timeline: Timeline, turns: int) -> tuple[float, float]:
     """Return the time of some turns of worker 0 in the middle of what was traced."""
     begins: dict[int, float] = {}
     for span in sorted(timeline.spans, key=lambda span: span.start_s):
-        if span.kind is Kind.BACKWARD and span.name.endswith("@worker0"):
-            begins.setdefault(int(span.name[1 : span.name.index("/")]), span.start_s)
+        if span.kind is Kind.BACKWARD and span.worker == 0:
+            begins.setdefault(span.step, span.start_s)
     moments = list(begins.values())
     first = max(0, (len(moments) - turns - 1) // 2)
     return moments[first], moments[first + turns]
@@ -59,7 +61,7 @@ def _stretch(timeline: Timeline, turns: int) -> tuple[float, float]:
 def drawn(figures: dict[str, Any]) -> str:
     """Return the picture."""
     rows = [
-        (lane, [Span(name, Kind(kind), (), start, end, "") for name, kind, start, end in spans])
+        (lane, [Span(Kind(kind), 0, "", None, (), start, end) for _, kind, start, end in spans])
         for lane, spans in figures["lanes"].items()
     ]
     start_s, end_s = figures["stretch_s"]

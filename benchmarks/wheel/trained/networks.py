@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from paceline.models.alexnet import AlexNet
+from paceline.models.networks import AlexNet
 
 
 def alexnet() -> nn.Module:
