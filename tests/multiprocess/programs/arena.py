@@ -91,7 +91,7 @@ def held(group: Group, _: str) -> None:
 def fault(group: Group, kind: str) -> None:
     """Rank 1 is killed or stopped, or just idle, while the others wait for it in some way."""
     how, goal = kind.split("-")
-    arena = opened(group, deadline_s=20 if how == "killed" else 1)
+    arena = opened(group, deadline_s=600 if how == "killed" else 1)
     take_step(arena, group.rank, 1)
     arena.begin(2)
     group.barrier()
