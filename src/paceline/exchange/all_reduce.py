@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _register_comm_hook
+from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined] # exported, but not declared
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -159,10 +160,22 @@ class TorchAllReduce(Listener):
         self._num_steps = 0
         self._recorder: Recorder | None = None
         self._hook: HookState | None = None
+        self._settle: Callable[[], object] | None = None
+        self._parameters = parameters
         self._readiness: Readiness | None = None
         if on_exchanged is not None:
-            self._readiness = Readiness(parameters, self, sparse=range(len(parameters)))
-            self._readiness.expect([None] * len(parameters))
+            self._watch()
+
+    def _watch(self) -> None:
+        num_parameters = len(self._parameters)
+        self._readiness = Readiness(self._parameters, self, sparse=range(num_parameters))
+        self._readiness.expect([None] * num_parameters)
+
+    def settle(self, settle: Callable[[], object]) -> None:
+        """Call `settle` once, when the next backward pass whose gradients are exchanged is over."""
+        self._settle = settle
+        if self._readiness is None:
+            self._watch()
 
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
         """Register a hook that encodes or records the reducer's buckets, if one is needed."""
@@ -223,8 +236,15 @@ class TorchAllReduce(Listener):
 
     def ended(self, missing: Sequence[int]) -> None:
         """Report an exchange, which ends before this backward pass returns."""
-        assert self._on_exchanged is not None
-        self._on_exchanged()
+        assert self._readiness is not None
+        settle, self._settle = self._settle, None
+        if settle is not None and all(self._readiness.came):
+            # After torch's own callback, with which its exchange ends, whichever was queued first.
+            Variable._execution_engine.queue_callback(settle)
+        if self._on_exchanged is not None:
+            self._on_exchanged()
+        elif settle is not None:
+            self.unwatch()
 
 
 def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.futures.Future[Tensor]:

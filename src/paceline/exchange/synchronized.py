@@ -238,6 +238,17 @@ class Synchronized(DistributedDataParallel):
             self._static_graph_delay_allreduce_enqueued = False
         for hook, state in self._comm_hooks:
             _register_comm_hook(self.reducer, state, hook)
+        if isinstance(self._gradients, TorchAllReduce):
+            self._gradients.settle(weakly(self._rebuild_buckets))
+
+    def _rebuild_buckets(self) -> None:
+        """Have a new reducer of torch's rebuild its buckets where all ranks are.
+
+        It would meet the others for that in its next forward pass. DistributedDataParallel's second
+        one all ranks run; a later one, as of an evaluation, may be one rank's alone.
+        """
+        if self.reducer is not None:
+            self.reducer._rebuild_buckets()
 
     def _set_static_graph(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -278,3 +279,27 @@ def unfrozen_when_another_exchange_begins(place: Place):
         return net
 
     return trained(place, make, steps=16, at_step=thaw, exchange="auto", chunk="auto")
+
+
+@quick
+def run_by_one_rank_alone_after_unfreezing(place: Place):
+    """Torch's new reducer would meet the other ranks in the next forward pass, which is alone."""
+    parallel: list[nn.Module] = []
+
+    def thaw(model: nn.Module, step: int) -> None:
+        model.b.requires_grad_(step >= 2)
+        if step == 3 and model is parallel[0].module:
+            if place.rank == 0:
+                parallel[0](batch(0, 99))
+            dist.barrier()
+
+    def make() -> nn.Module:
+        net = Net()
+        net.b.requires_grad_(False)
+        return net
+
+    def wrap(model: nn.Module) -> nn.Module:
+        parallel.append(model)
+        return model
+
+    return trained(place, make, wrap=wrap, steps=5, at_step=thaw)
