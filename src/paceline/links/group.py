@@ -154,6 +154,10 @@ class Group:
             silent = f"{stopped} does not answer: it is stopped" if stopped else None
             raise WorkerLost(_dead_peers(self) or silent or _unknown_peer(error)) from error
 
+    def dead(self) -> str:
+        """Name the members on this machine whose processes have ended."""
+        return _names_in(self, "ZX")
+
     def has_reported(self) -> None:
         """Tell the other ranks that the first to fail has printed why, so that they may end."""
         if self.store is not None:
@@ -315,8 +319,7 @@ def _dead_peers(group: Group) -> str | None:
     """Name the workers of this machine that have died without having said why."""
     until = time.monotonic() + _SETTLING_S
     while group.store is None or not group.store.check([_FAILURE_KEY]):
-        gone = _names_in(group, "ZX")
-        if gone:
+        if gone := group.dead():
             return f"{gone} died in the middle of the run"
         if time.monotonic() > until:
             return None

@@ -6,6 +6,7 @@ standard error.
 """
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -106,6 +107,7 @@ def as_rank(carry_out: Callable[[Group], None], deadline_s: float, debug: bool) 
     try:
         with process_group(deadline_s) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
+            signal.signal(signal.SIGTERM, partial(_terminated, group))
             carry_out(group)
     except WorkersFailed as error:
         return error.exit_code
@@ -122,6 +124,16 @@ def as_rank(carry_out: Callable[[Group], None], deadline_s: float, debug: bool) 
             group.has_reported()
         return 2 if isinstance(error, InvalidInput) else 1
     return 0
+
+
+def _terminated(group: Group, number: int, _: object) -> None:
+    """End by this signal, unless a rank has died: the others end by themselves, and say of which.
+
+    torchrun may send them the signal before they have noticed, and kills them much later.
+    """
+    if not group.dead():
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 def leave(code: int) -> NoReturn:
