@@ -12,7 +12,6 @@ Each shard travels as a row of bytes: a header, and the buffers of its payload.
 import atexit
 import queue
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -135,10 +134,10 @@ class Compression:
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce, its future result and its costs on this rank.
+    """One all-reduce, and its future result.
 
     `future` gets the mean of the values; all NaN if any of them, `num_nonfinite` over all ranks,
-    were not finite. `seconds`: the time that each thread of this rank has spent on it.
+    were not finite.
     """
 
     key: str
@@ -148,7 +147,6 @@ class Work:
     future: Future
     ready: torch.cuda.Event | None
     num_nonfinite: int = 0
-    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of each thread
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: Exception) -> None:
@@ -298,23 +296,19 @@ class CompressedAllReduce:
             work.ready.wait()
         pieces = work.values.split(PIECE)  # so that encoding, sending and decoding overlap
         for number, values in enumerate(pieces):
-            started = time.monotonic()
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
             piece = EncodedPiece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             self._finish_stream()
-            work.seconds[0] += time.monotonic() - started
             self._gathering.put((work, piece, number == len(pieces) - 1))
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():
             return  # the scatter thread has failed it
-        started = time.monotonic()
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         self._finish_stream()
         self._bytes_sent[1] += nbytes
         work.num_nonfinite += num_nonfinite
-        work.seconds[1] += time.monotonic() - started
         if not is_last:
             return
         if work.num_nonfinite:
