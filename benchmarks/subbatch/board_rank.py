@@ -8,7 +8,7 @@ after another, by the paper's board: all of it `SLOWER` times slower, so that lo
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from statistics import median
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from figures import spread
+from paceline.codecs.gathering import Pending
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.exchange.loop import Share
@@ -24,11 +25,7 @@ from paceline.links.group import Group
 from paceline.models.paced import PacedModel
 from paceline.record.clock import clock_for
 from paceline.records.machine_file import find_machine
-from paceline.strategies.subbatch.communication import (
-    AllReduceWork,
-    CommunicationThread,
-    Waitable,
-)
+from paceline.strategies.subbatch.communication import CommunicationThread
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import Sharding
 from paceline.strategies.subbatch.paced import HeadLayerTimes, PacedHeadLayer, paced_optimizer
@@ -134,21 +131,6 @@ def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
     return PacedHeadLayer(row.label, row.inputs[0], sharding, group.rank, times)
 
 
-@dataclass(frozen=True)
-class _OnLink:
-    """An exchange that does not end before the link has had the time for its bytes."""
-
-    begun_work: Waitable
-    begun: float
-    seconds: float
-    thread: "_PacedThread"
-
-    def wait(self) -> Tensor:
-        values = self.begun_work.wait()
-        self.thread.carry(self.begun, self.seconds)
-        return values
-
-
 class _PacedThread(CommunicationThread):
     """A communication thread whose exchanges cross the paper's board, one after another."""
 
@@ -169,20 +151,26 @@ class _PacedThread(CommunicationThread):
 
     def begin(
         self,
-        post: Callable[[], Waitable],
+        post: Callable[[], Pending],
         on_done: Callable[[float, float], None] = lambda *_: None,
     ) -> Future[Tensor]:
-        """Post an exchange."""
+        """Post an exchange, which does not end before the link has had the time for its bytes."""
 
-        def on_link() -> Waitable:
+        def on_link() -> Pending:
             before, began = self._sent, time.monotonic()
-            work = post()
+            begun = post()
             head, rest = (now - then for now, then in zip(self._sent, before, strict=True))
-            return _OnLink(work, began, self._seconds(work, head, rest), self)
+
+            def wait() -> Tensor:
+                values = begun.wait()
+                self._carry(began, self._seconds(values, head, rest))
+                return values
+
+            return Pending(wait)
 
         return super().begin(on_link, on_done)
 
-    def carry(self, begun: float, seconds: float) -> None:
+    def _carry(self, begun: float, seconds: float) -> None:
         """Wait until the link, free again then, has taken so long for an exchange."""
         real = time.monotonic()
         self._free = max(begun, self._free) + seconds
@@ -197,15 +185,14 @@ class _PacedThread(CommunicationThread):
         head, loss = self._sent_bytes.head, self._sent_bytes.loss
         return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
 
-    def _seconds(self, work: Waitable, head: int, rest: int) -> float:
+    def _seconds(self, values: Tensor, head: int, rest: int) -> float:
         """Return what an exchange takes, by its bytes for each other GPU before they are encoded.
 
         `head` are those of activations or errors on the wire, `rest` others that travel as they
-        are; those of gradients are known.
+        are; those of gradients, which are neither, are those of the summed `values`.
         """
-        if isinstance(work, AllReduceWork):
-            nbytes = work.values.nbytes / (self._peers + 1)
-            return self._taken(nbytes, 32, is_gradient=True)
+        if not head and not rest:
+            return self._taken(values.nbytes / (self._peers + 1), 32, is_gradient=True)
         bits = self._bits if head else 32
         nbytes = (head or rest) / self._peers - _HEADER
         return self._taken(nbytes if bits == 32 else 4 * nbytes / _BYTES_A_VALUE, bits)
