@@ -28,8 +28,8 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.communication import CommunicationThread
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import Sharding
-from paceline.strategies.subbatch.paced import HeadLayerTimes, PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.trainer import HeadRecorder, SentBytes, SplitModel, SplitTrainer
+from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
+from paceline.strategies.subbatch.trainer import HeadRecorder, SplitModel, SplitTrainer
 from paceline.studies.papers import dettmers8bit as board
 from ranks import Variant, alternate, timed
 
@@ -127,17 +127,18 @@ class _Alone:
 def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
     """Return what takes the time of table 4's model-parallel columns."""
     sharding = Sharding.even(row.outputs, group.world_size)
-    times = HeadLayerTimes(*(1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms))
+    times = [1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms]
     return PacedHeadLayer(row.label, row.inputs[0], sharding, group.rank, times)
 
 
 class _PacedThread(CommunicationThread):
     """A communication thread whose exchanges cross the paper's board, one after another."""
 
-    def __init__(self, group: Group, bits: int, sent: SentBytes) -> None:
+    def __init__(self, group: Group, bits: int) -> None:
         super().__init__(group)
         self._board: Machine = find_machine("pcie-4gpu")
-        self._bits, self._sent_bytes, self._peers = bits, sent, group.world_size - 1
+        self._bits, self._peers = bits, group.world_size - 1
+        self.counted: SplitTrainer  # the one whose bytes are sent
         self.forget()
 
     def forget(self) -> None:
@@ -182,7 +183,7 @@ class _PacedThread(CommunicationThread):
 
     @property
     def _sent(self) -> tuple[int, int]:
-        head, loss = self._sent_bytes.head, self._sent_bytes.loss
+        head, loss = self.counted.sent, self.counted.sent_of_loss
         return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
 
     def _seconds(self, values: Tensor, head: int, rest: int) -> float:
@@ -206,8 +207,7 @@ class _Together:
 
     def __init__(self, group: Group, codec: str | None) -> None:
         config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
-        sent, body = SentBytes(), _model()
-        self.thread = _PacedThread(group, 32 if codec is None else 8, sent)
+        body, self.thread = _model(), _PacedThread(group, 32 if codec is None else 8)
         model = SplitModel(
             module=body,
             body=body,
@@ -216,9 +216,8 @@ class _Together:
         )
         recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
         updates = paced_optimizer(0.0)  # table 4 has no update
-        self._trainer = SplitTrainer(
-            model, config, group, recorder, updates, thread=self.thread, sent=sent
-        )
+        self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
+        self.thread.counted = self._trainer
         self._source = _loaded()
 
     def step(self) -> None:
