@@ -181,13 +181,12 @@ class ReplicaRunner:
             take(1)  # shows in which order gradients become ready
             while not group.gather(tuner.done)[0]:  # rank 0's times decide
                 take(tuner.interval)
-        sampler = setup.sampler
-        for _ in range(0 if sampler is None else _MOST_ROUNDS):
-            assert sampler is not None
-            before = sampler.shares
-            take(_INTERVAL)
-            if sampler.shares == before:
-                break
+        if (sampler := setup.sampler) is not None:
+            for _ in range(_MOST_ROUNDS):
+                before = sampler.shares
+                take(_INTERVAL)
+                if sampler.shares == before:
+                    break
         recorder.step_ends()  # forgets them
 
     def _tuner(self, settings: RehearseSettings, config: Any) -> ChunkTuner | None:
