@@ -9,7 +9,6 @@ the leaders, the first rank of each, all-reduce the sums.
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -147,17 +146,11 @@ class HostExchange:
         """Return the traffic and time so far."""
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
-        statistics = Statistics(
-            self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
-        )
+        known = self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
         if self._between is None or self._guard is None:
-            return statistics
-        return replace(
-            statistics,
-            codec=self._between.why,
-            num_nonfinite=self._guard.num_nonfinite,
-            num_skipped=self._guard.num_skipped,
-        )
+            return Statistics(*known)
+        found = self._guard.num_nonfinite, self._guard.num_skipped
+        return Statistics(*known, self._between.why, *found)
 
     def _num_nonfinite(self) -> int:
         """Return the number of this step's values that are NaN because one was not finite."""

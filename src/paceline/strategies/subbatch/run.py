@@ -116,7 +116,7 @@ class SplitRunner:
         trainer = SplitTrainer(
             self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed
         )
-        learner = loop.Learner(trainer.model.body, trainer.step, trainer.test)
+        learner = loop.Learner(self._model.body, trainer.step, trainer.test)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
         trainer.thread.close()  # not after an error: it may wait for a lost rank
         # For each purpose, the bytes of the rank that sent most.
@@ -239,7 +239,7 @@ def profile(
     longest_s = max(group.gather((last - first) / _NUM_WARM_UP))
     num_steps = num_rounds(seconds, longest_s, _FEWEST_STEPS, _MOST_STEPS)
     trainer.replica.record(recorder)
-    recorder.start_trace(trainer.traced)
+    recorder.start_trace(model.body)
     for _ in range(num_steps):
         trainer.step(shares)
     recorder.stop_trace()

@@ -117,7 +117,6 @@ class SplitTrainer:
         thread: CommunicationThread | None = None,
     ) -> None:
         self.model, self.config, self.group, self.recorder = model, config, group, recorder
-        self.traced = model.body  # the module whose layers a recorder watches
         self.thread = thread or CommunicationThread(group)
         self.sent, self.sent_of_loss = Sent(), Sent()
         self._learning_rate, self._seed = learning_rate, seed
