@@ -8,7 +8,7 @@ after another, by the paper's board: all of it `SLOWER` times slower, so that lo
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from statistics import median
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from figures import spread
+from paceline.codecs.gathering import Pending
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.exchange.loop import Share
@@ -24,15 +25,11 @@ from paceline.links.group import Group
 from paceline.models.paced import PacedModel
 from paceline.record.clock import clock_for
 from paceline.records.machine_file import find_machine
-from paceline.strategies.subbatch.communication import (
-    AllReduceWork,
-    CommunicationThread,
-    Waitable,
-)
+from paceline.strategies.subbatch.communication import CommunicationThread
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import Sharding
-from paceline.strategies.subbatch.paced import HeadLayerTimes, PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.trainer import HeadRecorder, SentBytes, SplitModel, SplitTrainer
+from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
+from paceline.strategies.subbatch.trainer import HeadRecorder, SplitModel, SplitTrainer
 from paceline.studies.papers import dettmers8bit as board
 from ranks import Variant, alternate, timed
 
@@ -130,32 +127,18 @@ class _Alone:
 def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
     """Return what takes the time of table 4's model-parallel columns."""
     sharding = Sharding.even(row.outputs, group.world_size)
-    times = HeadLayerTimes(*(1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms))
+    times = [1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms]
     return PacedHeadLayer(row.label, row.inputs[0], sharding, group.rank, times)
-
-
-@dataclass(frozen=True)
-class _OnLink:
-    """An exchange that does not end before the link has had the time for its bytes."""
-
-    begun_work: Waitable
-    begun: float
-    seconds: float
-    thread: "_PacedThread"
-
-    def wait(self) -> Tensor:
-        values = self.begun_work.wait()
-        self.thread.carry(self.begun, self.seconds)
-        return values
 
 
 class _PacedThread(CommunicationThread):
     """A communication thread whose exchanges cross the paper's board, one after another."""
 
-    def __init__(self, group: Group, bits: int, sent: SentBytes) -> None:
+    def __init__(self, group: Group, bits: int) -> None:
         super().__init__(group)
         self._board: Machine = find_machine("pcie-4gpu")
-        self._bits, self._sent_bytes, self._peers = bits, sent, group.world_size - 1
+        self._bits, self._peers = bits, group.world_size - 1
+        self.counted: SplitTrainer  # the one whose bytes are sent
         self.forget()
 
     def forget(self) -> None:
@@ -169,20 +152,26 @@ class _PacedThread(CommunicationThread):
 
     def begin(
         self,
-        post: Callable[[], Waitable],
+        post: Callable[[], Pending],
         on_done: Callable[[float, float], None] = lambda *_: None,
     ) -> Future[Tensor]:
-        """Post an exchange."""
+        """Post an exchange, which does not end before the link has had the time for its bytes."""
 
-        def on_link() -> Waitable:
+        def on_link() -> Pending:
             before, began = self._sent, time.monotonic()
-            work = post()
+            begun = post()
             head, rest = (now - then for now, then in zip(self._sent, before, strict=True))
-            return _OnLink(work, began, self._seconds(work, head, rest), self)
+
+            def wait() -> Tensor:
+                values = begun.wait()
+                self._carry(began, self._seconds(values, head, rest))
+                return values
+
+            return Pending(wait)
 
         return super().begin(on_link, on_done)
 
-    def carry(self, begun: float, seconds: float) -> None:
+    def _carry(self, begun: float, seconds: float) -> None:
         """Wait until the link, free again then, has taken so long for an exchange."""
         real = time.monotonic()
         self._free = max(begun, self._free) + seconds
@@ -194,18 +183,17 @@ class _PacedThread(CommunicationThread):
 
     @property
     def _sent(self) -> tuple[int, int]:
-        head, loss = self._sent_bytes.head, self._sent_bytes.loss
+        head, loss = self.counted.sent, self.counted.sent_of_loss
         return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
 
-    def _seconds(self, work: Waitable, head: int, rest: int) -> float:
+    def _seconds(self, values: Tensor, head: int, rest: int) -> float:
         """Return what an exchange takes, by its bytes for each other GPU before they are encoded.
 
         `head` are those of activations or errors on the wire, `rest` others that travel as they
-        are; those of gradients are known.
+        are; those of gradients, which are neither, are those of the summed `values`.
         """
-        if isinstance(work, AllReduceWork):
-            nbytes = work.values.nbytes / (self._peers + 1)
-            return self._taken(nbytes, 32, is_gradient=True)
+        if not head and not rest:
+            return self._taken(values.nbytes / (self._peers + 1), 32, is_gradient=True)
         bits = self._bits if head else 32
         nbytes = (head or rest) / self._peers - _HEADER
         return self._taken(nbytes if bits == 32 else 4 * nbytes / _BYTES_A_VALUE, bits)
@@ -219,8 +207,7 @@ class _Together:
 
     def __init__(self, group: Group, codec: str | None) -> None:
         config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
-        sent, body = SentBytes(), _model()
-        self.thread = _PacedThread(group, 32 if codec is None else 8, sent)
+        body, self.thread = _model(), _PacedThread(group, 32 if codec is None else 8)
         model = SplitModel(
             module=body,
             body=body,
@@ -229,9 +216,8 @@ class _Together:
         )
         recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
         updates = paced_optimizer(0.0)  # table 4 has no update
-        self._trainer = SplitTrainer(
-            model, config, group, recorder, updates, thread=self.thread, sent=sent
-        )
+        self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
+        self.thread.counted = self._trainer
         self._source = _loaded()
 
     def step(self) -> None:

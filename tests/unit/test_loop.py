@@ -10,11 +10,11 @@ from groups import group_of
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
+from paceline.core.settings import TrainSettings
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
 from paceline.exchange.loop import (
     SGD,
-    Job,
     Trained,
     TrainingSetup,
     epochs_of,
@@ -25,9 +25,12 @@ from paceline.exchange.loop import (
     train_step,
 )
 from paceline.exchange.replica import SingleReplica
+from paceline.exchange.session import TrainingSession
 from paceline.models import describe
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
+from paceline.strategies.host import STRATEGY
+from paceline.strategies.host.config import HostReduce
 from ticking import Ticking
 
 CPU = torch.device("cpu")
@@ -137,12 +140,12 @@ def run(
     epochs: int,
     clock=None,
     sgd: SGD | None = None,
-    each_step: Callable[[Job], None] = lambda job: None,
+    each_step: Callable[[nn.Module, Recorder], None] = lambda model, recorder: None,
 ) -> Ran:
     """Train a linear model on `num_steps` batches of four samples an epoch."""
     data = Dataset("toy", samples(4 * num_steps), samples(10), 3, (4,))
     group, recorded = group_of(), []
-    progress = Watching([], lambda: each_step(job))
+    progress = Watching([], lambda: each_step(model, recorder))
     torch.manual_seed(0)
     batches, sgd = share_batches(data, 4, 0, group), sgd or SGD(0.01, 0.9)
     model = nn.Linear(4, 3)
@@ -156,19 +159,21 @@ def run(
         learning_rate=sgd.learning_rate,
         test=data.test,
     )
-    job = Job(setup, group, Recorder(clock or HostClock(), "cpu0", 0), progress)
+    settings = TrainSettings(model="toy", strategy="host")
+    session = TrainingSession(settings, STRATEGY, HostReduce(1), "run", group, progress)
+    recorder = Recorder(clock or HostClock(), "cpu0", 0)
 
     class Watched(SingleReplica):
         closed = 0
 
-        def record(self, recorder: Recorder | None) -> None:
-            recorded.append(recorder is job.recorder)
+        def record(self, other: Recorder | None) -> None:
+            recorded.append(other is recorder)
 
         def close(self) -> None:
             self.closed += 1
 
     replica = Watched(model)
-    outcome = train(job, replica)
+    outcome = train(session, setup, recorder, replica)
     assert replica.closed == 1
     return Ran(outcome, progress.reports, recorded)
 
@@ -195,7 +200,7 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
         num_steps,
         epochs,
         Ticking(mark_s=1),
-        each_step=lambda job: tracing.append(job.recorder.tracing),
+        each_step=lambda model, recorder: tracing.append(recorder.tracing),
     )
     assert [i for i, traced in enumerate(tracing) if traced] == list(range(first, last))
     assert len(tracing) == num_steps * epochs
@@ -211,7 +216,7 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
 
 def test_every_step_trains_although_every_epoch_tests():
     modes = []
-    ran = run(5, 3, each_step=lambda job: modes.append(job.setup.model.training))
+    ran = run(5, 3, each_step=lambda model, recorder: modes.append(model.training))
     assert modes == [True] * 15
     assert [epoch.number for epoch in ran.reports] == [0, 1, 2]
 

@@ -14,26 +14,18 @@ _WORD_NBYTES = 4
 _SIGN = 1 << 31  # of a word; the rest is the place of a value
 
 
-class ErrorFeedback(Codec):
+class ErrorFeedback:
     """A codec that adds the last error of its inner codec to the next values of the same tensor.
 
     Seide et al. 2014. The tensor's size is fixed. Values that are not finite leave no error: the
-    inner codec counts them.
+    inner codec counts them. It decodes the payloads as well.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
+        self.name, self.fixed_size, self.nbytes = codec.name, codec.fixed_size, codec.nbytes
+        self.decode, self.add_to = codec.decode, codec.add_to
         self._error: Tensor | None = None
-
-    @property
-    def name(self) -> str:
-        """The inner codec's name: it decodes the payloads as well."""
-        return self.codec.name
-
-    @property
-    def fixed_size(self) -> bool:
-        """True if the inner codec's payloads have a fixed size."""
-        return self.codec.fixed_size
 
     def encode(self, values: Tensor) -> Payload:
         """Return the values and the last error, encoded; keep what that loses."""
@@ -50,18 +42,6 @@ class ErrorFeedback(Codec):
         # A NaN in the error would stay there for ever.
         self._error = torch.nan_to_num(values - self.codec.decode(payload), 0.0, 0.0, 0.0)
         return payload
-
-    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, float32 [count], in `out` if it is given."""
-        return self.codec.decode(payload, out)
-
-    def add_to(self, total: Tensor, payload: Payload) -> None:
-        """Add the values to `total`, float32 [count]."""
-        self.codec.add_to(total, payload)
-
-    def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values."""
-        return self.codec.nbytes(count)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the error, for a checkpoint."""

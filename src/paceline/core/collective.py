@@ -15,7 +15,7 @@ from typing import NamedTuple
 from paceline.core.calibration import LinearTime
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import CodecSpeed, Station, codec_speed
+from paceline.core.machine import CodecSpeed, Device, Station, codec_speed
 from paceline.core.plan import Cost, Kind, Resource, Task, TaskId
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
@@ -201,6 +201,19 @@ class Collective:
         if not self.coders:
             return self.sent(step)
         return self._id(step, Kind.DECODE, self.pieces[-1], self.coders[number].worker)
+
+
+def coding_of(
+    codec: str | None,
+    workload: Workload,
+    devices: Sequence[Device],
+    element_sizes: Collection[int],
+) -> Coding | None:
+    """Return the codec of all devices; InvalidInput if values are not of these sizes in bytes."""
+    if codec is None:
+        return None
+    check_encodable(workload, element_sizes)
+    return Coding.by(codec, dict(enumerate(devices)))
 
 
 def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:

@@ -152,7 +152,7 @@ class TorchAllReduce(Listener):
         method: Method,
         parameters: Sequence[NamedParameter],
         join: Callable[[], Group],
-        on_exchanged: Callable[[], None] | None = None,
+        on_exchanged: Callable[[], None] | None,
     ) -> None:
         self._name, self._compression, self._join = method.name, method.compression, join
         self._nbytes = sum(one.parameter.nbytes for one in parameters)

@@ -28,7 +28,6 @@ from paceline.exchange.readiness import in_backward
 from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.group import Group
 from paceline.record.clock import clock_for
-from paceline.record.recorder import Recorder
 
 _MOST_PASSES = 256
 _NUM_WARM_UP = 2  # passes in which caches fill and buckets are made
@@ -99,6 +98,7 @@ class Balanced:
         admit: Admit = lambda speeds, sampler: (),
     ) -> None:
         self._replica, self._module, self._group = replica, module, group
+        self.record, self.close = replica.record, replica.close
         self._weighs, self._admit = weighs, admit
         self._said: int | None = None
         self._meter = SpeedMeter(group.device)
@@ -207,14 +207,6 @@ class Balanced:
             epoch, step = max(place for _, place in rows)
             self._sampler.update(shares, (epoch, step))
         self._left = balance.interval - 1
-
-    def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on; None ends that."""
-        self._replica.record(recorder)
-
-    def close(self) -> None:
-        """Free the resources of the exchange; the module stays usable, and trains alone."""
-        self._replica.close()
 
     def shared(self, statistics: Statistics) -> Statistics:
         """Return these statistics with the shares, where batches follow the ranks' speeds."""

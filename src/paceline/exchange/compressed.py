@@ -12,7 +12,6 @@ Each shard travels as a row of bytes: a header, and the buffers of its payload.
 import atexit
 import queue
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -135,10 +134,10 @@ class Compression:
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce, its future result and its costs on this rank.
+    """One all-reduce, and its future result.
 
     `future` gets the mean of the values; all NaN if any of them, `num_nonfinite` over all ranks,
-    were not finite. `seconds`: the time that each thread of this rank has spent on it.
+    were not finite.
     """
 
     key: str
@@ -148,7 +147,6 @@ class Work:
     future: Future
     ready: torch.cuda.Event | None
     num_nonfinite: int = 0
-    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of each thread
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: Exception) -> None:
@@ -158,8 +156,41 @@ class Work:
                 self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
 
 
-# Arguments of the two phases, beginning with their Work; None ends a thread.
-_Queue = queue.SimpleQueue[tuple[Any, ...] | None]
+# The arguments of calls; None ends the thread.
+Calls = queue.SimpleQueue[tuple[Any, ...] | None]
+
+
+def run_calls(
+    calls: Calls,
+    device: torch.device,
+    call: Callable[..., None],
+    fail: Callable[[Any, Exception], None],
+) -> None:
+    """Make the calls one after another, on a CUDA stream of this thread's own, until one is None.
+
+    `fail` is told the first argument of a call that has failed, and of all after it: the next
+    collective would match another of the other ranks.
+    """
+    stream: AbstractContextManager[object] = nullcontext()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        stream = torch.cuda.stream(torch.cuda.Stream(device))
+    failure: Exception | None = None
+    with stream:
+        for arguments in iter(calls.get, None):
+            try:
+                if failure is not None:
+                    raise failure
+                call(*arguments)
+            except Exception as error:
+                failure = error
+                fail(arguments[0], error)
+
+
+def finish_stream(device: torch.device) -> None:
+    """Synchronise in this thread, so that no other thread must order its streams after ours."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 class CompressedAllReduce:
@@ -190,8 +221,8 @@ class CompressedAllReduce:
         self._errors: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self._is_void = False  # the step: some values of it are not finite
-        self._scattering: _Queue = queue.SimpleQueue()
-        self._gathering: _Queue = queue.SimpleQueue()
+        self._scattering: Calls = queue.SimpleQueue()
+        self._gathering: Calls = queue.SimpleQueue()
         self._threads = [
             # Daemons: one that waits for a lost rank must not keep the process alive.
             threading.Thread(target=self._run, args=phase, name=name, daemon=True)
@@ -273,23 +304,8 @@ class CompressedAllReduce:
         for thread in self._threads:
             thread.join(_GOODBYE_S)
 
-    def _run(self, items: "_Queue", act: Callable[..., None], following: "_Queue | None") -> None:
-        """Call `act` with each item, on a CUDA stream of this thread's own, until it is None."""
-        stream: AbstractContextManager[object] = nullcontext()
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            stream = torch.cuda.stream(torch.cuda.Stream(self.device))
-        failure: Exception | None = None
-        with stream:
-            for item in iter(items.get, None):
-                try:
-                    # After an error the next collective would match another of the other ranks.
-                    if failure is not None:
-                        raise failure
-                    act(*item)
-                except Exception as error:
-                    failure = error
-                    item[0].fail(error)
+    def _run(self, calls: Calls, call: Callable[..., None], following: Calls | None) -> None:
+        run_calls(calls, self.device, call, Work.fail)
         if following is not None:
             following.put(None)  # after all pieces: the gather thread ends last
 
@@ -298,29 +314,25 @@ class CompressedAllReduce:
             work.ready.wait()
         pieces = work.values.split(PIECE)  # so that encoding, sending and decoding overlap
         for number, values in enumerate(pieces):
-            started = time.monotonic()
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
             piece = EncodedPiece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
-            self._finish_stream()
-            work.seconds[0] += time.monotonic() - started
+            finish_stream(self.device)
             self._gathering.put((work, piece, number == len(pieces) - 1))
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():
             return  # the scatter thread has failed it
-        started = time.monotonic()
         nbytes, num_nonfinite = piece.gather(self._groups[1])
-        self._finish_stream()
+        finish_stream(self.device)
         self._bytes_sent[1] += nbytes
         work.num_nonfinite += num_nonfinite
-        work.seconds[1] += time.monotonic() - started
         if not is_last:
             return
         if work.num_nonfinite:
             self._is_void = True
             work.values.fill_(torch.nan)  # a GradScaler and NonFiniteGuard look for it
-            self._finish_stream()
+            finish_stream(self.device)
         work.future.set_result(work.values)
 
     def _codec(self, work: Work, piece: int, shard: int) -> Codec:
@@ -332,8 +344,3 @@ class CompressedAllReduce:
             if error is not None and isinstance(codec, ErrorFeedback):
                 codec.load_state_dict({"error": error})
         return self._codecs[place]
-
-    def _finish_stream(self) -> None:
-        """Synchronise in this thread, so that no other thread must order its streams after ours."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()

@@ -20,7 +20,7 @@ from paceline.core.workload import Workload
 from paceline.data import BalancedSampler, ShardedBatches, loader
 from paceline.data.dataset import Batch, Dataset, IndexedSamples
 from paceline.exchange.replica import ModelReplica
-from paceline.exchange.session import Progress, TrainingSession
+from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.models.factory import fitted, workload_of
@@ -248,16 +248,6 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 @dataclass(frozen=True)
-class Job:
-    """A training or a rehearsal on this rank: its setup, the other ranks, and who observes it."""
-
-    setup: TrainingSetup
-    group: Group
-    recorder: Recorder
-    progress: Progress
-
-
-@dataclass(frozen=True)
 class Trained:
     """The epochs of a training, this rank's traced spans, and its steps' seconds.
 
@@ -274,9 +264,9 @@ class Trained:
 class Learner:
     """The steps and tests of a run in which a rank does not have the whole model.
 
-    `traced`: the module whose layers the recorder watches. `step` takes a step, records it in the
-    job's recorder, and returns this rank's weighted loss. `test` returns the summed loss and the
-    number of right answers on this rank's share of the samples.
+    `traced`: the module whose layers the recorder watches. `step` takes a step, records it, and
+    returns this rank's weighted loss. `test` returns the summed loss and the number of right
+    answers on this rank's share of the samples.
     """
 
     traced: nn.Module
@@ -284,8 +274,14 @@ class Learner:
     test: Callable[[IndexedSamples], tuple[float, int]]
 
 
-def train(job: Job, replica: ModelReplica, learner: Learner | None = None) -> Trained:
-    """Train the job's model as `replica` of it exchanges its gradients, and close the replica.
+def train(
+    session: TrainingSession,
+    setup: TrainingSetup,
+    recorder: Recorder,
+    replica: ModelReplica,
+    learner: Learner | None = None,
+) -> Trained:
+    """Train the model as `replica` of it exchanges its gradients, and close the replica.
 
     A `learner` takes the steps in its own way, with as much of the model as `replica` has.
 
@@ -294,37 +290,37 @@ def train(job: Job, replica: ModelReplica, learner: Learner | None = None) -> Tr
     each one's first steps; of the untraced steps, if there is one epoch. InvalidInput names the
     learning rate if a loss is not finite.
     """
-    setup, recorder = job.setup, job.recorder
-    learner = learner or _whole(job, replica)
+    group, progress = session.group, session.progress
+    progress.begin(sum(setup.epoch_steps), "steps")
+    learner = learner or _whole(setup, group, recorder, replica)
     num_epochs = len(setup.epoch_steps)
     traced = traced_epoch(num_epochs)
     untraced = num_untraced(setup.epoch_steps[traced], num_epochs)
-    epochs: list[Epoch] = []
-    seconds: list[float] = []
+    epochs, seconds = list[Epoch](), list[float]()
     for number, num_steps in enumerate(setup.epoch_steps):
         # Recording costs time: only the traced epoch has a recorder.
         if number in (traced, traced + 1):
             replica.record(recorder if number == traced else None)
         started = time.monotonic()
         setup.model.train()
-        source, total = setup.source(number), torch.zeros((), device=job.group.device)
+        source, total = setup.source(number), torch.zeros((), device=group.device)
         for step in range(num_steps):
             if (number, step) == (traced, untraced):
                 recorder.start_trace(learner.traced)
             total += learner.step(source)
-            job.progress.advance()
+            progress.advance()
         recorder.stop_trace()
         loss = float(total)  # waits for the device
         ends = recorder.step_ends()
         if number == traced:
             ends = ends[:untraced] if num_epochs == 1 else []
-            spans, offset = tuple(recorder.spans()), clock_offset(job.group)
+            spans, offset = tuple(recorder.spans()), clock_offset(group)
         seconds += [end - start for start, end in pairwise(ends[NUM_WARM_UP - 1 :])]
         if setup.test is not None:
-            loss /= num_steps * job.group.world_size
+            loss /= num_steps * group.world_size
             took_s = time.monotonic() - started
             # Each rank tests its share of the samples.
-            rows = job.group.gather([loss, *learner.test(setup.test)])
+            rows = group.gather([loss, *learner.test(setup.test)])
             train_loss, test_loss, correct = (sum(column) for column in zip(*rows, strict=True))
             size = len(setup.test)
             epoch = Epoch(number, train_loss, test_loss / size, correct / size, took_s)
@@ -335,21 +331,23 @@ def train(job: Job, replica: ModelReplica, learner: Learner | None = None) -> Tr
                     f"{number + 1}; choose a smaller one"
                 )
             epochs.append(epoch)
-            job.progress.epoch(epoch, setup.score)
+            progress.epoch(epoch, setup.score)
     replica.close()
     return Trained(tuple(epochs), spans, offset, tuple(seconds))
 
 
-def _whole(job: Job, replica: ModelReplica) -> Learner:
-    model, optimizer = job.setup.model, job.setup.optimizer(job.setup.model)
+def _whole(
+    setup: TrainingSetup, group: Group, recorder: Recorder, replica: ModelReplica
+) -> Learner:
+    model, optimizer = setup.model, setup.optimizer(setup.model)
 
     def step(source: Iterator[Share]) -> Tensor:
-        return train_step(replica, optimizer, source, job.recorder)
+        return train_step(replica, optimizer, source, recorder)
 
     def test(samples: IndexedSamples) -> tuple[float, int]:
         # Running statistics differ between ranks, so broadcast rank 0's: all test the same model.
-        job.group.broadcast(model.buffers())
-        return evaluate(model, samples, job.group)
+        group.broadcast(model.buffers())
+        return evaluate(model, samples, group)
 
     return Learner(model, step, test)
 

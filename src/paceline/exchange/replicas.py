@@ -4,7 +4,7 @@ import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,20 +16,20 @@ from torch import nn
 from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 from paceline.core.compare import conform
 from paceline.core.outcome import ChunkTrial, Outcome
+from paceline.core.plan import Plan
 from paceline.core.settings import RehearseSettings
 from paceline.core.simulate import period
 from paceline.core.strategy import Calibrated, Prober, Strategy, Window
-from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
-from paceline.exchange.loop import Job, Trained, TrainingSetup, setup_of, train, train_step
+from paceline.exchange.loop import Trained, TrainingSetup, setup_of, train, train_step
 from paceline.exchange.replica import ModelReplica, Probe
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
 from paceline.measure.layers import Profile, beside_copies, profile, with_idle_cores
 from paceline.models.paced import Stretched
 from paceline.record.clock import clock_for
-from paceline.record.merge import ClockOffset, gather_timeline
+from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 
 SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
@@ -51,12 +51,11 @@ def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
     """Return a factory of probes of the exchange of a strategy of replicas."""
-
-    def replicate(module: nn.Module) -> ModelReplica:
-        replica: ModelReplica = strategy.runner().replica(module, config, group)
-        return replica
-
-    return Prober(strategy, config, lambda sizes: Probe(sizes, group.device, replicate))
+    replica = strategy.runner().replica
+    make = partial(
+        Probe, device=group.device, replicate=lambda module: replica(module, config, group)
+    )
+    return Prober(strategy, config, make)
 
 
 class ReplicaRunner:
@@ -64,27 +63,11 @@ class ReplicaRunner:
 
     def __init__(self, session: TrainingSession, replicate: Replicate) -> None:
         self._session, self._replicate = session, replicate
+        self.setup = setup_of(session)  # this rank's model and its steps
+        self.workload = self.setup.workload  # this rank's part of a step
+        self.samples_per_step = self.setup.samples_per_step  # over all workers, on average
+        self.about = about(session, self.workload)
         self.profiled: Profile | None = None
-
-    @cached_property
-    def setup(self) -> TrainingSetup:
-        """This rank's model and its steps."""
-        return setup_of(self._session)
-
-    @property
-    def workload(self) -> Workload:
-        """This rank's part of a step."""
-        return self.setup.workload
-
-    @property
-    def samples_per_step(self) -> float:
-        """The samples of a step over all workers, on average over an epoch."""
-        return self.setup.samples_per_step
-
-    @property
-    def about(self) -> str:
-        """The size of the model, and the time that measuring takes."""
-        return about(self._session, self.workload)
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Measure the layers, and the exchange of each strategy with its configuration.
@@ -166,21 +149,16 @@ class ReplicaRunner:
             predicted = self._predicted(strategy, config, [chunk for chunk, _, _ in tried])
             trials = tuple(ChunkTrial(chunk, predicted[chunk], own) for chunk, _, own in tried)
             config = replace(config, chunk=chosen)
-        session.progress.begin(sum(setup.epoch_steps), "steps")
-        trained = train(Job(setup, group, recorder, session.progress), replica)
+        trained = train(session, setup, recorder, replica)
         if stretched is not None:
             stretched.remove()
-        timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
         machine, _ = self.calibrated(strategy, config)
-        plan = strategy.plan(self.workload, machine, config, Window(timeline.num_steps()))
         return outcome_of(
+            session,
+            setup,
             trained,
-            timeline,
-            group,
+            partial(strategy.plan, self.workload, machine, config),
             config=config,
-            samples_per_step=self.samples_per_step,
-            score=setup.score,
-            faults=tuple(conform(plan, timeline, slack_s(trained.offset, group))),
             shares=None if setup.sampler is None else setup.sampler.shares,
             trials=trials,
         )
@@ -203,13 +181,12 @@ class ReplicaRunner:
             take(1)  # shows in which order gradients become ready
             while not group.gather(tuner.done)[0]:  # rank 0's times decide
                 take(tuner.interval)
-        sampler = setup.sampler
-        for _ in range(0 if sampler is None else _MOST_ROUNDS):
-            assert sampler is not None
-            before = sampler.shares
-            take(_INTERVAL)
-            if sampler.shares == before:
-                break
+        if (sampler := setup.sampler) is not None:
+            for _ in range(_MOST_ROUNDS):
+                before = sampler.shares
+                take(_INTERVAL)
+                if sampler.shares == before:
+                    break
         recorder.step_ends()  # forgets them
 
     def _tuner(self, settings: RehearseSettings, config: Any) -> ChunkTuner | None:
@@ -243,15 +220,25 @@ class ReplicaRunner:
 
 
 def outcome_of(
-    trained: Trained, timeline: Timeline, group: Group, *, samples_per_step: float, **known: Any
+    session: TrainingSession,
+    setup: TrainingSetup,
+    trained: Trained,
+    plan: Callable[[Window], Plan],
+    **known: Any,
 ) -> Outcome:
     """Bring together the outcome of all ranks; `known` are further fields of the `Outcome`."""
+    group = session.group
+    timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
+    # By so much the spans of different ranks may seem to be in a wrong order.
+    slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
-        samples_per_s=samples_per_step / median(trained.step_seconds),
+        samples_per_s=setup.samples_per_step / median(trained.step_seconds),
         epochs=trained.epochs,
+        score=setup.score,
+        faults=tuple(conform(plan(Window(timeline.num_steps())), timeline, slack_s)),
         peak_memory_bytes=tuple(group.gather(peak)),
         **known,
     )
@@ -267,11 +254,6 @@ def about(session: TrainingSession, workload: Workload) -> str:
             "measuring what will be rehearsed"
         )
     return f"{settings.model}: {size}; profiling for {settings.profile_s:g} s"
-
-
-def slack_s(offset: ClockOffset, group: Group) -> float:
-    """Return by how many seconds the spans of different ranks may seem to be in a wrong order."""
-    return float(SLACK_S + 2 * max(group.gather(offset.error_s)))
 
 
 def devices_of(session: TrainingSession) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.core.calibration import Measurements, line_through, linked_in_ring
-from paceline.core.collective import Coding, Collective, check_encodable
+from paceline.core.collective import Collective, coding_of
 from paceline.core.cost import compute_lane
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan, Task, TaskId
@@ -78,10 +78,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
     exchanges: _Exchanges = ()
     if config.workers > 1:
         ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
-        coding = None
-        if config.codec is not None:
-            check_encodable(workload, _ENCODABLE)
-            coding = Coding.by(config.codec, dict(enumerate(devices)))
+        coding = coding_of(config.codec, workload, devices, _ENCODABLE)
         parts = buckets(workload.in_backward_order, config.bucket_mb)
         exchanges = tuple(
             (b, Collective.over(ring, Kind.REDUCE, str(i), b.nbytes, b.num_values, coding))

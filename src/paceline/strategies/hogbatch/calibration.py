@@ -123,15 +123,12 @@ def plan_of_batches(
     return Plan(tasks)
 
 
-def traced_sizes(spans: Sequence[Span], numbers: Mapping[str, int]) -> dict[int, list[int]]:
-    """Return the sizes of each worker's traced batches, in their order, from the STEP spans.
-
-    `numbers`: the workers' numbers by the names of their devices.
-    """
-    steps = sorted((span for span in spans if span.kind is Kind.STEP), key=lambda s: s.start_s)
+def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
+    """Return the sizes of each worker's traced batches, in their order, from the STEP spans."""
     found: dict[int, list[int]] = {}
-    for span in steps:
-        found.setdefault(numbers[span.on[0].owner], []).append(span.num_samples)
+    for span in sorted(spans, key=lambda span: span.start_s):
+        if span.kind is Kind.STEP and span.worker is not None:
+            found.setdefault(span.worker, []).append(span.num_samples)
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -37,8 +38,8 @@ class WorkerProcess:
     `samples_per_s`: its speed in the trials, None before them. `updates`: as the policy counts
     them. `size`: that of its last batch by the policy. `assigned`: the batch that it works on, and
     those after it. `staleness`: the updates of others that its latest batch has missed.
-    `updates_at_start`: all workers' updates when it began its batch. While it `is_awaited`, it has
-    been silent since `silent_since_s`.
+    `updates_at_start`: all workers' updates when it began its batch. While it is awaited, it has
+    been silent since `awaited_since_s`.
     """
 
     number: int
@@ -58,8 +59,7 @@ class WorkerProcess:
     staleness: int = 0
     num_traced: int = 0
     latest: tuple[int, float] = (1, inf)  # samples of a batch, and the seconds it took
-    is_awaited: bool = True
-    silent_since_s: float = field(default_factory=time.monotonic)
+    awaited_since_s: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -84,11 +84,11 @@ class WorkerProcess:
     def complete(self) -> None:
         """Remove the batch that it worked on: it goes on with the next, if it has one."""
         self.assigned.popleft()
-        self.is_awaited, self.silent_since_s = bool(self.assigned), time.monotonic()
+        self.awaited_since_s = time.monotonic() if self.assigned else inf
 
     def send(self, work: ExecuteWork) -> None:
         """Send a message. If the process has ended, `poll` tells so later."""
-        self.is_awaited, self.silent_since_s = True, time.monotonic()
+        self.awaited_since_s = time.monotonic()
         with suppress(ConnectionError):
             self.socket.send(work.pack())
 
@@ -177,7 +177,7 @@ class WorkerProcesses:
             worker: WorkerProcess = key.data
             if worker.is_ended:  # by a packet of another worker in the same round
                 continue
-            worker.is_awaited, packet = False, b""  # an empty packet: the process has ended
+            worker.awaited_since_s, packet = inf, b""  # an empty packet: the process has ended
             with suppress(ConnectionError):
                 packet = worker.socket.recv(messages.MOST_NBYTES)
             yield worker, packet, "" if packet else self._end(worker)
@@ -188,7 +188,7 @@ class WorkerProcesses:
         self._checked_s = now_s + _POLL_S
         for worker in self.running:
             allowed_s = self._deadline_s if worker.is_ready else _START_S
-            if worker.is_awaited and now_s - worker.silent_since_s > allowed_s:
+            if now_s - worker.awaited_since_s > allowed_s:
                 self._end(worker)
                 yield worker, b"", f"did not answer within {allowed_s:g} s"
 
@@ -206,9 +206,7 @@ class WorkerProcesses:
         for worker in stopped:
             worker.process.wait(_STOP_S)
             self._end(worker)
-            with os.fdopen(os.dup(worker.trace)) as file:
-                file.seek(0)
-                text = file.read()
+            text = Path(f"/proc/self/fd/{worker.trace}").read_text()
             written = json.loads(text or '{"peak_memory_bytes": 0, "spans": []}')
             peaks.append(written["peak_memory_bytes"])
             spans += _SPANS.validate_python(written["spans"])

@@ -171,9 +171,8 @@ class HogbatchRunner:
         machine = calibration.machine_of(self.workload, trials)
         traced = Timeline(spans, Origin.MEASURED)
         specs = {worker.number: worker.spec for worker in workers}
-        numbers = {name: number for number, name in enumerate(names)}
-        traced_sizes = calibration.traced_sizes(spans, numbers)
-        plan = calibration.plan_of_batches(self.workload, machine, specs, traced_sizes)
+        sizes_in_turn = calibration.traced_sizes(spans)
+        plan = calibration.plan_of_batches(self.workload, machine, specs, sizes_in_turn)
         num_samples = len(self._data.train) * len(self._epochs)
         prediction = None
         # The plan knows neither workers that were lost nor those that joined late.

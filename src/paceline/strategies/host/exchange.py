@@ -9,7 +9,6 @@ the leaders, the first rank of each, all-reduce the sums.
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -49,8 +48,7 @@ class HostExchange:
         self, group: Group, as_views: bool = False, compression: Compression | None = None
     ) -> None:
         self.recorder: Recorder | None = None
-        self._group, self._deadline_s = group, group.deadline_s
-        self._as_views, self._compression = as_views, compression
+        self._group, self._as_views, self._compression = group, as_views, compression
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
         self._layout: Layout | None = None
@@ -60,13 +58,10 @@ class HostExchange:
 
     def open(self, layout: Layout) -> None:
         """Make the arena, which every layout of the same gradients fits."""
-        self._arena = Arena(
-            self._group, layout.nbytes, len(layout.layers), layout.num_flags, self._deadline_s
-        )
+        sizes = layout.nbytes, len(layout.layers), layout.num_flags
+        self._arena = Arena(self._group, *sizes, self._group.deadline_s)
         if len(self._arena.leaders) > 1:
-            self._between = LeaderAllReduce(
-                self._arena, self._group, self._deadline_s, self._compression
-            )
+            self._between = LeaderAllReduce(self._arena, self._group, self._compression)
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
@@ -80,7 +75,7 @@ class HostExchange:
         self._layout = layout
         self._transfer: transfer.CpuTransfer | transfer.CudaTransfer
         if self._group.device.type == "cuda":
-            self._transfer = transfer.CudaTransfer(self._arena, layout, self._deadline_s)
+            self._transfer = transfer.CudaTransfer(self._arena, layout, self._group.deadline_s)
         else:
             self._transfer = transfer.CpuTransfer(self._arena, layout, self._as_views)
 
@@ -151,17 +146,11 @@ class HostExchange:
         """Return the traffic and time so far."""
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
-        statistics = Statistics(
-            self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
-        )
+        known = self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
         if self._between is None or self._guard is None:
-            return statistics
-        return replace(
-            statistics,
-            codec=self._between.why,
-            num_nonfinite=self._guard.num_nonfinite,
-            num_skipped=self._guard.num_skipped,
-        )
+            return Statistics(*known)
+        found = self._guard.num_nonfinite, self._guard.num_skipped
+        return Statistics(*known, self._between.why, *found)
 
     def _num_nonfinite(self) -> int:
         """Return the number of this step's values that are NaN because one was not finite."""
@@ -193,17 +182,15 @@ class LeaderAllReduce:
     With a codec they overlap, and each is published when its sum has arrived.
     """
 
-    def __init__(
-        self, arena: Arena, group: Group, deadline_s: float, compression: Compression | None = None
-    ) -> None:
-        self._arena, self._deadline_s = arena, deadline_s
+    def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
+        self._arena, self._deadline_s = arena, group.deadline_s
         self._chunks: tuple[Chunk, ...] = ()
         self._error: Exception | None = None
         leaders = [group.global_ranks[leader] for leader in arena.leaders]
         self._leaders = dist.new_group(
             leaders,
             backend="gloo",
-            timeout=timedelta(seconds=deadline_s),
+            timeout=timedelta(seconds=group.deadline_s),
             use_local_synchronization=True,
         )
         self._codec = name_of(compression.codec) if compression else None
@@ -213,7 +200,7 @@ class LeaderAllReduce:
         self._compression: tuple[CompressedAllReduce, CodecChoice] | None = None
         if group.rank in arena.leaders:
             if compression is not None:
-                all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), deadline_s)
+                all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), group.deadline_s)
                 self._compression = all_reduce, choice_of(compression.codec, all_reduce)
             self._thread = transfer.SerialThread("between")
 

@@ -10,10 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,34 +19,13 @@ from torch import Tensor
 from paceline.codecs.gathering import Pending
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.exchange.codec_choice import CodecChoice, choice_of
-from paceline.exchange.compressed import CompressedAllReduce
+from paceline.exchange.compressed import Calls, CompressedAllReduce, finish_stream, run_calls
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
 _CLOSE_S = 5.0
-
-
-class Waitable(Protocol):
-    """An exchange that has begun."""
-
-    def wait(self) -> Tensor:
-        """Return its values, once."""
-        ...
-
-
-@dataclass(frozen=True)
-class AllReduceWork:
-    """An all-reduce of torch that has begun, and the values that it sums in place."""
-
-    work: dist.Work
-    values: Tensor
-
-    def wait(self) -> Tensor:
-        """Return the sums."""
-        self.work.wait()
-        return self.values
 
 
 class CommunicationThread:
@@ -66,9 +42,7 @@ class CommunicationThread:
         # A group of its own, whose messages cannot be taken for those of other collectives.
         self.process_group: dist.ProcessGroup | None = None
         self.is_synchronous = False
-        self._queue: queue.SimpleQueue[
-            tuple[Future[Tensor], Waitable, Callable[[], None]] | None
-        ] = queue.SimpleQueue()
+        self._calls: Calls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if group.world_size == 1:
             return
@@ -76,14 +50,15 @@ class CommunicationThread:
             timeout=timedelta(seconds=group.deadline_s),
             backend="gloo" if group.device.type == "cpu" else None,
         )
-        self._thread = threading.Thread(target=self._run, name="subbatch", daemon=True)
+        calls = (self._calls, group.device, self._finish, Future.set_exception)
+        self._thread = threading.Thread(target=run_calls, args=calls, name="subbatch", daemon=True)
         self._thread.start()
         # A thread that the interpreter ends within torch takes the process down with it.
         atexit.register(self.close)
 
     def begin(
         self,
-        post: Callable[[], Waitable],
+        post: Callable[[], Pending],
         on_done: Callable[[float, float], None] = lambda *_: None,
     ) -> Future[Tensor]:
         """Begin an exchange by `post`, in the caller's thread, and return its future values.
@@ -97,7 +72,7 @@ class CommunicationThread:
         if self._thread is None:
             future.set_result(begun.wait())
             return future
-        self._queue.put((future, begun, lambda: on_done(started, time.monotonic())))
+        self._calls.put((future, begun, lambda: on_done(started, time.monotonic())))
         if self.is_synchronous:
             future.exception()  # waits; the error is raised where the values are asked for
         return future
@@ -106,30 +81,15 @@ class CommunicationThread:
         """End the thread after what has begun; one that waits for a lost rank is left behind."""
         atexit.unregister(self.close)
         if self._thread is not None:
-            self._queue.put(None)
+            self._calls.put(None)
             self._thread.join(_CLOSE_S)
             self._thread = None
 
-    def _run(self) -> None:
-        failure: Exception | None = None
-        on_gpu = self._device.type == "cuda"
-        if on_gpu:
-            torch.cuda.set_device(self._device)
-        stream = torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext()
-        with stream:
-            for future, begun, on_done in iter(self._queue.get, None):
-                try:
-                    if failure is not None:
-                        raise failure
-                    values = begun.wait()
-                    if on_gpu:  # so that no other thread has to order its stream after this one
-                        torch.cuda.current_stream(self._device).synchronize()
-                except Exception as error:
-                    failure = error
-                    future.set_exception(error)
-                else:
-                    on_done()
-                    future.set_result(values)
+    def _finish(self, future: Future[Tensor], begun: Pending, on_done: Callable[[], None]) -> None:
+        values = begun.wait()
+        finish_stream(self._device)
+        on_done()
+        future.set_result(values)
 
 
 class LayerGradients(Exchange):
@@ -204,12 +164,17 @@ class LayerGradients(Exchange):
         future = self._thread.begin(lambda: self._post(layer, values), on_done)
         self._running.append((chunk, future))
 
-    def _post(self, layer: str, values: Tensor) -> Waitable:
+    def _post(self, layer: str, values: Tensor) -> Pending:
         """Begin to sum the values or, encoded, to average them; NonFinite comes on all ranks."""
         if self._compression is None:
             sums = dist.all_reduce(values, group=self._thread.process_group, async_op=True)
             assert sums is not None  # this rank is one of the group
-            return AllReduceWork(sums, values)
+
+            def summed() -> Tensor:
+                sums.wait()
+                return values
+
+            return Pending(summed)
         all_reduce, choice = self._compression
         name, codec = choice.codec_of(len(values))
         work = all_reduce.begin(f"{layer}/{name}", values, codec, self._group.world_size)

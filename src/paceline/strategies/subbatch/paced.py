@@ -5,8 +5,7 @@ All values are zeros, but those of the loss.
 """
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +20,11 @@ from paceline.strategies.subbatch.partition import TracedLayer
 from paceline.strategies.subbatch.trainer import SplitModel
 
 
-class HeadLayerTimes(NamedTuple):
-    """Seconds of a sample in a layer of the head, for this rank's outputs."""
-
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float
-
-
 class PacedHeadLayer(HeadLayer):
-    """A layer that takes its time for each sample; `num_inputs` is None of a BatchNorm1d."""
+    """A layer that takes its time for each sample; `num_inputs` is None of a BatchNorm1d.
+
+    `times`: a sample's seconds in forward, and in backward for its inputs and for the weights.
+    """
 
     def __init__(
         self,
@@ -38,32 +32,30 @@ class PacedHeadLayer(HeadLayer):
         num_inputs: int | None,
         sharding: Sharding,
         rank: int,
-        times: HeadLayerTimes,
+        times: Sequence[float],
     ) -> None:
-        own = sharding.shard(rank).size
-        module: nn.Linear | nn.BatchNorm1d = (
-            nn.BatchNorm1d(own, device="meta")
-            if num_inputs is None
-            else nn.Linear(num_inputs, own, device="meta")
-        )
+        own = sharding.sizes[rank]
+        module: nn.Linear | nn.BatchNorm1d = nn.BatchNorm1d(own, device="meta")
+        if num_inputs is not None:
+            module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
-        self._num_inputs, self._times = num_inputs, times
+        self._forward_s, self._backward_input_s, self._backward_weight_s = times
         self._num_samples: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Return zeros (N, own) after the time of N samples."""
-        time.sleep(self._times.forward_s * len(inputs))
+        time.sleep(self._forward_s * len(inputs))
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
         """Return zeros for all inputs after the time of their gradients."""
         count = self._num_samples[number] = len(by_outputs)
-        time.sleep(self._times.backward_input_s * count)
-        return torch.zeros(count, self._num_inputs or self.shard.size)
+        time.sleep(self._backward_input_s * count)
+        return torch.zeros(count, self.module.weight.shape[-1])
 
     def backward_weight(self, number: int, scale: float) -> None:
         """Take the time of the weights' gradients."""
-        time.sleep(self._times.backward_weight_s * self._num_samples.pop(number))
+        time.sleep(self._backward_weight_s * self._num_samples.pop(number))
 
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
@@ -98,7 +90,7 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, times: LayerTim
         own = sharding.sizes[rank] / sharding.num_outputs
         forward_s, backward_s = (own * seconds / count for seconds in whole)
         weight_s = 0.0 if matrix is None else backward_s / 2
-        own_times = HeadLayerTimes(forward_s, backward_s - weight_s, weight_s)
+        own_times = forward_s, backward_s - weight_s, weight_s
         num_inputs = None if matrix is None else matrix.shape[1]
         head.append(PacedHeadLayer(layer.name, num_inputs, sharding, rank, own_times))
     module = nn.ModuleList([body, *(layer.module for layer in head)])

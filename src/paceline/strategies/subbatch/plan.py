@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from paceline.core.collective import Coding, Collective, CollectivePiece, check_encodable
+from paceline.core.collective import Coding, Collective, CollectivePiece, coding_of
 from paceline.core.cost import compute_lane, update_cost
 from paceline.core.machine import Device, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
@@ -66,7 +66,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         update = sum((_update_of(layer, workers) for layer in parts.head), update)
     if workers > 1:
         ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
-        coding = _coding(config.gradients, parts.body, devices, _GRADIENTS)
+        coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
                 size = layer.gradient_nbytes, layer.num_parameters
@@ -199,8 +199,8 @@ def _sub_batches(
     there, back = None, None
     if workers > 1:
         head = Workload("head", 1, parts.head, tuple(range(len(parts.head))), 0)
-        there = _coding(config.activations, head, devices, _FLOAT32)
-        back = _coding(config.activation_gradients, head, devices, _FLOAT32)
+        there = coding_of(config.activations, head, devices, _FLOAT32)
+        back = coding_of(config.activation_gradients, head, devices, _FLOAT32)
     for number, samples in enumerate(shares(batch_size, workers)):
         exchange = partial(_exchange, ring, workers, number)
         works = []
@@ -222,16 +222,6 @@ def _sub_batches(
             inputs = rows * layer.activation_nbytes
         loss = exchange(Kind.SEND, LOSS, workers * samples * _LOSS_NBYTES, None, 1)
         yield _SubBatchPlan(number, devices, tuple(works), loss, updates_each)
-
-
-def _coding(
-    codec: str | None, workload: Workload, devices: tuple[Device, ...], sizes: tuple[int, ...]
-) -> Coding | None:
-    """Return the codec of all devices; InvalidInput if values are not of these sizes in bytes."""
-    if codec is None:
-        return None
-    check_encodable(workload, sizes)
-    return Coding.by(codec, dict(enumerate(devices)))
 
 
 def _exchange(

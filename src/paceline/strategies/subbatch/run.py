@@ -21,7 +21,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.core.calibration import LinearTime, linked_in_ring
-from paceline.core.compare import conform
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import CodecSpeed, Machine
@@ -33,7 +32,7 @@ from paceline.core.timeline import Timeline
 from paceline.core.wire_format import WIRE_FORMATS
 from paceline.core.workload import Workload
 from paceline.exchange import loop
-from paceline.exchange.replicas import about, outcome_of, slack_s
+from paceline.exchange.replicas import about, outcome_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
 from paceline.measure.layers import with_idle_cores
@@ -117,23 +116,18 @@ class SplitRunner:
         trainer = SplitTrainer(
             self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed
         )
-        session.progress.begin(sum(trainee.epoch_steps), "steps")
-        job = loop.Job(trainee, group, recorder, session.progress)
-        learner = loop.Learner(trainer.model.body, trainer.step, trainer.test)
-        trained = loop.train(job, trainer.replica, learner)
+        learner = loop.Learner(self._model.body, trainer.step, trainer.test)
+        trained = loop.train(session, trainee, recorder, trainer.replica, learner)
         trainer.thread.close()  # not after an error: it may wait for a lost rank
-        timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
-        planned = plan(self.workload, self._machine, config, Window(timeline.num_steps()))
         # For each purpose, the bytes of the rank that sent most.
         sent = group.gather(trainer.sent_nbytes)
         to_send = planned_nbytes(self.workload, self._machine, config)
         return outcome_of(
+            session,
+            trainee,
             trained,
-            timeline,
-            group,
-            samples_per_step=self.samples_per_step,
+            partial(plan, self.workload, self._machine, config),
             config=config,
-            faults=tuple(conform(planned, timeline, slack_s(trained.offset, group))),
             traffic=tuple(
                 Traffic(purpose, max(own[purpose] for own in sent), nbytes)
                 for purpose, nbytes in to_send.items()
@@ -245,7 +239,7 @@ def profile(
     longest_s = max(group.gather((last - first) / _NUM_WARM_UP))
     num_steps = num_rounds(seconds, longest_s, _FEWEST_STEPS, _MOST_STEPS)
     trainer.replica.record(recorder)
-    recorder.start_trace(trainer.traced)
+    recorder.start_trace(model.body)
     for _ in range(num_steps):
         trainer.step(shares)
     recorder.stop_trace()

@@ -12,7 +12,7 @@ the next begins to compute, whose activations are on their way by then.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -96,23 +96,12 @@ class SplitModel:
         return {layer.name: layer.sharding for layer in self.head}
 
 
-@dataclass
-class SentBytes:
-    """The bytes that a rank has sent for the head in `num_steps` steps.
-
-    The header of a message, of 40 bytes, counts. `loss` has the terms of the loss, and the labels.
-    """
-
-    head: Sent = field(default_factory=Sent)
-    loss: Sent = field(default_factory=Sent)
-    num_steps: int = 0
-
-
 class SplitTrainer:
     """Takes the steps of a rank: the `Learner` of the training loop.
 
-    All ranks make it together. `seed` is that of the dropout masks. `thread` and `sent` are by
-    default made here.
+    All ranks make it together. `seed` is that of the dropout masks. `thread` is by default made
+    here. `sent`: the bytes that this rank has sent for the head; `sent_of_loss`: for the terms of
+    the loss, and the labels. The header of a message, of 40 bytes, counts.
     """
 
     def __init__(
@@ -126,11 +115,10 @@ class SplitTrainer:
         seed: int = 0,
         *,
         thread: CommunicationThread | None = None,
-        sent: SentBytes | None = None,
     ) -> None:
         self.model, self.config, self.group, self.recorder = model, config, group, recorder
-        self.traced = model.body  # the module whose layers a recorder watches
-        self.thread, self.sent = thread or CommunicationThread(group), sent or SentBytes()
+        self.thread = thread or CommunicationThread(group)
+        self.sent, self.sent_of_loss = Sent(), Sent()
         self._learning_rate, self._seed = learning_rate, seed
         self._gradients: LayerGradients | None = None
         self.replica: ModelReplica = SingleReplica(model.body)
@@ -140,7 +128,7 @@ class SplitTrainer:
             self.replica = Synchronized(
                 model.body, method, group=group, gradient_as_bucket_view=True
             )
-        self._step = 0  # counted for the masks of dropouts
+        self._step = 0
         self.updates_each = config.updates == "sub-batch"
         self._optimizer = optimizer(model.body if self.updates_each else model.module)
         heads = model.head if self.updates_each else ()
@@ -150,12 +138,12 @@ class SplitTrainer:
     def sent_nbytes(self) -> dict[str, float]:
         """The bytes that this rank sends in a step, by purpose."""
         sent = {
-            "activations": self.sent.head.activations_sent,
-            "activation_gradients": self.sent.head.activation_gradients_sent,
-            "loss": self.sent.loss.activations_sent,
+            "activations": self.sent.activations_sent,
+            "activation_gradients": self.sent.activation_gradients_sent,
+            "loss": self.sent_of_loss.activations_sent,
             "gradients": self._gradients.bytes_sent if self._gradients else 0,
         }
-        return {purpose: nbytes / max(1, self.sent.num_steps) for purpose, nbytes in sent.items()}
+        return {purpose: nbytes / max(1, self._step) for purpose, nbytes in sent.items()}
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a step and return the mean loss of the whole batch, a 0-d tensor.
@@ -166,7 +154,7 @@ class SplitTrainer:
         with recorder.phase(Kind.LOAD):
             share, model, group = next(source), self.model, self.thread.process_group
             message = layers.label_message(share.targets, model.batch_size, model.num_classes)
-            rows, sent = [1] * self.group.world_size, self.sent.loss
+            rows, sent = [1] * self.group.world_size, self.sent_of_loss
             post = partial(begin_gather, message, None, group, rows, traffic=sent, what="labels")
             labels = self.thread.begin(post)
         with recorder.phase(Kind.FORWARD):
@@ -190,7 +178,6 @@ class SplitTrainer:
             self._optimizer.zero_grad()
         recorder.end_step()
         self._step += 1
-        self.sent.num_steps += 1
         return loss
 
     def _run_head(
@@ -311,7 +298,7 @@ class _SubBatchPass:
                 values = layer.forward(self._number, values, self._rows, self._masks)
                 if layer is last:
                     terms = layers.loss_terms(values, self._targets, layer.shard)
-        sizes, sent = [len(terms)] * self._trainer.group.world_size, self._trainer.sent.loss
+        sizes, sent = [len(terms)] * self._trainer.group.world_size, self._trainer.sent_of_loss
         what = f"logits of layer {last.name!r}"
         post = partial(begin_gather, terms, None, sizes=sizes, traffic=sent, what=what)
         future = self._begin(Kind.SEND, LOSS, post)
@@ -346,7 +333,7 @@ class _SubBatchPass:
             before = self._layers[place - 1]
             what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
             values = values.t()  # rows are gathered, and these are columns
-        codec, sent = self._trainer.config.activations, self._trainer.sent.head
+        codec, sent = self._trainer.config.activations, self._trainer.sent
         post = partial(begin_gather, values, codec, sizes=sizes, traffic=sent, what=what)
         return self._begin(Kind.SEND, self._layers[place].name, post)
 
@@ -355,7 +342,7 @@ class _SubBatchPass:
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:
             gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes
-        codec, sent = self._trainer.config.activation_gradients, self._trainer.sent.head
+        codec, sent = self._trainer.config.activation_gradients, self._trainer.sent
         what = f"activation gradients of layer {name!r}"
         post = partial(begin_return, gradients, codec, sizes=sizes, traffic=sent, what=what)
         return self._begin(Kind.REDUCE, returned_of(name), post)
