@@ -6,7 +6,6 @@ import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -24,8 +23,7 @@ _PROC_SELF = Path("/proc/self")
 _ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
 
 
-@dataclass(frozen=True)
-class LocalRanks:
+class LocalRanks(NamedTuple):
     """The first ranks of all machines (`leaders`), and the ranks on this one (`members`).
 
     Both ascend. `pids` are those of the members; `num_cores` is how many processors they may use.

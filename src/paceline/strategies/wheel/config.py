@@ -52,11 +52,8 @@ class Wheel:
     @property
     def workers_by_device(self) -> dict[int, range]:
         """The workers that alternate on each body device; these count from 1, the hub is 0."""
-        firsts = range(0, self.workers, self.lanes)
-        return {
-            number: range(first, min(first + self.lanes, self.workers))
-            for number, first in enumerate(firsts, 1)
-        }
+        every, lanes = range(self.workers), self.lanes
+        return {number: every[i : i + lanes] for number, i in enumerate(every[::lanes], 1)}
 
 
 class PaceSpec(BaseModel):

@@ -99,7 +99,8 @@ def cut(model: nn.Module, example: Tensor, first: str) -> Halves:
 
 
 @contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the values of a model's buffers afterwards."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -116,7 +117,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     before = set(vars(model))
     cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=list(cuda)), _buffers_restored(model):
+        with torch.random.fork_rng(devices=list(cuda)), buffers_restored(model):
             yield
     finally:
         for module, mode in modes.items():
@@ -133,7 +134,7 @@ def _compared(
     """Return the shape of one sample at the cut; InvalidInput if the halves are not the model."""
     try:
         torch.manual_seed(0)
-        with _buffers_restored(model):
+        with buffers_restored(model):
             whole = model(example)
         torch.manual_seed(0)
         activations = body(example)

@@ -136,8 +136,8 @@ class Hub:
         self._test, self._progress = test, progress
         self._checkpoints = checkpoints
         self.children = ChildHubs(server, self._steps_per_epoch * job.spec.epochs)
-        self._held: list[RpcRequest] = []  # fetches of those who are too far ahead
-        self._probes: list[RpcRequest] = []  # of links, while another worker measures its own
+        # Fetches of those who are too far ahead, and probes while another one measures its link.
+        self._held: list[RpcRequest] = []
         self._probing: int | None = None
         self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
         self._membership = Membership(server.workers, settings.wait_s, self._admit)
@@ -301,7 +301,7 @@ class Hub:
     def _probe(self, request: RpcRequest) -> Message | None:
         """Answer a worker that measures its link; one after the other, as they may share a wire."""
         if self._probing not in (None, request.worker):
-            self._probes.append(request)
+            self._held.append(request)
             return None
         self._probing = request.worker
         nbytes = request.message.step
@@ -311,13 +311,9 @@ class Hub:
 
     def _end_probes(self, worker: int) -> None:
         """Let the next worker measure its link, if this one did."""
-        waiting = [request for request in self._probes if request.worker != worker]
-        if self._probing in (None, worker):
-            self._probing, self._probes = None, []
-            for request in waiting:
-                self._execute(request)
-        else:
-            self._probes = waiting
+        if self._probing == worker:
+            self._probing = None
+            self._go_on()
 
     def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
@@ -351,8 +347,8 @@ class Hub:
             self._paused_s += time.monotonic() - started_s
 
     def _drop(self, worker: int, why: str) -> None:
-        self._end_probes(worker)
         self._held = [request for request in self._held if request.worker != worker]
+        self._end_probes(worker)
         self._begins.pop(worker, None)
         if not self._membership.drop(worker):
             return

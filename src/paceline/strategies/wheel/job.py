@@ -24,6 +24,7 @@ from paceline.data import load
 from paceline.data.dataset import Batch, Dataset
 from paceline.data.sampler import ShardedBatches
 from paceline.exchange.session import TrainingSession
+from paceline.links.group import boot_id
 from paceline.models import describe, find
 from paceline.models.factory import OptimizerFactory, fitted, optimizer_of, workload_of
 from paceline.models.layers import LayerModule, layers_of
@@ -32,7 +33,6 @@ from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
-from paceline.strategies.wheel.trace import boot_id
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
 _NUM_PACED_CLASSES = 2  # of the scores, which nobody looks at
@@ -232,17 +232,16 @@ class SampleShare:
     def __init__(
         self, data: Dataset, batch_size: int, worker: int, workers: int, epochs: int, seed: int
     ) -> None:
-        def batches() -> ShardedBatches:
-            return ShardedBatches(len(data.train), batch_size, worker, workers, seed)
+        shared = len(data.train), batch_size, worker, workers, seed
 
         def rows_of(epoch: int) -> list[list[int]]:
-            of_epoch = batches()  # one of its own, for two threads ask about two epochs
-            of_epoch.set_epoch(epoch)
-            return list(of_epoch)
+            batches = ShardedBatches(*shared)  # its own, for two threads ask about two epochs
+            batches.set_epoch(epoch)
+            return list(batches)
 
         # Of two epochs: at their border the next batch is read while the last one is trained on.
         self._rows_of = lru_cache(maxsize=2)(rows_of)
-        self._sizes, self._workers = batches().global_sizes, workers
+        self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
         self._samples = data.train
         self.steps_per_epoch = len(self._sizes)  # in which some worker takes every sample once
         self.num_steps = epochs * self.steps_per_epoch

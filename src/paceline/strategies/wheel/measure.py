@@ -17,6 +17,7 @@ from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Kernel, wire_format
 from paceline.core.workload import Workload
+from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
@@ -27,7 +28,7 @@ from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.job import device_name, kind_of, layers_in
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.trace import HalfRecorder, boot_id
+from paceline.strategies.wheel.trace import HalfRecorder
 
 _SOURCE = "measured by the workers before this run"
 _NUM_WARM_UP, _MAX_ROUNDS = 2, 200

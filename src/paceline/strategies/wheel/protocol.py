@@ -129,10 +129,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 def buffers_of(half: nn.Module) -> memoryview:
     """Return the values of all buffers of a half, one after the other."""
-    found = [buffer.detach().cpu().contiguous() for buffer in half.buffers()]
-    if not found:
-        return memoryview(b"")
-    return part_of(torch.cat([one.reshape(-1).view(torch.uint8) for one in found]))
+    return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
 
 
 @torch.no_grad()
@@ -141,8 +138,7 @@ def load_buffers(half: nn.Module, part: memoryview) -> None:
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
-    parts = values.split(sizes) if sizes else ()
-    for buffer, own in zip(buffers, parts, strict=True):
+    for buffer, own in zip(buffers, values.split(sizes), strict=True):
         # A copy, because a view as another type has to be aligned.
         buffer.copy_(own.clone().view(buffer.dtype).view(buffer.shape))
 

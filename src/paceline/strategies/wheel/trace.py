@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,12 +25,6 @@ from paceline.strategies.wheel.split import TO_HUB, MessageSize
 
 ALL_STEPS = range(2**31)
 _TOGETHER = (Purpose.LABELS, Purpose.ACTIVATIONS)  # in one message, labels first
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boot_id() -> str:
-    """Return a name of this kernel, and so of its clock."""
-    return _BOOT_ID.read_text().strip()
 
 
 class MessageTime(NamedTuple):
