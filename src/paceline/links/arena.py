@@ -4,8 +4,8 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ _NOT_DONE = {
 }
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Segment:
     """`count` values of one type that begin at byte `offset` of every slot."""
 
     offset: int

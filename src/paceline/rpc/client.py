@@ -82,7 +82,6 @@ class Outbox:
         self._open: dict[int, ReplyFuture] = {}  # without a reply, by ascending number
         self._unsent: deque[ReplyFuture] = deque()
         self._next = 1  # of 0 the hub says that it has no request yet
-        self._in_flight_nbytes = 0
         self._max_message_nbytes = 0
         self._has_restarted = False
 
@@ -115,7 +114,8 @@ class Outbox:
 
             def has_room() -> bool:
                 unacknowledged = self._next - next(iter(self._open), self._next)
-                fits = self._in_flight_nbytes + nbytes <= credit_nbytes
+                in_flight_nbytes = sum(one.message.nbytes for one in self._open.values())
+                fits = in_flight_nbytes + nbytes <= credit_nbytes
                 return unacknowledged < limits.WINDOW and fits
 
             self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
@@ -124,7 +124,6 @@ class Outbox:
                 raise self.restarted()
             future = ReplyFuture(self, self._next, message)
             self._next += 1
-            self._in_flight_nbytes += nbytes
             self._open[future.sequence] = future
             self._unsent.append(future)
             return future
@@ -152,7 +151,6 @@ class Outbox:
                     future.is_void = True
                 self._open.clear()
                 self._unsent.clear()
-                self._in_flight_nbytes = 0
                 # A worker between two requests of a step waits for nothing: its next one raises.
                 self._has_restarted = True
             self.changed.notify_all()
@@ -165,7 +163,6 @@ class Outbox:
             if future is None:
                 return False
             future.reply, future.arrived_s = reply, time.monotonic()
-            self._in_flight_nbytes -= future.message.nbytes
             self.changed.notify_all()
             return True
 

@@ -90,15 +90,12 @@ class WorkerSession:
         self.token = frames.NO_NONCE  # random bytes that no other session has, of any hub
         while self.token == frames.NO_NONCE:
             self.token = os.urandom(frames.NONCE_NBYTES)
-        self.route: bytes | None = None
-        self.heard_s = self.disconnected_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self.last_request = last_request
         self._limits = limits
         self._executing: dict[int, int] = {}  # bytes of the requests without a reply
         self._replies: dict[int, Message] = {}  # those that are not acknowledged
-        self._assembly = frames.Assembly()
-        self._unsent: deque[int] = deque()
-        self.outgoing = frames.PieceQueue(self._next_reply)
+        self.connect(None)
 
     @property
     def unacknowledged(self) -> list[int]:
@@ -114,11 +111,9 @@ class WorkerSession:
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)
-        self._unsent.clear()
+        self._unsent: deque[int] = deque(self.unacknowledged if route is not None else ())
         if route is None:
             self.disconnected_s = time.monotonic()
-        else:
-            self._unsent.extend(self.unacknowledged)
 
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
         """Take a piece of a request; return the request if it is complete and new.

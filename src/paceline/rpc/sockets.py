@@ -31,8 +31,7 @@ def _new_socket(
     """Return a socket that is limited in what it takes in and holds back."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.SNDHWM, QUEUED_PIECES)
-    socket.set(zmq.RCVHWM, QUEUED_PIECES)
+    socket.set_hwm(QUEUED_PIECES)
     socket.set(zmq.MAXMSGSIZE, PIECE_NBYTES + _CURVE_NBYTES)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.set(zmq.IPV6, int(":" in address.host))
