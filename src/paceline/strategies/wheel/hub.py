@@ -217,7 +217,7 @@ class Hub:
             reply = self._reply(request)
         except StepDiscarded as error:
             logger.info("%s", error)
-            reply = Message(Topic.AGAIN.value, message.step)
+            reply = Message(Topic.AGAIN, message.step)
         except NonFinite as error:
             self.rpc.reply(request, _refusal(str(error)))
             raise InvalidInput(f"learning_rate: {error}") from None
@@ -233,7 +233,7 @@ class Hub:
         """Do what a request asks for, and return its reply; None if that comes later."""
         worker, message = request.worker, request.message
         if message.topic in _OF_STEPS and not self._server.workers.of(worker).is_live:
-            return Message(Topic.AGAIN.value, message.step)
+            return Message(Topic.AGAIN, message.step)
         match message.topic:
             case Topic.PARAMETERS | Topic.WHOLE_PARAMETERS:
                 return self._fetch(request)
@@ -241,7 +241,7 @@ class Hub:
                 is_first = worker == min(self._server.workers.live)
                 self._count(self.children.update(worker, message, is_first=is_first))
                 # The rest of a child hub's request is a fetch.
-                fetch = Message(Topic.WHOLE_PARAMETERS.value, message.step)
+                fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
                 return self._fetch(replace(request, message=fetch))
             case Topic.ACTIVATIONS:
                 return self.heads.answer(worker, message, request.arrived_s)
@@ -259,7 +259,7 @@ class Hub:
             case Topic.PROBE:
                 return self._probe(request)
             case Topic.CLOCK:
-                return Message(Topic.CLOCK.value, time.monotonic_ns())
+                return Message(Topic.CLOCK, time.monotonic_ns())
         self._note(worker, message)
         return Message(message.topic, message.step)
 
@@ -295,7 +295,7 @@ class Hub:
         """Tell a worker that waits to begin which step is its next."""
         below = self._server.workers.of(worker).below
         parts = (protocol.numbers_part(below),) if below else ()
-        begin = Message(Topic.BEGIN.value, step, parts=parts)
+        begin = Message(Topic.BEGIN, step, parts=parts)
         self.rpc.reply(self._begins.pop(worker), begin)
 
     def _probe(self, request: RpcRequest) -> Message | None:
@@ -307,7 +307,7 @@ class Hub:
         nbytes = request.message.step
         if not 0 <= nbytes <= self._max_nbytes:
             raise InvalidInput(f"{nbytes:,} bytes to try; at most {self._max_nbytes:,}")
-        return Message(Topic.PROBE.value, parts=(memoryview(bytes(nbytes)),))
+        return Message(Topic.PROBE, parts=(memoryview(bytes(nbytes)),))
 
     def _end_probes(self, worker: int) -> None:
         """Let the next worker measure its link, if this one did."""
@@ -404,4 +404,4 @@ class Hub:
 
 
 def _refusal(why: str) -> Message:
-    return Message(Topic.REFUSED.value, parts=(why.encode(),))
+    return Message(Topic.REFUSED, parts=(why.encode(),))

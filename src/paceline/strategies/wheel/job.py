@@ -130,22 +130,22 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     spec = parent.model_copy(update=own | unmeasured)
     data = load(spec.data, spec.input_shape, spec.seed)
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(spec.seed)
-    model = find(spec.model).build(spec.num_classes)
-    batch = torch.zeros(ceil(spec.batch_size / spec.num_parts), *data.sample_shape)
-    workload = describe(model, batch, spec.model)
-    halves = cut_with(model, data, spec.head, device)
-    parts = Split.before(workload, [layer.name for layer in workload.layers].index(spec.head))
+    model, halves = model_and_halves(spec, data, device)
+    size = ceil(spec.batch_size / spec.num_parts)
+    workload = describe(model, torch.zeros(size, *data.sample_shape, device=device), spec.model)
+    parts = split(workload, spec.config)
     return TrainingJob(spec, model, halves, data, workload, parts, device)
 
 
-def worker_halves(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Halves]:
+def model_and_halves(
+    spec: RunSpec, data: Dataset, device: torch.device
+) -> tuple[nn.Module, Halves]:
     """Return a run's model and halves, or its stand-ins; InvalidInput if they cannot be built."""
     if spec.pace is not None:
         return stand_in(spec)
     torch.manual_seed(spec.seed)
     model = find(spec.model).build(spec.num_classes)
-    return model, cut_with(model, data, spec.head, torch.device("cpu"))
+    return model, cut_with(model, data, spec.head, device)
 
 
 def cut_with(model: nn.Module, data: Dataset, first: str, device: torch.device) -> Halves:

@@ -6,13 +6,14 @@ from math import ceil
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
 from paceline.core.plan import Kind, PriceKey
+from paceline.core.settings import Record
 from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Kernel, wire_format
@@ -37,15 +38,13 @@ _MIN_SECONDS = 1e-9
 _NETWORK = Path("/proc/self/ns/net")
 
 
-class DeviceProfile(BaseModel):
+class DeviceProfile(Record):
     """The speed of a device and, for a body worker's, of its link to the hub.
 
     `host` tells its network from others. `seconds` are those of each part of a step, by kind and
     layer; `codecs` are values a second encoded and decoded, by kernel. A GPU copies
     `copy_bytes_per_s` to its host.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: DeviceKind
     host: str

@@ -373,7 +373,7 @@ class HeadWorkers:
         half, before = own.half, own.next_step
         version = self._server.update(worker, step, message.version, values)
         self.nbytes[Purpose.GRADIENTS] += message.nbytes
-        reply = Message(Topic.GRADIENTS.value, step, version)
+        reply = Message(Topic.GRADIENTS, step, version)
         if half is None or own.next_step == before:
             return reply, {}
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.cut import buffers_restored
 from paceline.strategies.wheel.measure import profile_device, with_link
 from paceline.strategies.wheel.protocol import Endpoint, StepGivenUp, Topic, WorkerRefused
-from paceline.strategies.wheel.remote import WorkerProcessSettings
+from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
 from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
@@ -147,7 +148,7 @@ class BodyWorker:
         self._prefetches = spec.config.lanes > 1
         own = spec.part(worker), spec.num_parts
         self._share = job.SampleShare(data, spec.batch_size, *own, spec.epochs, spec.seed)
-        model, self._halves = job.worker_halves(spec, data)
+        model, self._halves = job.model_and_halves(spec, data, torch.device("cpu"))
         self._body = self._halves.body.to(device)
         self._parameters = self._halves.body_parameters
         self._num_values = sum(parameter.numel() for parameter in self._parameters)
@@ -259,7 +260,7 @@ class BodyWorker:
                 forward = self._forward(early or self._fetch(self._step))
 
     def _fetch(self, step: int) -> ReplyFuture:
-        return self._client.request(Message(Topic.PARAMETERS.value, step))
+        return self._client.request(Message(Topic.PARAMETERS, step))
 
     def _forward(self, fetch: ReplyFuture) -> Forward:
         """Take parameters and samples, and send the body's activations, in the lane's turn."""
@@ -328,31 +329,33 @@ def work(settings: WorkerProcessSettings) -> None:
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
         raise InvalidInput(f"device: {name!r} cannot be used: {first}") from None
-    keys = None if settings.keys is None else load_worker_keys(settings.keys)
-    clients: dict[int, Client] = {}
-    with ExitStack() as stack:
-        for worker in settings.numbers:
-            identity = Identity(settings.run, protocol.agreement(), worker)
-            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
-            clients[worker] = stack.enter_context(closing(client))
-        with reporting_failure(clients):
-            _train(settings, device, clients)
+    with connected(settings, settings.numbers, settings.keys) as clients:
+        _train(settings, device, clients)
 
 
 @contextmanager
-def reporting_failure(clients: Mapping[int, Client]) -> Iterator[None]:
-    """Tell the hub why these workers end, if they fail in the block and it is there."""
-    try:
-        yield
-    except WorkerRefused:
-        raise
-    except Exception as error:
-        by_input = int(isinstance(error, InvalidInput))
-        message = Message(Topic.FAILED.value, by_input, parts=(_one_line(error).encode(),))
-        for client in clients.values():
-            with suppress(PacelineError):
-                client.request(message).result()
-        raise
+def connected(
+    settings: WorkerProcessSettings | ChildSettings, workers: Sequence[int], folder: Path | None
+) -> Iterator[dict[int, Client]]:
+    """Connect these workers, with the keys in a folder; tell the hub why they end, if they fail."""
+    keys = None if folder is None else load_worker_keys(folder)
+    clients: dict[int, Client] = {}
+    with ExitStack() as stack:
+        for worker in workers:
+            identity = Identity(settings.run, protocol.agreement(), worker)
+            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
+            clients[worker] = stack.enter_context(closing(client))
+        try:
+            yield clients
+        except WorkerRefused:
+            raise
+        except Exception as error:
+            by_input = int(isinstance(error, InvalidInput))
+            message = Message(Topic.FAILED, by_input, parts=(_one_line(error).encode(),))
+            for client in clients.values():
+                with suppress(PacelineError):  # the hub may be gone
+                    client.request(message).result()
+            raise
 
 
 def _one_line(error: Exception) -> str:
