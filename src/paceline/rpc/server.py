@@ -249,8 +249,7 @@ class Server:
         deadline_s = time.monotonic() + _DRAIN_S
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with self._lock:
-                connected = [one for one in self._by_worker.values() if one.route is not None]
-                if not any(session.unacknowledged for session in connected):
+                if not any(session.unacknowledged for session in self._by_route.values()):
                     break
             time.sleep(_BLOCKED_MS * 1e-3)
         self._closing.set()

@@ -13,7 +13,7 @@ A process that trains one half has the other one, too, and does not use it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,8 +24,7 @@ from paceline.models.layers import ROOT, layers_of
 _DTYPES = (torch.float32, torch.float64)
 
 
-@dataclass(frozen=True)
-class Halves:
+class Halves(NamedTuple):
     """Body and head of a model.
 
     `body_names` and `head_names` are their trainable parameters under the whole model's names, in

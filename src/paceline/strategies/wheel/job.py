@@ -6,11 +6,11 @@ time and compute nothing: their values are all zeros.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,7 @@ _SPAN_NBYTES = 400  # as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class TrainingJob:
+class TrainingJob(NamedTuple):
     """The model that a hub trains, on its device, and its data.
 
     `workload` describes one worker's part of a step, `parts` its halves.
