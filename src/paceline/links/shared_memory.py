@@ -147,12 +147,11 @@ def available_nbytes() -> int | None:
 
     A larger allocation would not fail: the kernel would kill a process to make room.
     """
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    with suppress(OSError):
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 class TensorSpec(NamedTuple):

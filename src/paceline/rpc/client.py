@@ -15,7 +15,7 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkerLost
 from paceline.rpc import frames, limits
 from paceline.rpc.frames import NO_NONCE, Buffer, FrameHeader, Message, MessageKind
 from paceline.rpc.keys import WorkerKeys, connect_address
-from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, TrafficCounter
+from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, wire_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,8 @@ class Outbox:
 class Client:
     """A worker's connection to the hub, which is made again whenever it breaks.
 
-    The hub may be away for `deadline_s`. `settings` are what the hub sends to every worker. Raises
+    The hub may be away for `deadline_s`. `settings` are what the hub sends to every worker.
+    `sent_nbytes` and `received_nbytes` have headers; what is sent again counts again. Raises
     InvalidInput if the hub refuses this worker, with the reason; WorkerLost if no hub accepts it
     within the deadline.
     """
@@ -199,7 +200,7 @@ class Client:
         self._address = connect_address(address, has_keys=keys is not None)
         self._identity, self._keys, self._deadline_s = identity, keys, deadline_s
         self.settings = b""
-        self.traffic = TrafficCounter()
+        self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
         self._sent_s = self._heard_s = time.monotonic()  # to and from the hub, at last
         self._wakeup = PollableEvent()
@@ -304,7 +305,7 @@ class Client:
         if kind != MessageKind.WELCOME:
             return False
         self._heard_s = time.monotonic()
-        self.traffic.count_received(payload)
+        self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
         self.settings = settings  # before `join`, which lets the constructor return
         most = int.from_bytes(max_nbytes, "little")
@@ -327,7 +328,7 @@ class Client:
             for frame, payload in connection.receive():
                 header = frames.unpack(frame, payload)
                 self._heard_s = time.monotonic()
-                self.traffic.count_received(payload)
+                self.received_nbytes += wire_nbytes(payload)
                 if header.kind is MessageKind.RESET:
                     raise Disconnected("the hub asks to connect anew")
                 if header.kind is MessageKind.REPLY:
@@ -371,5 +372,5 @@ class Client:
         if not connection.send(piece):
             return False
         self._sent_s = time.monotonic()
-        self.traffic.count_sent(piece.payload)
+        self.sent_nbytes += wire_nbytes(piece.payload)
         return True

@@ -218,19 +218,6 @@ class Router:
         return True
 
 
-class TrafficCounter:
-    """The bytes sent and received, with headers, but without what CURVE and TCP add.
-
-    What is sent again counts again. The socket's thread counts; any thread may read.
-    """
-
-    def __init__(self) -> None:
-        self.sent_nbytes = self.received_nbytes = 0
-
-    def count_sent(self, payload: Buffer) -> None:
-        """Count a piece that was given to the socket."""
-        self.sent_nbytes += memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES
-
-    def count_received(self, payload: Buffer) -> None:
-        """Count a piece that was received intact."""
-        self.received_nbytes += memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES
+def wire_nbytes(payload: Buffer) -> int:
+    """Return the bytes of a piece with its headers, but without what CURVE and TCP add."""
+    return memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES
