@@ -41,14 +41,15 @@ class Wheel:
     staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @property
-    def codecs(self) -> dict[Purpose, str | None]:
-        """The codec of each purpose that can have one."""
-        return {
+    def codecs(self) -> dict[Purpose, str]:
+        """The codec of each purpose that has one."""
+        named = {
             Purpose.ACTIVATIONS: self.activations,
             Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
             Purpose.PARAMETERS: self.parameters,
             Purpose.GRADIENTS: self.gradients,
         }
+        return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     @property
     def workers_by_device(self) -> dict[int, range]:

@@ -136,8 +136,7 @@ class Hub:
         self._test, self._progress = test, progress
         self._checkpoints = checkpoints
         self.children = ChildHubs(server, self._steps_per_epoch * job.spec.epochs)
-        # Fetches of those who are too far ahead, and probes while another one measures its link.
-        self._held: list[RpcRequest] = []
+        self._held: list[RpcRequest] = []  # fetches of those too far ahead, and probes out of turn
         self._probing: int | None = None
         self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
         self._membership = Membership(server.workers, settings.wait_s, self._admit)
@@ -187,7 +186,7 @@ class Hub:
         self.rpc.close()
         if self._pool is not None:
             self._pool.close(_LEAVING_S)
-        return self.rpc.traffic.sent_nbytes, self.rpc.traffic.received_nbytes
+        return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
     def _serve(self, is_over: Callable[[], bool]) -> None:
         try:
@@ -295,8 +294,7 @@ class Hub:
         """Tell a worker that waits to begin which step is its next."""
         below = self._server.workers.of(worker).below
         parts = (protocol.numbers_part(below),) if below else ()
-        begin = Message(Topic.BEGIN, step, parts=parts)
-        self.rpc.reply(self._begins.pop(worker), begin)
+        self.rpc.reply(self._begins.pop(worker), Message(Topic.BEGIN, step, parts=parts))
 
     def _probe(self, request: RpcRequest) -> Message | None:
         """Answer a worker that measures its link; one after the other, as they may share a wire."""

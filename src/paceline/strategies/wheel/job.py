@@ -65,7 +65,7 @@ class TrainingJob(NamedTuple):
     @property
     def steps_per_epoch(self) -> int:
         """The steps in which all samples are taken once."""
-        return _num_steps(self.spec, len(self.data.train))
+        return len(batches_of(self.spec, 0, len(self.data.train)))
 
     @property
     def max_message_nbytes(self) -> int:
@@ -202,10 +202,10 @@ def difference(here: str, there: str) -> str | None:
     return None
 
 
-def _num_steps(spec: RunSpec, num_samples: int) -> int:
-    """Return the steps of an epoch; InvalidInput if its samples cannot be shared."""
-    own = spec.part(0), spec.num_parts, spec.seed
-    return len(ShardedBatches(num_samples, spec.batch_size, *own))
+def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
+    """Return a worker's batches of an epoch; InvalidInput if its samples cannot be shared."""
+    own = spec.part(worker), spec.num_parts, spec.seed
+    return ShardedBatches(num_samples, spec.batch_size, *own)
 
 
 def _traced(session: TrainingSession, parts: Split, num_samples: int, **fields: Any) -> RunSpec:
@@ -213,7 +213,7 @@ def _traced(session: TrainingSession, parts: Split, num_samples: int, **fields: 
     config = replace(session.config, head=parts.head.layers[0].name)
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
     spec = RunSpec(boot_id=boot_id(), config=config, **own, **fields)
-    steps = _num_steps(spec, num_samples)
+    steps = len(batches_of(spec, 0, num_samples))
     steady = max(0, steps - _NUM_COLD)
     # Of an only epoch at most its second half: the first steps wait for kernels and memory.
     num_traced = min(_MAX_TRACED, steady if spec.epochs > 1 else steady // 2)
@@ -299,9 +299,7 @@ class _ZeroGradients(torch.autograd.Function):
         return of_scores[0], _zeros(ctx.shape).detach()
 
 
-@lru_cache(maxsize=2)  # an epoch's last batch is smaller
-def _zeros(shape: torch.Size) -> Tensor:
-    return torch.zeros(shape)
+_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch is smaller
 
 
 def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:

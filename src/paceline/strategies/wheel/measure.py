@@ -83,13 +83,12 @@ def profile_device(
             break
         run_step(_NUM_WARM_UP + number)
     medians = timing.median_durations(spans, lambda span: (span.kind, span.part))
-    # Measured on the CPU; a GPU's codecs count as equally fast.
-    names = {codec for codec in config.codecs.values() if codec is not None}
+    codecs = set(config.codecs.values())  # measured on the CPU; a GPU's count as equally fast
     return DeviceProfile(
         kind=kind_of(device),
         host=f"{boot_id()} {_NETWORK.readlink()}",  # containers of one kernel have own networks
         seconds=tuple((*key, value) for key, value in medians.items()),
-        codecs={wire_format(name).kernel: codec_speed(name) for name in names},
+        codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
         copy_bytes_per_s=None if device.type == "cpu" else copy_speed(device),
     )
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 import torch
 from torch import Tensor, nn
 
-from paceline.codecs.codec import Codec, Payload
+from paceline.codecs.codec import Payload
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind, Lane
@@ -178,8 +178,6 @@ def numbers_of(part: memoryview) -> tuple[int, ...]:
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
     """Raise InvalidInput for a codec that cannot carry the values it is named for."""
     for purpose, codec in config.codecs.items():
-        if codec is None:
-            continue
         find_codec(codec)
         if dtype != torch.float32:
             raise InvalidInput(f"codec: {purpose}={codec} encodes float32; the model is {dtype}")
@@ -200,9 +198,7 @@ class Endpoint:
     def __init__(
         self, config: Wheel, dtype: torch.dtype, recorder: HalfRecorder, device: torch.device
     ) -> None:
-        self._codecs: dict[Purpose, Codec] = {
-            purpose: find_codec(name) for purpose, name in config.codecs.items() if name is not None
-        }
+        self._codecs = {purpose: find_codec(name) for purpose, name in config.codecs.items()}
         self._dtype, self.recorder, self._device = dtype, recorder, device
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)
 

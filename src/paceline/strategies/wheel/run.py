@@ -29,7 +29,6 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.core.wire_format import Purpose
-from paceline.data.sampler import ShardedBatches
 from paceline.exchange.loop import evaluate
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.rpc.client import Client
@@ -128,8 +127,7 @@ class WheelRunner:
         )
         self._hub.wait_for_workers()
         if own is not None:
-            profiles = self._hub.profiles
-            self._calibrated = calibrate(job.workload, job.spec.config, own, profiles)
+            self._calibrated = calibrate(job.workload, job.spec.config, own, self._hub.profiles)
         return self._calibrated
 
     def train(self, config: Wheel) -> Outcome:
@@ -247,8 +245,7 @@ def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
     sizes: Counter[int] = Counter()
     for worker in range(spec.config.workers):
         if worker not in hub.children.workers:
-            own = spec.part(worker), spec.num_parts, spec.seed
-            sizes.update(map(len, ShardedBatches(num_samples, spec.batch_size, *own)))
+            sizes.update(map(len, jobs.batches_of(spec, worker, num_samples)))
     planned: Counter[Purpose] = Counter()
     for size, times in sizes.items():
         # As far as messages depend on the batch's size.
@@ -331,6 +328,6 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         traffic=traffic_of(job, hub),
         parent_traffic=server.parent.traffic.rows(job.parts),
         wire_nbytes=wire_nbytes,
-        parent_wire_nbytes=(client.traffic.sent_nbytes, client.traffic.received_nbytes),
+        parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.lost),
     )

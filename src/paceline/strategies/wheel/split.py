@@ -116,9 +116,8 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     }
     sent = {purpose: MessageSize(*own, None) for purpose, own in values.items()}
     for purpose, codec in config.codecs.items():
-        if codec is not None:
-            known, num_values = wire_format(codec), sent[purpose].num_values
-            sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
+        known, num_values = wire_format(codec), sent[purpose].num_values
+        sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
     return sent
 
 
