@@ -42,6 +42,10 @@ class Span(NamedTuple):
         """The name that is made from its identity."""
         return self.id.name
 
+    def moved(self, by_s: float) -> "Span":
+        """Return the span, so many seconds later."""
+        return self._replace(start_s=self.start_s + by_s, end_s=self.end_s + by_s)
+
     @property
     def duration_s(self) -> float:
         """Seconds from start to end."""

@@ -273,10 +273,7 @@ class DataParallel(Synchronized):
         """Return the spans of this rank's last steps; the first one starts at zero."""
         spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
         start = spans[0].start_s if spans else 0.0
-        return Timeline(
-            (s._replace(start_s=s.start_s - start, end_s=s.end_s - start) for s in spans),
-            Origin.MEASURED,
-        )
+        return Timeline((span.moved(-start) for span in spans), Origin.MEASURED)
 
     def close(self) -> None:
         """Stop exchanging and give back shared memory and threads; the module stays usable."""

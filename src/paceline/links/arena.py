@@ -194,15 +194,11 @@ class Arena:
         if self._is_open:
             raise RuntimeError(f"the chunks cannot change within step {self._step}")
         # Overlapping segments would be summed by two threads at once.
-        ends = sorted(
-            (segment.offset, segment.offset + segment.count * segment.dtype.itemsize)
-            for chunk in chunks
-            for segment in chunk
-            if segment.count
-        )
+        whole = [segment for chunk in chunks for segment in chunk]
+        ends = sorted((s.offset, s.offset + s.count * s.dtype.itemsize) for s in whole if s.count)
         if any(end > start for (_, end), (start, _) in pairwise(ends)):
             raise ValueError("segments overlap")
-        for dtype in {segment.dtype for chunk in chunks for segment in chunk} - set(_DTYPES):
+        for dtype in {segment.dtype for segment in whole} - set(_DTYPES):
             raise ValueError(f"values of type {dtype} cannot be summed")
         self._opened().set_chunks(
             [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]

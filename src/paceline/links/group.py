@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -62,8 +62,7 @@ def physical_cores(usable: set[int]) -> list[tuple[int, ...]]:
     return [tuple(cpus) for cpus in groups.values()]
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """The identity of a rank.
 
     Ranks with one `boot_id` run on one kernel and share its clock; only in one `pid_namespace` too
@@ -260,13 +259,17 @@ def joined(
     unknown = Group(
         rank, world_size, device, (myself,) * world_size, None, control, deadline_s, process_group
     )
-    members = tuple(Member(*row) for row in unknown.gather(list(astuple(myself))))
+    members = tuple(Member(*row) for row in unknown.gather(myself))
     return replace(unknown, members=members)
 
 
 def _myself(rank: int, device: torch.device) -> Member:
-    boot_id, namespace = _BOOT_ID.read_text().strip(), str(_PID_NAMESPACE.readlink())
-    return Member(rank, os.getpid(), boot_id, namespace, device.type)
+    return Member(rank, os.getpid(), boot_id(), str(_PID_NAMESPACE.readlink()), device.type)
+
+
+def boot_id() -> str:
+    """Return a name of this kernel, and so of its clock."""
+    return _BOOT_ID.read_text().strip()
 
 
 def device_of_rank() -> torch.device:
@@ -285,7 +288,7 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
     try:
         store, _, _ = next(rendezvous("env://", myself.rank, world_size, timeout=deadline))
         store.set_timeout(deadline)
-        store.set(f"paceline/member/{myself.rank}", json.dumps(astuple(myself)))
+        store.set(f"paceline/member/{myself.rank}", json.dumps(myself))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
         raise InvalidInput(

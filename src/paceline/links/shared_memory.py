@@ -6,7 +6,6 @@ import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -24,8 +23,7 @@ _PROC_SELF = Path("/proc/self")
 _ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
 
 
-@dataclass(frozen=True)
-class LocalRanks:
+class LocalRanks(NamedTuple):
     """The first ranks of all machines (`leaders`), and the ranks on this one (`members`).
 
     Both ascend. `pids` are those of the members; `num_cores` is how many processors they may use.
@@ -149,12 +147,11 @@ def available_nbytes() -> int | None:
 
     A larger allocation would not fail: the kernel would kill a process to make room.
     """
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    with suppress(OSError):
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 class TensorSpec(NamedTuple):

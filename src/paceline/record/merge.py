@@ -33,7 +33,7 @@ def gather_timeline(
     `offset` is that of this rank's clock when the spans were recorded. All ranks must call it
     together.
     """
-    own = [_shift(span, -offset.ahead_s) for span in spans]
+    own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
     return merge([_SPANS.validate_python(row) for row in rows], origin)
 
@@ -66,11 +66,7 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
         free.update(dict.fromkeys(lanes, end))
         in_turn.append(span._replace(start_s=start, end_s=end))
     first = min((span.start_s for span in in_turn), default=0.0)
-    return Timeline((_shift(span, -first) for span in in_turn), origin)
-
-
-def _shift(span: Span, by_s: float) -> Span:
-    return span._replace(start_s=span.start_s + by_s, end_s=span.end_s + by_s)
+    return Timeline((span.moved(-first) for span in in_turn), origin)
 
 
 def clock_offset(group: Group) -> ClockOffset:

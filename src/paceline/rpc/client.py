@@ -15,7 +15,7 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkerLost
 from paceline.rpc import frames, limits
 from paceline.rpc.frames import NO_NONCE, Buffer, FrameHeader, Message, MessageKind
 from paceline.rpc.keys import WorkerKeys, connect_address
-from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, TrafficCounter
+from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, wire_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,6 @@ class Outbox:
         self._open: dict[int, ReplyFuture] = {}  # without a reply, by ascending number
         self._unsent: deque[ReplyFuture] = deque()
         self._next = 1  # of 0 the hub says that it has no request yet
-        self._in_flight_nbytes = 0
         self._max_message_nbytes = 0
         self._has_restarted = False
 
@@ -115,7 +114,8 @@ class Outbox:
 
             def has_room() -> bool:
                 unacknowledged = self._next - next(iter(self._open), self._next)
-                fits = self._in_flight_nbytes + nbytes <= credit_nbytes
+                in_flight_nbytes = sum(one.message.nbytes for one in self._open.values())
+                fits = in_flight_nbytes + nbytes <= credit_nbytes
                 return unacknowledged < limits.WINDOW and fits
 
             self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
@@ -124,7 +124,6 @@ class Outbox:
                 raise self.restarted()
             future = ReplyFuture(self, self._next, message)
             self._next += 1
-            self._in_flight_nbytes += nbytes
             self._open[future.sequence] = future
             self._unsent.append(future)
             return future
@@ -152,7 +151,6 @@ class Outbox:
                     future.is_void = True
                 self._open.clear()
                 self._unsent.clear()
-                self._in_flight_nbytes = 0
                 # A worker between two requests of a step waits for nothing: its next one raises.
                 self._has_restarted = True
             self.changed.notify_all()
@@ -165,7 +163,6 @@ class Outbox:
             if future is None:
                 return False
             future.reply, future.arrived_s = reply, time.monotonic()
-            self._in_flight_nbytes -= future.message.nbytes
             self.changed.notify_all()
             return True
 
@@ -191,7 +188,8 @@ class Outbox:
 class Client:
     """A worker's connection to the hub, which is made again whenever it breaks.
 
-    The hub may be away for `deadline_s`. `settings` are what the hub sends to every worker. Raises
+    The hub may be away for `deadline_s`. `settings` are what the hub sends to every worker.
+    `sent_nbytes` and `received_nbytes` have headers; what is sent again counts again. Raises
     InvalidInput if the hub refuses this worker, with the reason; WorkerLost if no hub accepts it
     within the deadline.
     """
@@ -202,7 +200,7 @@ class Client:
         self._address = connect_address(address, has_keys=keys is not None)
         self._identity, self._keys, self._deadline_s = identity, keys, deadline_s
         self.settings = b""
-        self.traffic = TrafficCounter()
+        self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
         self._sent_s = self._heard_s = time.monotonic()  # to and from the hub, at last
         self._wakeup = PollableEvent()
@@ -307,7 +305,7 @@ class Client:
         if kind != MessageKind.WELCOME:
             return False
         self._heard_s = time.monotonic()
-        self.traffic.count_received(payload)
+        self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
         self.settings = settings  # before `join`, which lets the constructor return
         most = int.from_bytes(max_nbytes, "little")
@@ -330,7 +328,7 @@ class Client:
             for frame, payload in connection.receive():
                 header = frames.unpack(frame, payload)
                 self._heard_s = time.monotonic()
-                self.traffic.count_received(payload)
+                self.received_nbytes += wire_nbytes(payload)
                 if header.kind is MessageKind.RESET:
                     raise Disconnected("the hub asks to connect anew")
                 if header.kind is MessageKind.REPLY:
@@ -374,5 +372,5 @@ class Client:
         if not connection.send(piece):
             return False
         self._sent_s = time.monotonic()
-        self.traffic.count_sent(piece.payload)
+        self.sent_nbytes += wire_nbytes(piece.payload)
         return True

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -136,12 +137,9 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Return True if only processes of this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
+        with suppress(ValueError):
             return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.host == "localhost"
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

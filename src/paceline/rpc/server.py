@@ -21,7 +21,7 @@ from paceline.rpc import frames, limits
 from paceline.rpc.frames import Buffer, FrameHeader, Message, MessageKind, ProtocolError
 from paceline.rpc.keys import Authenticator, HubKeys, bind_address
 from paceline.rpc.limits import Limits, RateLimitedLog
-from paceline.rpc.sockets import Arrival, Disconnected, PollableEvent, Router, TrafficCounter
+from paceline.rpc.sockets import Arrival, Disconnected, PollableEvent, Router, wire_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,11 @@ class Joined:
 class Lost:
     """A worker is gone and its open requests are void; it may join again.
 
-    `why` is the rest of a sentence that begins with "worker 3". `has_left` is True if the worker
-    said that it leaves.
+    `why` is the rest of a sentence that begins with "worker 3".
     """
 
     worker: int
     why: str
-    has_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,15 +88,12 @@ class WorkerSession:
         self.token = frames.NO_NONCE  # random bytes that no other session has, of any hub
         while self.token == frames.NO_NONCE:
             self.token = os.urandom(frames.NONCE_NBYTES)
-        self.route: bytes | None = None
-        self.heard_s = self.disconnected_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self.last_request = last_request
         self._limits = limits
         self._executing: dict[int, int] = {}  # bytes of the requests without a reply
         self._replies: dict[int, Message] = {}  # those that are not acknowledged
-        self._assembly = frames.Assembly()
-        self._unsent: deque[int] = deque()
-        self.outgoing = frames.PieceQueue(self._next_reply)
+        self.connect(None)
 
     @property
     def unacknowledged(self) -> list[int]:
@@ -114,11 +109,9 @@ class WorkerSession:
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)
-        self._unsent.clear()
+        self._unsent: deque[int] = deque(self.unacknowledged if route is not None else ())
         if route is None:
             self.disconnected_s = time.monotonic()
-        else:
-            self._unsent.extend(self.unacknowledged)
 
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
         """Take a piece of a request; return the request if it is complete and new.
@@ -184,7 +177,8 @@ class Server:
     `address` is one address, such as tcp://10.0.0.1:5555, with port 0 for any free one; without
     `keys` it must be a loopback address. Requests are received and replies sent in a thread of its
     own, so that a slow request delays no heartbeat. `refusals` logs and counts the clients and
-    messages that were refused or dropped. Raises InvalidInput if the address cannot be bound.
+    messages that were refused or dropped; `sent_nbytes` and `received_nbytes` are as the client's.
+    Raises InvalidInput if the address cannot be bound.
     """
 
     def __init__(self, address: str, limits: Limits, *, keys: HubKeys | None) -> None:
@@ -203,7 +197,7 @@ class Server:
             self._context.destroy(linger=0)
             raise
         self.address = self._router.address
-        self.traffic = TrafficCounter()
+        self.sent_nbytes = self.received_nbytes = 0
         self._arrived = threading.Condition()  # of the events and the failure
         self._events: deque[Event] = deque()
         self._failure: Exception | None = None
@@ -254,8 +248,7 @@ class Server:
         deadline_s = time.monotonic() + _DRAIN_S
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with self._lock:
-                connected = [one for one in self._by_worker.values() if one.route is not None]
-                if not any(session.unacknowledged for session in connected):
+                if not any(session.unacknowledged for session in self._by_route.values()):
                     break
             time.sleep(_BLOCKED_MS * 1e-3)
         self._closing.set()
@@ -347,7 +340,7 @@ class Server:
         if header.nonce != self._limits.nonce or header.worker != session.worker:
             raise ProtocolError(f"a {header.kind.name} of another run or worker")
         session.heard_s = time.monotonic()
-        self.traffic.count_received(payload)
+        self.received_nbytes += wire_nbytes(payload)
         # First of all, as it may make room in the window for this very request.
         session.acknowledge(header.acknowledged)
         if header.kind is MessageKind.REQUEST:
@@ -355,7 +348,7 @@ class Server:
             if message is not None:
                 self._put(RpcRequest(session.worker, message, session.token, header.sequence))
         elif header.kind is MessageKind.BYE:
-            self._drop(session, "has left", has_left=True)
+            self._drop(session, "has left")
         elif header.kind is not MessageKind.HEARTBEAT:
             raise ProtocolError(f"a {header.kind.name}, which no worker sends")
 
@@ -393,7 +386,7 @@ class Server:
         size = self._limits.max_message_nbytes.to_bytes(8, "little")
         welcome = Message("", parts=(session.token, size, self._limits.settings))
         self._send_control(session, MessageKind.WELCOME, session.last_request, welcome)
-        self.traffic.count_received(payload)
+        self.received_nbytes += wire_nbytes(payload)
 
     def _send_control(
         self,
@@ -416,7 +409,7 @@ class Server:
             self._disconnect(session)
             return False
         if is_sent:
-            self.traffic.count_sent(piece.payload)
+            self.sent_nbytes += wire_nbytes(piece.payload)
         return is_sent
 
     def _refuse(self, arrival: Arrival, kind: MessageKind, why: str) -> None:
@@ -432,7 +425,7 @@ class Server:
             del self._by_route[session.route]
             session.connect(None)
 
-    def _drop(self, session: WorkerSession, why: str, *, has_left: bool = False) -> None:
+    def _drop(self, session: WorkerSession, why: str) -> None:
         """End a session: its requests are void, also those that were not taken yet."""
         self._disconnect(session)
         del self._by_worker[session.worker]
@@ -442,7 +435,7 @@ class Server:
                 for event in self._events
                 if not (isinstance(event, RpcRequest) and event.session == session.token)
             )
-        self._put(Lost(session.worker, why, has_left))
+        self._put(Lost(session.worker, why))
 
     def _put(self, event: Event) -> None:
         with self._arrived:

@@ -31,8 +31,7 @@ def _new_socket(
     """Return a socket that is limited in what it takes in and holds back."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.SNDHWM, QUEUED_PIECES)
-    socket.set(zmq.RCVHWM, QUEUED_PIECES)
+    socket.set_hwm(QUEUED_PIECES)
     socket.set(zmq.MAXMSGSIZE, PIECE_NBYTES + _CURVE_NBYTES)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.set(zmq.IPV6, int(":" in address.host))
@@ -219,19 +218,6 @@ class Router:
         return True
 
 
-class TrafficCounter:
-    """The bytes sent and received, with headers, but without what CURVE and TCP add.
-
-    What is sent again counts again. The socket's thread counts; any thread may read.
-    """
-
-    def __init__(self) -> None:
-        self.sent_nbytes = self.received_nbytes = 0
-
-    def count_sent(self, payload: Buffer) -> None:
-        """Count a piece that was given to the socket."""
-        self.sent_nbytes += memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES
-
-    def count_received(self, payload: Buffer) -> None:
-        """Count a piece that was received intact."""
-        self.received_nbytes += memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES
+def wire_nbytes(payload: Buffer) -> int:
+    """Return the bytes of a piece with its headers, but without what CURVE and TCP add."""
+    return memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES

@@ -63,7 +63,7 @@ def main() -> None:
             tell(joined=event.worker)
         elif isinstance(event, Lost):
             tell(lost=event.worker, why=event.why)
-            num_left += event.has_left
+            num_left += event.why == "has left"
         else:
             execute(server, event, states, nbytes)
             if kept is not None and event.message.topic == "push":
@@ -72,7 +72,7 @@ def main() -> None:
                 kept.with_suffix(".new").replace(kept)
     server.close()
     states_now = {worker: state.hex() for worker, (_, state) in states.items()}
-    sent, received = server.traffic.sent_nbytes, server.traffic.received_nbytes
+    sent, received = server.sent_nbytes, server.received_nbytes
     tell(states=states_now, sent=sent, received=received, refused=server.refusals.num_total)
 
 

@@ -40,7 +40,7 @@ def main() -> None:
         except HubRestarted:
             num_restarts += 1
     client.close()
-    sent, received = client.traffic.sent_nbytes, client.traffic.received_nbytes
+    sent, received = client.sent_nbytes, client.received_nbytes
     print(json.dumps({"restarts": num_restarts, "sent": sent, "received": received}))
 
 

@@ -1,14 +1,12 @@
 """Strategy wheel: bodies on workers, heads beside an asynchronous server (Du et al. 2017)."""
 
-from math import ceil
-
 from paceline.core.strategy import Role, Strategy
 from paceline.strategies.wheel import plan
 from paceline.strategies.wheel.config import Wheel
 
 
 def _roles(config: Wheel) -> tuple[Role, ...]:
-    return Role("hub", 1, leads=True), Role("body", ceil(config.workers / config.lanes))
+    return Role("hub", 1, leads=True), Role("body", len(config.workers_by_device))
 
 
 STRATEGY = Strategy(

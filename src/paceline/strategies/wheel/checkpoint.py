@@ -20,7 +20,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -262,9 +261,7 @@ def _model_tensors(model: nn.Module) -> Tensors:
 
 def _optimizer_parts(optimizer: Optimizer, model: nn.Module) -> tuple[OptimizerScalars, Tensors]:
     """Return the optimizer's numbers and its tensors; InvalidInput if it has anything else."""
-    names = _parameter_names(optimizer, model)
-    flat_names = list(chain.from_iterable(names))
-    known = optimizer.state_dict()
+    names, known = _parameter_names(optimizer, model), optimizer.state_dict()
     tensors: Tensors = {}
 
     def scalars_of(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -281,11 +278,11 @@ def _optimizer_parts(optimizer: Optimizer, model: nn.Module) -> tuple[OptimizerS
         return scalars
 
     groups = [
-        scalars_of(group, f"group/{index}") | {"params": own}  # in place of their numbers
-        for index, (group, own) in enumerate(zip(known["param_groups"], names, strict=True))
+        scalars_of(group, f"group/{index}") | {"params": [names[one] for one in group["params"]]}
+        for index, group in enumerate(known["param_groups"])
     ]
     state = {
-        flat_names[number]: scalars_of(values, f"state/{flat_names[number]}")
+        names[number]: scalars_of(values, f"state/{names[number]}")
         for number, values in known["state"].items()
     }
     return OptimizerScalars(type(optimizer).__name__, groups, state), tensors
@@ -298,18 +295,10 @@ def _optimizer_state(
     kind, names = type(optimizer).__name__, _parameter_names(optimizer, model)
     if saved.kind != kind:
         raise InvalidInput(f"its optimizer is {saved.kind}, and not {kind}")
-    if [group.get("params") for group in saved.groups] != names:
+    groups, known = [], optimizer.state_dict()["param_groups"]
+    named = [[names[one] for one in group["params"]] for group in known]
+    if [group.get("params") for group in saved.groups] != named:
         raise InvalidInput(f"its {kind} has other groups of parameters")
-
-    def tensors_of(prefix: str) -> Tensors:
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
-
-    groups = []
-    known = optimizer.state_dict()["param_groups"]
     for index, (group, now) in enumerate(zip(saved.groups, known, strict=True)):
         # JSON has lists only: what is a tuple in this optimizer was one.
         tuples = {
@@ -317,19 +306,26 @@ def _optimizer_state(
             for key, value in now.items()
             if isinstance(value, tuple) and isinstance(group.get(key), list)
         }
-        groups.append(group | tuples | tensors_of(f"group/{index}/") | {"params": now["params"]})
+        own = _under(f"group/{index}/", tensors)
+        groups.append(group | tuples | own | {"params": now["params"]})
     state = {
-        number: saved.state[name] | tensors_of(f"state/{name}/")
-        for number, name in enumerate(chain.from_iterable(names))
+        number: saved.state[name] | _under(f"state/{name}/", tensors)
+        for number, name in enumerate(names)
         if name in saved.state
     }
     return {"state": state, "param_groups": groups}
 
 
-def _parameter_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors whose names begin so, by the rest of their names."""
+    return {name[len(prefix) :]: one for name, one in tensors.items() if name.startswith(prefix)}
+
+
+def _parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """Return the parameters' names in the order in which the optimizer numbers them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     try:
-        return [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+        return [names[id(one)] for group in optimizer.param_groups for one in group["params"]]
     except KeyError:
         raise InvalidInput(
             "the optimizer has a parameter that is none of the model's, and cannot be saved"
@@ -347,10 +343,9 @@ def _check_fits(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Non
     """Raise InvalidInput that names tensors of the model which the checkpoint does not fit."""
     wanted, saved = (
         {
-            name.removeprefix("model/"): f"{'x'.join(map(str, tensor.shape)) or 'scalar'} "
+            name: f"{'x'.join(map(str, tensor.shape)) or 'scalar'} "
             f"{str(tensor.dtype).removeprefix('torch.')}"
-            for name, tensor in known.items()
-            if name.startswith("model/")
+            for name, tensor in _under("model/", known).items()
         }
         for known in (own, tensors)
     )

@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from paceline.core.errors import InvalidInput
+from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
 _Codec = Annotated[str, AfterValidator(check_codec)]
@@ -40,32 +41,28 @@ class Wheel:
     staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @property
-    def codecs(self) -> dict[Purpose, str | None]:
-        """The codec of each purpose that can have one."""
-        return {
+    def codecs(self) -> dict[Purpose, str]:
+        """The codec of each purpose that has one."""
+        named = {
             Purpose.ACTIVATIONS: self.activations,
             Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
             Purpose.PARAMETERS: self.parameters,
             Purpose.GRADIENTS: self.gradients,
         }
+        return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     @property
     def workers_by_device(self) -> dict[int, range]:
         """The workers that alternate on each body device; these count from 1, the hub is 0."""
-        firsts = range(0, self.workers, self.lanes)
-        return {
-            number: range(first, min(first + self.lanes, self.workers))
-            for number, first in enumerate(firsts, 1)
-        }
+        every, lanes = range(self.workers), self.lanes
+        return {number: every[i : i + lanes] for number, i in enumerate(every[::lanes], 1)}
 
 
-class PaceSpec(BaseModel):
+class PaceSpec(Record):
     """The seconds of the whole model's layers, body and then head, and of an update.
 
     They are those of `samples`, each of `input_shape` if the model does not know it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: Annotated[int, Field(ge=1)]
     input_shape: tuple[int, ...] | None
@@ -74,7 +71,7 @@ class PaceSpec(BaseModel):
     update_s: _Seconds
 
 
-class RunSpec(BaseModel):
+class RunSpec(Record):
     """The part of a run that all its workers must know; none of it is secret, or a path.
 
     Data are loaded for samples of `input_shape`, if that is known. `config` names the head's first
@@ -83,8 +80,6 @@ class RunSpec(BaseModel):
     layers take its times, and nothing is learnt. In a tree of hubs, `place` is (number, count): the
     hub has that one of so many equal parts of the samples.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     num_classes: int | None

@@ -13,7 +13,7 @@ A process that trains one half has the other one, too, and does not use it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,8 +24,7 @@ from paceline.models.layers import ROOT, layers_of
 _DTYPES = (torch.float32, torch.float64)
 
 
-@dataclass(frozen=True)
-class Halves:
+class Halves(NamedTuple):
     """Body and head of a model.
 
     `body_names` and `head_names` are their trainable parameters under the whole model's names, in
@@ -99,7 +98,8 @@ def cut(model: nn.Module, example: Tensor, first: str) -> Halves:
 
 
 @contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the values of a model's buffers afterwards."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -116,7 +116,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     before = set(vars(model))
     cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=list(cuda)), _buffers_restored(model):
+        with torch.random.fork_rng(devices=list(cuda)), buffers_restored(model):
             yield
     finally:
         for module, mode in modes.items():
@@ -133,7 +133,7 @@ def _compared(
     """Return the shape of one sample at the cut; InvalidInput if the halves are not the model."""
     try:
         torch.manual_seed(0)
-        with _buffers_restored(model):
+        with buffers_restored(model):
             whole = model(example)
         torch.manual_seed(0)
         activations = body(example)

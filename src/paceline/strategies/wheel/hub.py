@@ -136,8 +136,7 @@ class Hub:
         self._test, self._progress = test, progress
         self._checkpoints = checkpoints
         self.children = ChildHubs(server, self._steps_per_epoch * job.spec.epochs)
-        self._held: list[RpcRequest] = []  # fetches of those who are too far ahead
-        self._probes: list[RpcRequest] = []  # of links, while another worker measures its own
+        self._held: list[RpcRequest] = []  # fetches of those too far ahead, and probes out of turn
         self._probing: int | None = None
         self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
         self._membership = Membership(server.workers, settings.wait_s, self._admit)
@@ -187,7 +186,7 @@ class Hub:
         self.rpc.close()
         if self._pool is not None:
             self._pool.close(_LEAVING_S)
-        return self.rpc.traffic.sent_nbytes, self.rpc.traffic.received_nbytes
+        return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
     def _serve(self, is_over: Callable[[], bool]) -> None:
         try:
@@ -217,7 +216,7 @@ class Hub:
             reply = self._reply(request)
         except StepDiscarded as error:
             logger.info("%s", error)
-            reply = Message(Topic.AGAIN.value, message.step)
+            reply = Message(Topic.AGAIN, message.step)
         except NonFinite as error:
             self.rpc.reply(request, _refusal(str(error)))
             raise InvalidInput(f"learning_rate: {error}") from None
@@ -233,7 +232,7 @@ class Hub:
         """Do what a request asks for, and return its reply; None if that comes later."""
         worker, message = request.worker, request.message
         if message.topic in _OF_STEPS and not self._server.workers.of(worker).is_live:
-            return Message(Topic.AGAIN.value, message.step)
+            return Message(Topic.AGAIN, message.step)
         match message.topic:
             case Topic.PARAMETERS | Topic.WHOLE_PARAMETERS:
                 return self._fetch(request)
@@ -241,7 +240,7 @@ class Hub:
                 is_first = worker == min(self._server.workers.live)
                 self._count(self.children.update(worker, message, is_first=is_first))
                 # The rest of a child hub's request is a fetch.
-                fetch = Message(Topic.WHOLE_PARAMETERS.value, message.step)
+                fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
                 return self._fetch(replace(request, message=fetch))
             case Topic.ACTIVATIONS:
                 return self.heads.answer(worker, message, request.arrived_s)
@@ -259,7 +258,7 @@ class Hub:
             case Topic.PROBE:
                 return self._probe(request)
             case Topic.CLOCK:
-                return Message(Topic.CLOCK.value, time.monotonic_ns())
+                return Message(Topic.CLOCK, time.monotonic_ns())
         self._note(worker, message)
         return Message(message.topic, message.step)
 
@@ -295,29 +294,24 @@ class Hub:
         """Tell a worker that waits to begin which step is its next."""
         below = self._server.workers.of(worker).below
         parts = (protocol.numbers_part(below),) if below else ()
-        begin = Message(Topic.BEGIN.value, step, parts=parts)
-        self.rpc.reply(self._begins.pop(worker), begin)
+        self.rpc.reply(self._begins.pop(worker), Message(Topic.BEGIN, step, parts=parts))
 
     def _probe(self, request: RpcRequest) -> Message | None:
         """Answer a worker that measures its link; one after the other, as they may share a wire."""
         if self._probing not in (None, request.worker):
-            self._probes.append(request)
+            self._held.append(request)
             return None
         self._probing = request.worker
         nbytes = request.message.step
         if not 0 <= nbytes <= self._max_nbytes:
             raise InvalidInput(f"{nbytes:,} bytes to try; at most {self._max_nbytes:,}")
-        return Message(Topic.PROBE.value, parts=(memoryview(bytes(nbytes)),))
+        return Message(Topic.PROBE, parts=(memoryview(bytes(nbytes)),))
 
     def _end_probes(self, worker: int) -> None:
         """Let the next worker measure its link, if this one did."""
-        waiting = [request for request in self._probes if request.worker != worker]
-        if self._probing in (None, worker):
-            self._probing, self._probes = None, []
-            for request in waiting:
-                self._execute(request)
-        else:
-            self._probes = waiting
+        if self._probing == worker:
+            self._probing = None
+            self._go_on()
 
     def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
@@ -351,8 +345,8 @@ class Hub:
             self._paused_s += time.monotonic() - started_s
 
     def _drop(self, worker: int, why: str) -> None:
-        self._end_probes(worker)
         self._held = [request for request in self._held if request.worker != worker]
+        self._end_probes(worker)
         self._begins.pop(worker, None)
         if not self._membership.drop(worker):
             return
@@ -408,4 +402,4 @@ class Hub:
 
 
 def _refusal(why: str) -> Message:
-    return Message(Topic.REFUSED.value, parts=(why.encode(),))
+    return Message(Topic.REFUSED, parts=(why.encode(),))

@@ -6,11 +6,11 @@ time and compute nothing: their values are all zeros.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from paceline.data import load
 from paceline.data.dataset import Batch, Dataset
 from paceline.data.sampler import ShardedBatches
 from paceline.exchange.session import TrainingSession
+from paceline.links.group import boot_id
 from paceline.models import describe, find
 from paceline.models.factory import OptimizerFactory, fitted, optimizer_of, workload_of
 from paceline.models.layers import LayerModule, layers_of
@@ -32,7 +33,6 @@ from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
-from paceline.strategies.wheel.trace import boot_id
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
 _NUM_PACED_CLASSES = 2  # of the scores, which nobody looks at
@@ -43,8 +43,7 @@ _SPAN_NBYTES = 400  # as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class TrainingJob:
+class TrainingJob(NamedTuple):
     """The model that a hub trains, on its device, and its data.
 
     `workload` describes one worker's part of a step, `parts` its halves.
@@ -66,7 +65,7 @@ class TrainingJob:
     @property
     def steps_per_epoch(self) -> int:
         """The steps in which all samples are taken once."""
-        return _num_steps(self.spec, len(self.data.train))
+        return len(batches_of(self.spec, 0, len(self.data.train)))
 
     @property
     def max_message_nbytes(self) -> int:
@@ -130,22 +129,22 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     spec = parent.model_copy(update=own | unmeasured)
     data = load(spec.data, spec.input_shape, spec.seed)
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(spec.seed)
-    model = find(spec.model).build(spec.num_classes)
-    batch = torch.zeros(ceil(spec.batch_size / spec.num_parts), *data.sample_shape)
-    workload = describe(model, batch, spec.model)
-    halves = cut_with(model, data, spec.head, device)
-    parts = Split.before(workload, [layer.name for layer in workload.layers].index(spec.head))
+    model, halves = model_and_halves(spec, data, device)
+    size = ceil(spec.batch_size / spec.num_parts)
+    workload = describe(model, torch.zeros(size, *data.sample_shape, device=device), spec.model)
+    parts = split(workload, spec.config)
     return TrainingJob(spec, model, halves, data, workload, parts, device)
 
 
-def worker_halves(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Halves]:
+def model_and_halves(
+    spec: RunSpec, data: Dataset, device: torch.device
+) -> tuple[nn.Module, Halves]:
     """Return a run's model and halves, or its stand-ins; InvalidInput if they cannot be built."""
     if spec.pace is not None:
         return stand_in(spec)
     torch.manual_seed(spec.seed)
     model = find(spec.model).build(spec.num_classes)
-    return model, cut_with(model, data, spec.head, torch.device("cpu"))
+    return model, cut_with(model, data, spec.head, device)
 
 
 def cut_with(model: nn.Module, data: Dataset, first: str, device: torch.device) -> Halves:
@@ -203,10 +202,10 @@ def difference(here: str, there: str) -> str | None:
     return None
 
 
-def _num_steps(spec: RunSpec, num_samples: int) -> int:
-    """Return the steps of an epoch; InvalidInput if its samples cannot be shared."""
-    own = spec.part(0), spec.num_parts, spec.seed
-    return len(ShardedBatches(num_samples, spec.batch_size, *own))
+def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
+    """Return a worker's batches of an epoch; InvalidInput if its samples cannot be shared."""
+    own = spec.part(worker), spec.num_parts, spec.seed
+    return ShardedBatches(num_samples, spec.batch_size, *own)
 
 
 def _traced(session: TrainingSession, parts: Split, num_samples: int, **fields: Any) -> RunSpec:
@@ -214,7 +213,7 @@ def _traced(session: TrainingSession, parts: Split, num_samples: int, **fields: 
     config = replace(session.config, head=parts.head.layers[0].name)
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
     spec = RunSpec(boot_id=boot_id(), config=config, **own, **fields)
-    steps = _num_steps(spec, num_samples)
+    steps = len(batches_of(spec, 0, num_samples))
     steady = max(0, steps - _NUM_COLD)
     # Of an only epoch at most its second half: the first steps wait for kernels and memory.
     num_traced = min(_MAX_TRACED, steady if spec.epochs > 1 else steady // 2)
@@ -232,17 +231,16 @@ class SampleShare:
     def __init__(
         self, data: Dataset, batch_size: int, worker: int, workers: int, epochs: int, seed: int
     ) -> None:
-        def batches() -> ShardedBatches:
-            return ShardedBatches(len(data.train), batch_size, worker, workers, seed)
+        shared = len(data.train), batch_size, worker, workers, seed
 
         def rows_of(epoch: int) -> list[list[int]]:
-            of_epoch = batches()  # one of its own, for two threads ask about two epochs
-            of_epoch.set_epoch(epoch)
-            return list(of_epoch)
+            batches = ShardedBatches(*shared)  # its own, for two threads ask about two epochs
+            batches.set_epoch(epoch)
+            return list(batches)
 
         # Of two epochs: at their border the next batch is read while the last one is trained on.
         self._rows_of = lru_cache(maxsize=2)(rows_of)
-        self._sizes, self._workers = batches().global_sizes, workers
+        self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
         self._samples = data.train
         self.steps_per_epoch = len(self._sizes)  # in which some worker takes every sample once
         self.num_steps = epochs * self.steps_per_epoch
@@ -301,9 +299,7 @@ class _ZeroGradients(torch.autograd.Function):
         return of_scores[0], _zeros(ctx.shape).detach()
 
 
-@lru_cache(maxsize=2)  # an epoch's last batch is smaller
-def _zeros(shape: torch.Size) -> Tensor:
-    return torch.zeros(shape)
+_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch is smaller
 
 
 def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:

@@ -6,17 +6,19 @@ from math import ceil
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
 from paceline.core.plan import Kind, PriceKey
+from paceline.core.settings import Record
 from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Kernel, wire_format
 from paceline.core.workload import Workload
+from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
@@ -27,7 +29,7 @@ from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.job import device_name, kind_of, layers_in
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.trace import HalfRecorder, boot_id
+from paceline.strategies.wheel.trace import HalfRecorder
 
 _SOURCE = "measured by the workers before this run"
 _NUM_WARM_UP, _MAX_ROUNDS = 2, 200
@@ -36,15 +38,13 @@ _MIN_SECONDS = 1e-9
 _NETWORK = Path("/proc/self/ns/net")
 
 
-class DeviceProfile(BaseModel):
+class DeviceProfile(Record):
     """The speed of a device and, for a body worker's, of its link to the hub.
 
     `host` tells its network from others. `seconds` are those of each part of a step, by kind and
     layer; `codecs` are values a second encoded and decoded, by kernel. A GPU copies
     `copy_bytes_per_s` to its host.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: DeviceKind
     host: str
@@ -83,13 +83,12 @@ def profile_device(
             break
         run_step(_NUM_WARM_UP + number)
     medians = timing.median_durations(spans, lambda span: (span.kind, span.part))
-    # Measured on the CPU; a GPU's codecs count as equally fast.
-    names = {codec for codec in config.codecs.values() if codec is not None}
+    codecs = set(config.codecs.values())  # measured on the CPU; a GPU's count as equally fast
     return DeviceProfile(
         kind=kind_of(device),
         host=f"{boot_id()} {_NETWORK.readlink()}",  # containers of one kernel have own networks
         seconds=tuple((*key, value) for key, value in medians.items()),
-        codecs={wire_format(name).kernel: codec_speed(name) for name in names},
+        codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
         copy_bytes_per_s=None if device.type == "cpu" else copy_speed(device),
     )
 

@@ -199,8 +199,7 @@ class Membership:
         self._waiting.pop(worker, None)
         was_there = self._workers.of(worker).is_live or worker in self._returning
         self._returning.discard(worker)
-        if was_there:
-            self._workers.drop(worker)
+        self._workers.drop(worker)
         return was_there
 
     def mark_dead(self, worker: int, why: str) -> None:

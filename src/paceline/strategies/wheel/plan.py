@@ -17,7 +17,6 @@ shares the hub's device with the head workers, which read the head's parameters 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -73,20 +72,15 @@ def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> 
     return ceil(head_s * num_body_devices / step_s)
 
 
-@dataclass(frozen=True)
-class DevicePlacement:
-    """The hub's device, and the device of each body worker."""
+class DevicePlacement(NamedTuple):
+    """The hub's device, and the device of each body worker.
+
+    `lanes` are the workers that alternate on each device, in the order of their turns.
+    """
 
     hub: Device
     bodies: tuple[Device, ...]
-
-    @property
-    def lanes(self) -> dict[Device, list[int]]:
-        """The workers that alternate on each device, in the order of their turns."""
-        lanes: dict[Device, list[int]] = {}
-        for worker, device in enumerate(self.bodies):
-            lanes.setdefault(device, []).append(worker)
-        return lanes
+    lanes: dict[Device, range]
 
 
 def place(machine: Machine, config: Wheel) -> DevicePlacement:
@@ -100,15 +94,16 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
         )
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
-    num_devices = ceil(config.workers / config.lanes)
+    num_devices = len(config.workers_by_device)
     if num_devices > len(others):
         raise InvalidInput(
             f"workers: {config.workers} in lanes of {config.lanes} need {num_devices} devices "
             f"beside the hub's {hub.name}, but machine {machine.name!r} has {len(others)}; "
             f"at most {config.lanes * len(others)} workers fit"
         )
-    bodies = tuple(others[worker // config.lanes] for worker in range(config.workers))
-    return DevicePlacement(hub, bodies)
+    lanes = dict(zip(others, config.workers_by_device.values(), strict=False))
+    bodies = tuple(device for device, workers in lanes.items() for _ in workers)
+    return DevicePlacement(hub, bodies, lanes)
 
 
 class RouteStage(NamedTuple):

@@ -12,7 +12,7 @@ from importlib.metadata import version
 import torch
 from torch import Tensor, nn
 
-from paceline.codecs.codec import Codec, Payload
+from paceline.codecs.codec import Payload
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind, Lane
@@ -129,10 +129,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 def buffers_of(half: nn.Module) -> memoryview:
     """Return the values of all buffers of a half, one after the other."""
-    found = [buffer.detach().cpu().contiguous() for buffer in half.buffers()]
-    if not found:
-        return memoryview(b"")
-    return part_of(torch.cat([one.reshape(-1).view(torch.uint8) for one in found]))
+    return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
 
 
 @torch.no_grad()
@@ -141,8 +138,7 @@ def load_buffers(half: nn.Module, part: memoryview) -> None:
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
-    parts = values.split(sizes) if sizes else ()
-    for buffer, own in zip(buffers, parts, strict=True):
+    for buffer, own in zip(buffers, values.split(sizes), strict=True):
         # A copy, because a view as another type has to be aligned.
         buffer.copy_(own.clone().view(buffer.dtype).view(buffer.shape))
 
@@ -182,8 +178,6 @@ def numbers_of(part: memoryview) -> tuple[int, ...]:
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
     """Raise InvalidInput for a codec that cannot carry the values it is named for."""
     for purpose, codec in config.codecs.items():
-        if codec is None:
-            continue
         find_codec(codec)
         if dtype != torch.float32:
             raise InvalidInput(f"codec: {purpose}={codec} encodes float32; the model is {dtype}")
@@ -204,9 +198,7 @@ class Endpoint:
     def __init__(
         self, config: Wheel, dtype: torch.dtype, recorder: HalfRecorder, device: torch.device
     ) -> None:
-        self._codecs: dict[Purpose, Codec] = {
-            purpose: find_codec(name) for purpose, name in config.codecs.items() if name is not None
-        }
+        self._codecs = {purpose: find_codec(name) for purpose, name in config.codecs.items()}
         self._dtype, self.recorder, self._device = dtype, recorder, device
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)
 

@@ -7,10 +7,10 @@ help texts of their options. What needs torch is imported when it is called.
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
-from paceline.core.settings import Seconds
+from paceline.core.settings import Record, Seconds
 from paceline.strategies.wheel.config import Wheel, first_fault
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 RUN = "wheel"  # the name of a run that nobody has named
 _KEYS = "The folder of keys that --generate-keys has written."
 _RUN = "The name that hub and workers give their run."
-_CONFIG = ConfigDict(frozen=True, extra="forbid")
 _REFUSED = {  # of a child hub's options
     "workers": "options: workers is a setting of its own, not one of the strategy",
     "hub": "options: hub names a host of a machine file; a run's hub is where it is started",
@@ -45,10 +44,8 @@ def _numbers(text: Any) -> Any:
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 
 
-class WorkerProcessSettings(BaseModel):
+class WorkerProcessSettings(Record):
     """The settings of `paceline worker`, and of the processes that a hub starts itself."""
-
-    model_config = _CONFIG
 
     connect: str = Field(description="Where the hub listens: tcp://10.0.0.1:5555.")
     workers: Numbers | None = Field(
@@ -67,13 +64,11 @@ class WorkerProcessSettings(BaseModel):
         return tuple(range(self.lanes)) if self.workers is None else self.workers
 
 
-class ChildSettings(BaseModel):
+class ChildSettings(Record):
     """The settings of `paceline hub --connect`: a hub that is worker `number` of another.
 
     `options` are fields of the strategy's configuration, for its own workers.
     """
-
-    model_config = _CONFIG
 
     connect: str = Field(description="A parent hub, which takes this one for a worker.")
     bind: str = Field(description="The address to listen on, such as tcp://10.0.0.1:5555.")

@@ -10,8 +10,7 @@ import logging
 import resource
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from copy import deepcopy
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
@@ -20,37 +19,32 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from safetensors.torch import save_model
-from torch import nn
 
 from paceline.core.compare import conform
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.outcome import Epoch, Outcome, Traffic, Updates
-from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.core.wire_format import Purpose
-from paceline.data.sampler import ShardedBatches
 from paceline.exchange.loop import evaluate
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.rpc.client import Client
-from paceline.rpc.keys import load_worker_keys
-from paceline.rpc.limits import Identity
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub, num_threads
 from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
-from paceline.strategies.wheel.protocol import agreement, check_codecs
+from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.remote import RUN, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages
 from paceline.strategies.wheel.trace import timeline_of, utilisation
 from paceline.strategies.wheel.tree import ChildServer, HubPurpose, ParentHub
-from paceline.strategies.wheel.worker import reporting_failure
+from paceline.strategies.wheel.worker import connected
 
 logger = logging.getLogger(__name__)
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
@@ -116,13 +110,8 @@ class WheelRunner:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
         session, job = self._session, self._job
         own: DeviceProfile | None = None
-        if session.settings.profile_s:  # the hub's device, with a copy of the model
-            if job.spec.pace is not None:
-                model: nn.Module
-                model, halves = jobs.stand_in(job.spec)
-            else:
-                model = deepcopy(job.model)
-                halves = jobs.cut_with(model, job.data, job.spec.head, job.device)
+        if session.settings.profile_s:  # the hub's device, with a model of its own
+            model, halves = jobs.model_and_halves(job.spec, job.data, job.device)
             own = profile_head(model, halves, job.spec, self._make, job.data.num_classes)
         self._hub = Hub(
             self._stack,
@@ -138,8 +127,7 @@ class WheelRunner:
         )
         self._hub.wait_for_workers()
         if own is not None:
-            profiles = self._hub.profiles
-            self._calibrated = calibrate(job.workload, job.spec.config, own, profiles)
+            self._calibrated = calibrate(job.workload, job.spec.config, own, self._hub.profiles)
         return self._calibrated
 
     def train(self, config: Wheel) -> Outcome:
@@ -148,10 +136,8 @@ class WheelRunner:
         `config` is that of the session, whose head was named here. Raises InvalidInput if a loss is
         not finite, WorkerLost if no worker is left.
         """
-        if self._hub is None:
-            self.measure()
         hub, job = self._hub, self._job
-        assert hub is not None
+        assert hub is not None  # `measure` comes first
         self._session.progress.begin(len(job.data.train) * job.spec.epochs, "samples")
         hub.train()
         if self._checkpoints is not None:
@@ -259,8 +245,7 @@ def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
     sizes: Counter[int] = Counter()
     for worker in range(spec.config.workers):
         if worker not in hub.children.workers:
-            own = spec.part(worker), spec.num_parts, spec.seed
-            sizes.update(map(len, ShardedBatches(num_samples, spec.batch_size, *own)))
+            sizes.update(map(len, jobs.batches_of(spec, worker, num_samples)))
     planned: Counter[Purpose] = Counter()
     for size, times in sizes.items():
         # As far as messages depend on the batch's size.
@@ -278,14 +263,12 @@ def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
     return within + hub.children.traffic.rows(parts)
 
 
-class ChildResult(BaseModel):
+class ChildResult(Record):
     """The work of a child hub, whose `updates` are those of its own workers.
 
     `num_pushed` updates of its parent were made of them. `traffic` is that with its workers and its
     own child hubs, `parent_traffic` that with its parent.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: ChildSettings
     model: str
@@ -305,11 +288,8 @@ def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     if the parent is away for longer than the deadline, or no worker is left.
     """
     settings.config()  # refused before the parent is asked
-    keys = None if settings.parent_keys is None else load_worker_keys(settings.parent_keys)
-    identity = Identity(settings.run, agreement(), settings.number)
-    client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
-    with closing(client), reporting_failure({settings.number: client}):
-        return _serve_workers(settings, client, progress)
+    with connected(settings, (settings.number,), settings.parent_keys) as clients:
+        return _serve_workers(settings, clients[settings.number], progress)
 
 
 def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
@@ -348,6 +328,6 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         traffic=traffic_of(job, hub),
         parent_traffic=server.parent.traffic.rows(job.parts),
         wire_nbytes=wire_nbytes,
-        parent_wire_nbytes=(client.traffic.sent_nbytes, client.traffic.received_nbytes),
+        parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.lost),
     )

@@ -158,14 +158,13 @@ class ParameterServer:
                 "labels bool of two"
             )
         with _naming(who):
-            computed = self._run_head(worker, step, activations, labels, weight)
-        activation_gradients, loss, gradients = computed
-        self._check_finite(who, "head", [activation_gradients, *gradients])
+            of_inputs, loss, gradients = self._run_head(worker, step, activations, labels, weight)
+        self._check_finite(who, "head", [of_inputs, *gradients])
         if step >= own.next_step:
             # No samples weigh nothing, and have no loss.
             total = loss / weight * len(labels) if weight else 0.0
             own.half = HeadGradients(step, version, gradients, LossSum(len(labels), total))
-        return activation_gradients, loss
+        return of_inputs, loss
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
         """Update all parameters, as the body's gradients complete a step; return the new version.
@@ -373,7 +372,7 @@ class HeadWorkers:
         half, before = own.half, own.next_step
         version = self._server.update(worker, step, message.version, values)
         self.nbytes[Purpose.GRADIENTS] += message.nbytes
-        reply = Message(Topic.GRADIENTS.value, step, version)
+        reply = Message(Topic.GRADIENTS, step, version)
         if half is None or own.next_step == before:
             return reply, {}
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes

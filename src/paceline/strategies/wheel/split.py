@@ -10,7 +10,7 @@ The head's parameters and gradients never leave the hub.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
 from paceline.core.errors import InvalidInput
@@ -23,8 +23,7 @@ TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSize:
+class MessageSize(NamedTuple):
     """Values of one purpose, their bytes as they travel, and what encodes them, if anything."""
 
     num_values: int
@@ -32,8 +31,7 @@ class MessageSize:
     wire_format: WireFormat | None
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """The two halves of a model; the head's inputs are the activations that the body hands on."""
 
     body: Workload
@@ -118,9 +116,8 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     }
     sent = {purpose: MessageSize(*own, None) for purpose, own in values.items()}
     for purpose, codec in config.codecs.items():
-        if codec is not None:
-            known, num_values = wire_format(codec), sent[purpose].num_values
-            sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
+        known, num_values = wire_format(codec), sent[purpose].num_values
+        sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
     return sent
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,12 +25,6 @@ from paceline.strategies.wheel.split import TO_HUB, MessageSize
 
 ALL_STEPS = range(2**31)
 _TOGETHER = (Purpose.LABELS, Purpose.ACTIVATIONS)  # in one message, labels first
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boot_id() -> str:
-    """Return a name of this kernel, and so of its clock."""
-    return _BOOT_ID.read_text().strip()
 
 
 class MessageTime(NamedTuple):
@@ -53,9 +46,7 @@ class Trace:
 
     def add(self, other: "Trace", ahead_s: float = 0.0) -> None:
         """Add the trace of another process, whose clock is ahead of this one's."""
-        for span in other.spans:
-            start_s, end_s = span.start_s - ahead_s, span.end_s - ahead_s
-            self.spans.append(span._replace(start_s=start_s, end_s=end_s))
+        self.spans += [span.moved(-ahead_s) for span in other.spans]
         self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
 
@@ -155,12 +146,9 @@ def timeline_of(
         for span in sorted(messages, key=lambda span: (span.end_s, span.start_s)):
             spans.append(span._replace(start_s=max(span.start_s, min(free_s, span.end_s))))
             free_s = span.end_s
-    zero_s = min((span.start_s for span in spans), default=0.0)
-    moved = (
-        span._replace(start_s=span.start_s - zero_s, end_s=span.end_s - zero_s)
-        for span in sorted(spans, key=lambda span: (span.start_s, span.end_s))
-    )
-    return Timeline(moved, Origin.MEASURED)
+    spans.sort(key=lambda span: (span.start_s, span.end_s))
+    zero_s = spans[0].start_s if spans else 0.0
+    return Timeline((span.moved(-zero_s) for span in spans), Origin.MEASURED)
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:

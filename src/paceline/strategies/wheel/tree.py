@@ -95,7 +95,7 @@ class ChildHubs:
         whole = map(protocol.flatten, (halves.body_parameters, halves.head_parameters))
         parts = tuple(protocol.part_of(values.cpu()) for values in whole)
         self.traffic.add(_PARAMETERS, parts)
-        return Message(Topic.WHOLE_PARAMETERS.value, message.step, version, parts=parts)
+        return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
     def finish(self, worker: int, step: int) -> None:
         """Record that a worker is done; a child hub says after which step."""
@@ -164,8 +164,8 @@ class ParentHub:
         """
         while True:
             try:
-                begun = self._ask(Message(Topic.BEGIN.value, step, parts=(self._layout,)))
-                whole = self._ask(Message(Topic.WHOLE_PARAMETERS.value, begun.step))
+                begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
+                whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
             except (HubRestarted, StepGivenUp):
                 logger.info("the parent hub has begun anew, at step %d of this one", step)
                 continue
@@ -184,7 +184,7 @@ class ParentHub:
 
     def finish(self, step: int) -> None:
         """Tell the parent that all steps are done."""
-        done = Message(Topic.DONE.value, step, parts=(memoryview(Trace().as_json()),))
+        done = Message(Topic.DONE, step, parts=(memoryview(Trace().as_json()),))
         while True:
             try:
                 self._ask(done)
@@ -324,8 +324,7 @@ class ChildServer(ParameterServer):
             protocol.buffers_of(self.halves.body),
             protocol.buffers_of(self.halves.head),
         )
-        topic = Topic.WHOLE_GRADIENTS.value
-        message = Message(topic, self.completed, gradients.version, parts=parts)
+        message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
         self._exchange = self._executor.submit(self.parent.exchange, message)
         self._exchange.add_done_callback(lambda _: self.wake())
 

@@ -21,7 +21,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.data import load
 from paceline.data.dataset import Batch, Dataset
+from paceline.links.group import boot_id
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
@@ -39,10 +41,11 @@ from paceline.rpc.keys import load_worker_keys
 from paceline.rpc.limits import Identity
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
+from paceline.strategies.wheel.cut import buffers_restored
 from paceline.strategies.wheel.measure import profile_device, with_link
 from paceline.strategies.wheel.protocol import Endpoint, StepGivenUp, Topic, WorkerRefused
-from paceline.strategies.wheel.remote import WorkerProcessSettings
-from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace, boot_id
+from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
+from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
 _THREADS_POLL_S = 0.5
@@ -106,8 +109,7 @@ class Turns:
         with self._condition:
             if lane not in self._order:
                 self._order.append(lane)
-            while self._order[0] != lane and not self._stopped:
-                self._condition.wait(_POLL_S)
+            self._condition.wait_for(lambda: self._order[0] == lane or self._stopped)
         self.check()
 
     def _pass_on(self, lane: int) -> None:
@@ -117,8 +119,7 @@ class Turns:
             self._condition.notify_all()
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """A forward that waits for its backward: the parameters' version, its outputs, the request."""
 
     version: int
@@ -147,7 +148,7 @@ class BodyWorker:
         self._prefetches = spec.config.lanes > 1
         own = spec.part(worker), spec.num_parts
         self._share = job.SampleShare(data, spec.batch_size, *own, spec.epochs, spec.seed)
-        model, self._halves = job.worker_halves(spec, data)
+        model, self._halves = job.model_and_halves(spec, data, torch.device("cpu"))
         self._body = self._halves.body.to(device)
         self._parameters = self._halves.body_parameters
         self._num_values = sum(parameter.numel() for parameter in self._parameters)
@@ -191,7 +192,6 @@ class BodyWorker:
         """Measure the body and the link to the hub, and send the profile to the hub."""
         spec, device, share = self._spec, self._device, self._share
         recorder = self._new_recorder()
-        state = [buffer.clone() for buffer in self._body.buffers()]
 
         def run_step(number: int) -> None:
             with recorder.work(number, Kind.LOAD):
@@ -206,9 +206,9 @@ class BodyWorker:
         def exchange(up: int, down: int) -> None:
             self._ask(Topic.PROBE, memoryview(bytes(up)), step=down)
 
-        found = profile_device(device, spec.config, run_step, recorder.trace.spans, spec.profile_s)
-        for buffer, before in zip(self._body.buffers(), state, strict=True):
-            buffer.copy_(before)
+        spans = recorder.trace.spans
+        with buffers_restored(self._body):
+            found = profile_device(device, spec.config, run_step, spans, spec.profile_s)
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
         profile = with_link(found, exchange, max(nbytes, _MIN_PROBE_NBYTES))
         self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
@@ -260,7 +260,7 @@ class BodyWorker:
                 forward = self._forward(early or self._fetch(self._step))
 
     def _fetch(self, step: int) -> ReplyFuture:
-        return self._client.request(Message(Topic.PARAMETERS.value, step))
+        return self._client.request(Message(Topic.PARAMETERS, step))
 
     def _forward(self, fetch: ReplyFuture) -> Forward:
         """Take parameters and samples, and send the body's activations, in the lane's turn."""
@@ -329,31 +329,33 @@ def work(settings: WorkerProcessSettings) -> None:
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
         raise InvalidInput(f"device: {name!r} cannot be used: {first}") from None
-    keys = None if settings.keys is None else load_worker_keys(settings.keys)
-    clients: dict[int, Client] = {}
-    with ExitStack() as stack:
-        for worker in settings.numbers:
-            identity = Identity(settings.run, protocol.agreement(), worker)
-            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
-            clients[worker] = stack.enter_context(closing(client))
-        with reporting_failure(clients):
-            _train(settings, device, clients)
+    with connected(settings, settings.numbers, settings.keys) as clients:
+        _train(settings, device, clients)
 
 
 @contextmanager
-def reporting_failure(clients: Mapping[int, Client]) -> Iterator[None]:
-    """Tell the hub why these workers end, if they fail in the block and it is there."""
-    try:
-        yield
-    except WorkerRefused:
-        raise
-    except Exception as error:
-        by_input = int(isinstance(error, InvalidInput))
-        message = Message(Topic.FAILED.value, by_input, parts=(_one_line(error).encode(),))
-        for client in clients.values():
-            with suppress(PacelineError):
-                client.request(message).result()
-        raise
+def connected(
+    settings: WorkerProcessSettings | ChildSettings, workers: Sequence[int], folder: Path | None
+) -> Iterator[dict[int, Client]]:
+    """Connect these workers, with the keys in a folder; tell the hub why they end, if they fail."""
+    keys = None if folder is None else load_worker_keys(folder)
+    clients: dict[int, Client] = {}
+    with ExitStack() as stack:
+        for worker in workers:
+            identity = Identity(settings.run, protocol.agreement(), worker)
+            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
+            clients[worker] = stack.enter_context(closing(client))
+        try:
+            yield clients
+        except WorkerRefused:
+            raise
+        except Exception as error:
+            by_input = int(isinstance(error, InvalidInput))
+            message = Message(Topic.FAILED, by_input, parts=(_one_line(error).encode(),))
+            for client in clients.values():
+                with suppress(PacelineError):  # the hub may be gone
+                    client.request(message).result()
+            raise
 
 
 def _one_line(error: Exception) -> str:
@@ -366,8 +368,7 @@ def _train(
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
     lanes = spec.config.lanes
-    first = workers[0] - workers[0] % lanes
-    expected = tuple(range(first, min(first + lanes, spec.config.workers)))
+    expected = tuple(spec.config.workers_by_device[1 + workers[0] // lanes])
     if workers != expected:
         raise InvalidInput(
             f"workers: {listed(workers)} on one device, but with lanes={lanes} "
