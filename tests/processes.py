@@ -60,13 +60,18 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 IMPORTED = (
     "paceline.runs.launching",
     "paceline.cli",
+    "paceline.integrations.data_parallel",
     "paceline.links.launch",
+    "paceline.strategies.hogbatch.run",
     "paceline.strategies.hogbatch.worker",
+    "paceline.strategies.subbatch.run",
+    "paceline.strategies.wheel.run",
     "paceline.strategies.wheel.worker",
     "paceline.studies.probe.probe_ranks",
     "paceline.studies.profile.profile_ranks",
     "paceline.studies.profile.largest_batch",
     "sklearn.datasets",
+    "torch.distributed.run",
 )
 
 
