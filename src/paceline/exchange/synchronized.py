@@ -245,9 +245,10 @@ class Synchronized(DistributedDataParallel):
         """Have a new reducer of torch's rebuild its buckets where all ranks are.
 
         It would meet the others for that in its next forward pass. DistributedDataParallel's second
-        one all ranks run; a later one, as of an evaluation, may be one rank's alone.
+        one all ranks run; a later one, as of an evaluation, may be one rank's alone. Not within
+        join(): a rank without samples expects it in the next forward pass.
         """
-        if self.reducer is not None:
+        if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
 
     def _set_static_graph(self) -> None:
