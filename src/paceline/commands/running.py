@@ -15,6 +15,9 @@ from paceline.links.forkserver import open_server
 from paceline.links.processes import KEEPING_MEMORY
 from paceline.records.settings import PlanSettings, validated
 
+# What all workers import: the second, with torch's compiler, those that exchange gradients.
+_IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
+
 
 @with_options(TrainSettings, leave_out=("bind", "keys", "run", "wait_s"))
 def train(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
@@ -38,9 +41,7 @@ def _carry_out(
     # has started this process as a rank.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
-    with (
-        nullcontext() if under_torchrun else open_server(("paceline.runs.launching",), environment)
-    ):
+    with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
         from paceline.runs import launching
 
         launching.carry_out(launching.requested(verb, given, **how))
