@@ -95,7 +95,7 @@ class _Forked:
         self.args = command
         (out, stdout), (err, stderr) = os.pipe(), os.pipe()
         try:
-            with _address():
+            with forking():
                 leading = [sys.executable, str(LEADING), str(cwd), *command]
                 self._forked = fork(leading, environment, {0: _nothing(), 1: stdout, 2: stderr})
         finally:
@@ -155,7 +155,8 @@ class _Forked:
 
 
 @contextlib.contextmanager
-def _address() -> Iterator[None]:
+def forking() -> Iterator[None]:
+    """Have the processes that this test starts by itself forked, too."""
     os.environ[forkserver.ADDRESS] = _fork_server()
     try:
         yield

@@ -9,7 +9,7 @@ import pytest
 from paceline.record.trace import read_trace
 from paceline.records.profile import ProfileResult, ProfileSettings
 from paceline.studies.profile.largest_batch import Attempt, attempted, find_largest
-from processes import Started
+from processes import Started, forking
 
 MODELS = """
 import os, signal, sys, time
@@ -132,7 +132,8 @@ def test_the_search_survives_what_does_not_fit(home, monkeypatch) -> None:
         memory="1GiB",
     )
     said: list[str] = []
-    found = find_largest(settings, said.append)
+    with forking():
+        found = find_largest(settings, said.append)
     assert found.complete
     assert len(said) == len(found.attempts)
     failed = [row for row in found.attempts if not row.fits]
