@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from launched import ATTEMPTS, GLOO_LOST
+from launched import ATTEMPTS, GLOO_LOST, LAUNCH
 from processes import ENDING_S, Finished, Started, is_running
 
 PROGRAMS = Path(__file__).parent / "programs" / "integrations"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+FORKED = ["-c", LAUNCH, "2"]
 ROUNDING = 1e-5
 TOOLS = ("lightning", "fabric", "accelerate", "transformers")
 # Of each example, the text that makes it Paceline's, and what makes it the tool's own.
@@ -100,7 +101,8 @@ def found(tmp_path_factory):
     def of(tool: str) -> Found:
         if tool not in known:
             folder = tmp_path_factory.mktemp(tool)
-            known[tool] = found_by(folder, *TORCHRUN, str(PROGRAMS / f"with_{tool}.py"))
+            program = str(PROGRAMS / f"with_{tool}.py")
+            known[tool] = found_by(folder, *FORKED, program)
         return known[tool]
 
     return of
@@ -118,7 +120,9 @@ def test_an_example_that_lost_or_doubled_a_gradient_would_not_train_as_with_ddp(
     tmp_path: Path, tool: str
 ):
     example = str(EXAMPLES / f"train_with_{tool}.py")
-    finished(tmp_path, *TORCHRUN, str(PROGRAMS / "example.py"), example, *OWN[tool])
+    # Lightning asks whether torchrun has started it; for the others a rank is a rank.
+    ranks_of = TORCHRUN if tool == "lightning" else FORKED
+    finished(tmp_path, *ranks_of, str(PROGRAMS / "example.py"), example, *OWN[tool])
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for ours, theirs in ranks:
         assert ours["made"] == ["host"]  # exactly one
