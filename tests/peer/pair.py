@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from paceline.links.forkserver import ADDRESS
+from paceline.links.processes import Process, fork
+
 NUM_RANKS = 2
 START_S = 240.0  # for two imports of torch on a busy machine
 TEST_S = 120.0  # longer than a collective waits: what takes that long hangs
@@ -43,24 +46,36 @@ class Pair:
         self._answers: queue.Queue[tuple[int, str]] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory()
         self._logs = [Path(self._folder.name, f"rank{rank}") for rank in range(NUM_RANKS)]
-        self._ranks = [self._started(stand_in, rank) for rank in range(NUM_RANKS)]
-        for rank, process in enumerate(self._ranks):
-            threading.Thread(target=self._listen, args=(rank, process.stdout), daemon=True).start()
+        self._ranks: list[Process] = []
+        self._questions: list[IO[str]] = []  # the standard input of each rank
+        for rank in range(NUM_RANKS):
+            process, questions, answers = self._started(stand_in, rank)
+            self._ranks.append(process)
+            self._questions.append(questions)
+            threading.Thread(target=self._listen, args=(rank, answers), daemon=True).start()
         if not _complete(self._wait(START_S)):
             raise RuntimeError(f"the ranks did not start: {self._end()}")
         self.usable = True
 
-    def _started(self, stand_in: str, rank: int) -> subprocess.Popen[str]:
-        quiet = {"PYTHONWARNINGS": "ignore", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"}
+    def _started(self, stand_in: str, rank: int) -> tuple[Process, IO[str], IO[str]]:
+        """Start a rank, forked if that can be; return it, its standard input and its output."""
+        command = [sys.executable, str(Path(__file__).with_name("rank.py")), str(rank), stand_in]
+        more = {"PYTORCH_PRINT_REPRO_ON_FAILURE": "0", "CUDA_VISIBLE_DEVICES": ""}
+        environment = os.environ | more | {"OMP_NUM_THREADS": "1"}
+        (stdin, questions), (answers, stdout) = os.pipe(), os.pipe()
         with self._logs[rank].open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("rank.py")), str(rank), stand_in],
-                env=os.environ | quiet | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            if ADDRESS in os.environ:
+                process: Process = fork(
+                    command, environment, {0: stdin, 1: stdout, 2: log.fileno()}
+                )
+            else:
+                popen = subprocess.Popen(
+                    command, env=environment, stdin=stdin, stdout=stdout, stderr=log
+                )
+                process = Process(popen)
+        os.close(stdin)
+        os.close(stdout)
+        return process, os.fdopen(questions, "w"), os.fdopen(answers)
 
     def _listen(self, rank: int, answers: IO[str]) -> None:
         for line in answers:
@@ -88,9 +103,9 @@ class Pair:
         )
 
     def _tell(self, what: dict[str, str]) -> None:
-        for process in self._ranks:
+        for questions in self._questions:
             with contextlib.suppress(BrokenPipeError):  # what has ended does not answer either
-                print(json.dumps(what), file=process.stdin, flush=True)
+                print(json.dumps(what), file=questions, flush=True)
 
     def _wait(self, limit_s: float) -> Answers:
         """Return what the ranks answer until the deadline: nothing, {}, of one that has ended."""
@@ -110,7 +125,7 @@ class Pair:
         """End the pair; return what it has printed, and where ranks are that have not answered."""
         for rank, process in enumerate(self._ranks):
             if rank not in (said or {}):
-                process.send_signal(signal.SIGUSR1)  # it prints its stacks
+                process.send(signal.SIGUSR1)  # it prints its stacks
         time.sleep(1.0)
         printed = [log.read_text(errors="replace")[-6000:] for log in self._logs]
         self.close()
@@ -119,9 +134,10 @@ class Pair:
     def close(self) -> None:
         self.usable = False
         for process in self._ranks:
-            process.kill()
-        for process in self._ranks:
-            process.wait()
+            process.close()
+        for questions in self._questions:
+            with contextlib.suppress(BrokenPipeError):
+                questions.close()
         self._folder.cleanup()
 
 
