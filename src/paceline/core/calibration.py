@@ -67,12 +67,6 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
     return machine.model_copy(update={"links": tuple(links)})
 
 
-def with_hosts(machine: Machine, **facts: object) -> Machine:
-    """Return the machine with these facts of each of its hosts replaced."""
-    hosts = tuple(host.model_copy(update=facts) for host in machine.hosts)
-    return machine.model_copy(update={"hosts": hosts})
-
-
 def linked_in_ring(
     machine: Machine, stations: Sequence[Station], whole: LinearTime, codec: str | None = None
 ) -> Machine:
@@ -91,5 +85,4 @@ def linked_in_ring(
     longer = _FLOAT32_NBYTES / known.nbytes_per_value
     encoded = linked(machine, pairs, LinearTime(each.latency_s, longer * each.seconds_per_byte))
     codecs = {known.kernel: _WITHIN_LINKS}
-    devices = tuple(device.model_copy(update={"codecs": codecs}) for device in encoded.devices)
-    return with_hosts(encoded, codecs=codecs).model_copy(update={"devices": devices})
+    return encoded.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)

@@ -62,13 +62,8 @@ class ChunkTuner(ABC):
         if interval < 1:
             raise ValueError(f"interval: a search looks at 1 step or more at once, not {interval}")
         self.interval, self.chunk, self.done = interval, chunk, False
-        self._trials: list[Trial] = []
+        self.trials: tuple[Trial, ...] = ()
         self._seconds: list[float] = []
-
-    @property
-    def trials(self) -> tuple[Trial, ...]:
-        """The sizes measured so far, in that order."""
-        return tuple(self._trials)
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
         """Record the seconds of a step with `chunk`, and the times of its chunks if known.
@@ -118,7 +113,7 @@ class RuntimeSearch(ChunkTuner):
             self._stop(self._best_chunk)
             return
         lapse = fsum(seconds)
-        self._trials.append(Trial(self.chunk, None, lapse / self.interval))
+        self.trials += (Trial(self.chunk, None, lapse / self.interval),)
         if lapse < self._lapse_min:
             self._lapse_min = lapse
             self._best_chunk = self.chunk
@@ -153,7 +148,7 @@ class PredictedSearch(ChunkTuner):
     def _judge(self, seconds: Sequence[float]) -> None:
         # The median, because a step that the machine held up says nothing about the size.
         measured_s = self._measured[self.chunk] = median(seconds)
-        self._trials.append(Trial(self.chunk, self._predicted[self.chunk], measured_s))
+        self.trials += (Trial(self.chunk, self._predicted[self.chunk], measured_s),)
         if measured_s < self._measured[self._best]:
             self._best = self.chunk
         place = self._sizes.index(self._best)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf, prod
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -282,6 +282,11 @@ class Machine(Fact):
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
         return copied
+
+    def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
+        """Return the machine with these facts of each of its hosts, devices or links replaced."""
+        changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
+        return self.model_copy(update={parts: changed})
 
     @property
     def num_hosts(self) -> int:

@@ -102,7 +102,7 @@ class Timeline:
 
         ValueError if no device updates twice: one step has a makespan, but no period.
         """
-        return self._mean_step_s(self._steps())
+        return self._mean_step_s(self.steps())
 
     def typical_step_s(self) -> float:
         """Return the mean duration of the typical steps; ValueError if no device updates twice."""
@@ -121,9 +121,9 @@ class Timeline:
         did something else does not count. In a predicted one nothing happens by accident.
         """
         if self.origin is Origin.PREDICTED:
-            return self._steps()
+            return self.steps()
         middle = {}
-        for owner, steps in self._steps().items():
+        for owner, steps in self.steps().items():
             outer = len(steps) // 4
             by_duration = sorted(steps, key=lambda step: step[1] - step[0])
             middle[owner] = sorted(by_duration[outer : len(steps) - outer])
@@ -144,7 +144,8 @@ class Timeline:
         """Return the number of weight updates of the device that made the most."""
         return max((len(ends) for ends in self._update_ends().values()), default=0)
 
-    def _steps(self) -> dict[str, list[Interval]]:
+    def steps(self) -> dict[str, list[Interval]]:
+        """Return the steps of each device that updates twice or more, from update to update."""
         return {
             owner: list(pairwise(ends))
             for owner, ends in self._update_ends().items()
