@@ -1,8 +1,12 @@
 """State the findings of a study: the best method and workers, the limit, and the remedy."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from pydantic import TypeAdapter
 
 from paceline.core.outcome import Insight
 from paceline.core.timeline import Origin
@@ -25,29 +29,9 @@ class _Words(NamedTuple):
     gain: str
 
 
-_WORDS: dict[Part, _Words] = {
-    "the link": _Words(
-        "exposed communication",
-        "communication that shows is",
-        "send less, or over a faster link: a codec, a larger batch",
-        "without the communication that shows",
-        "without exposed communication",
-    ),
-    "synchronisation": _Words(
-        "waiting",
-        "waiting for other workers is",
-        "let nobody wait: equal devices, or batches by their speed",
-        "without the waiting",
-        "without waiting",
-    ),
-    "computation": _Words(
-        "computation",
-        "computation is",
-        "compute faster: faster devices, or a smaller network",
-        "on devices twice as fast",
-        "on devices twice as fast",
-    ),
-}
+_WORDS = TypeAdapter(dict[Part, _Words]).validate_python(
+    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+)
 
 
 class TimedCell(ScaleCell):
