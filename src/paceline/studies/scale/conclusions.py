@@ -9,11 +9,9 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter
 
 from paceline.core.outcome import Insight
-from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell
+from paceline.records.scale import Part, ScaleCell, TimedCell, most_real, timed
 from paceline.report.format import counted, duration, nbytes, number, share
 
-Part = Literal["computation", "the link", "synchronisation"]
 Limit = Part | Literal["memory"]
 PAYS = 1.05  # the least gain for which more workers, or samples, are worth it
 _CLOSE = 1.02  # predictions have no quartiles, and are no more precise than that
@@ -34,60 +32,10 @@ _WORDS = TypeAdapter(dict[Part, _Words]).validate_python(
 )
 
 
-class TimedCell(ScaleCell):
-    """A cell without an error, with its seconds of an epoch."""
-
-    epoch_s: float
-    exposed_s: float = 0.0
-    idle_s: float = 0.0
-    memory_bytes: int = 0
-
-    @property
-    def rate(self) -> float:
-        """Epochs of one worker's samples per second, which all cells can be compared by."""
-        return self.num_shares / self.epoch_s
-
-    @property
-    def parts(self) -> dict[Part, float]:
-        """The seconds of an epoch for which each of the three is responsible.
-
-        Computation is also what is neither communication nor waiting.
-        """
-        return {
-            "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
-            "the link": self.exposed_s,
-            "synchronisation": self.idle_s,
-        }
-
-    @property
-    def samples(self) -> int:
-        """Samples of a worker's step."""
-        return self.batch if self.scaling == "weak" else -(-self.batch // self.workers)
-
-    def tells_apart(self, other: "TimedCell") -> bool:
-        """Return True if the rates of the two differ by more than their quartiles."""
-        mine, theirs = self.spread, other.spread
-        if mine is None or theirs is None:
-            return self.rate != other.rate
-        return (
-            mine[1] * other.num_shares < theirs[0] * self.num_shares
-            or theirs[1] * self.num_shares < mine[0] * other.num_shares
-        )
-
-
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
     """Return the cells of the most real kind that there is, and of one scaling."""
-    timed = [
-        TimedCell(**cell.model_dump(exclude_none=True))
-        for cell in cells
-        if cell.error is None and cell.epoch_s
-    ]
-    for kind in Origin:
-        of_kind = [one for one in timed if one.kind == kind]
-        strong = [one for one in of_kind if one.scaling == "strong"]
-        if of_kind:
-            return strong or of_kind
-    return []
+    known = most_real(timed(cells))
+    return [one for one in known if one.scaling == "strong"] or known
 
 
 def by_workers(cells: Iterable[TimedCell], batch: int) -> dict[int, TimedCell]:
