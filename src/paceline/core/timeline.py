@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from statistics import quantiles
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ class Span(NamedTuple):
         return self.end_s - self.start_s
 
 
+_by_time = attrgetter("start_s", "end_s")
 Interval = tuple[float, float]
 
 
@@ -158,10 +160,6 @@ class Timeline:
             if span.kind is Kind.STEP:
                 ends[span.on[0].owner].append(span.end_s)
         return {owner: sorted(times) for owner, times in ends.items()}
-
-
-def _by_time(span: Span) -> tuple[float, float]:
-    return span.start_s, span.end_s
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:
