@@ -77,9 +77,6 @@ class ChunkTuner(ABC):
             interval, self._seconds = self._seconds, []
             self._judge(interval)
 
-    def _stop(self, chunk: int) -> None:
-        self.chunk, self.done = chunk, True
-
     @abstractmethod
     def _judge(self, seconds: Sequence[float]) -> None:
         """Judge the interval that was recorded with `chunk`, and choose the next size."""
@@ -109,18 +106,17 @@ class RuntimeSearch(ChunkTuner):
 
     def _judge(self, seconds: Sequence[float]) -> None:
         """Lines 8 to 24. The last interval is run, but not looked at: line 8 comes before 13."""
-        if self.chunk >= self._best_chunk + self._step * self._range:
-            self._stop(self._best_chunk)
-            return
-        lapse = fsum(seconds)
-        self.trials += (Trial(self.chunk, None, lapse / self.interval),)
-        if lapse < self._lapse_min:
-            self._lapse_min = lapse
-            self._best_chunk = self.chunk
-        self.chunk += 1 if self.chunk < self._step else self._step
-        # The paper sets no bound, and would go on measuring what is the same as chunks of one.
-        if self.chunk >= self._num_layers:
-            self._stop(self._best_chunk)
+        if self.chunk < self._best_chunk + self._step * self._range:
+            lapse = fsum(seconds)
+            self.trials += (Trial(self.chunk, None, lapse / self.interval),)
+            if lapse < self._lapse_min:
+                self._lapse_min = lapse
+                self._best_chunk = self.chunk
+            self.chunk += 1 if self.chunk < self._step else self._step
+            # The paper sets no bound, and would go on measuring what is the same as chunks of one.
+            if self.chunk < self._num_layers:
+                return
+        self.chunk, self.done = self._best_chunk, True
 
 
 class PredictedSearch(ChunkTuner):
@@ -158,7 +154,7 @@ class PredictedSearch(ChunkTuner):
             if untried:
                 self.chunk = min(untried, key=self._predicted.__getitem__)
                 return
-        self._stop(self._best)
+        self.chunk, self.done = self._best, True
 
 
 class LearnedSearch(PredictedSearch):

@@ -60,13 +60,13 @@ class Network:
     """Links by their ends. A route is searched once, however many messages take it."""
 
     def __init__(self, links: Iterable[Link]) -> None:
-        self._within: dict[str, Link] = {}
+        self.within: dict[str, Link] = {}  # of a place with itself
         self._hops: dict[str, list[Hop]] = {}
         self._routes: dict[tuple[str, str], tuple[Hop, ...] | None] = {}
         for link in links:
             one, other = link.between
             if one == other:
-                self._within.setdefault(one, link)
+                self.within.setdefault(one, link)
             else:
                 self._hops.setdefault(one, []).append(Hop(one, other, link))
                 self._hops.setdefault(other, []).append(Hop(other, one, link))
@@ -75,10 +75,6 @@ class Network:
     def linked(self) -> Collection[str]:
         """The places that have a link with another one."""
         return self._hops.keys()
-
-    def within(self, place: str) -> Link | None:
-        """Return the link of a place with itself."""
-        return self._within.get(place)
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
         """Return the route of the fewest hops between two places, the widest of these, or None."""
@@ -357,7 +353,7 @@ class Machine(Fact):
             if way is None:
                 raise InvalidInput(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
             return way
-        link = self.network.within(start)
+        link = self.network.within.get(start)
         if link is None:
             raise InvalidInput(
                 f"machine {self.name}: two workers on {start!r} need a link between "

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from paceline.core.timeline import Origin
-from paceline.records.scale import Point, ScaleCell, ScaleResult, TimedCell, most_real, timed
+from paceline.records.scale import ScaleCell, ScaleResult, TimedCell, most_real, timed
 from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
 from paceline.report.format import counted, duration, nbytes, number, share
 from paceline.report.markup import Drawn, Html, facts, header, insights, listed, section, table
@@ -82,16 +82,13 @@ def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
 
 def _speedups(cells: Sequence[TimedCell]) -> Html:
     counts = sorted({cell.workers for cell in cells})
-    found = {(cell.kind, cell.point): cell for cell in cells}
-    sorts = dict.fromkeys((one.kind, one.scaling, one.method, one.batch) for one in cells)
+    by_sort: dict[tuple[Origin, str, str, int], dict[int, float]] = {}
+    for cell in cells:
+        sort = (cell.kind, cell.scaling, cell.method, cell.batch)
+        by_sort.setdefault(sort, {})[cell.workers] = cell.rate
     rows = []
-    for kind, scaling, method, batch in sorts:
-        rates = {
-            workers: cell.rate
-            for workers in counts
-            if (cell := found.get((kind, Point(method, workers, batch, scaling)))) is not None
-        }
-        base = next(iter(rates.values()))
+    for (kind, scaling, method, batch), rates in by_sort.items():
+        base = rates[min(rates)]
         columns = [number(rates[count] / base) if count in rates else "-" for count in counts]
         rows.append((method, str(batch), scaling, kind, *columns))
     head = ("method", "batch", "scaling", "kind", *(f"{count} w." for count in counts))
