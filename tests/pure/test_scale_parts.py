@@ -12,7 +12,7 @@ from paceline.records.scale import Point, ScaleSettings
 from paceline.records.settings import validated
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study_runs import RunStep, cell, run_arguments, runs
-from paceline.studies.scale.study_terminal import Remaining
+from paceline.studies.scale.study_terminal import remaining_s
 from scale_cells import cell as some_cell
 from scale_cells import failed
 
@@ -171,13 +171,12 @@ def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=2, max_size=20), st.floats(0.01, 100))
 def test_the_remaining_time_is_right_where_expectations_are_off_alike(expected, ratio):
-    remaining = Remaining(expected)
-    assert remaining.seconds is None
-    for number, seconds in enumerate(expected[:-1], 1):
-        remaining.done(seconds, ratio * seconds)
-        assert remaining.seconds == pytest.approx(ratio * sum(expected[number:]), rel=1e-6)
-    remaining.done(expected[-1], 1.0)
-    assert remaining.seconds == 0
+    assert remaining_s(expected, []) is None
+    ended = [(seconds, ratio * seconds) for seconds in expected[:-1]]
+    for number in range(1, len(expected)):
+        left = remaining_s(expected, ended[:number])
+        assert left == pytest.approx(ratio * sum(expected[number:]), rel=1e-6)
+    assert remaining_s(expected, [*ended, (expected[-1], 1.0)]) == 0
 
 
 def test_a_step_of_nothing_has_no_shares():

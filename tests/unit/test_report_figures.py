@@ -6,7 +6,7 @@ from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
 from paceline.report.figures import KINDS, PARTS, learning_curves, step_parts
-from paceline.report.steps import excerpt, step_seconds, steps_in_time, thinned, through_time
+from paceline.report.steps import excerpt, steps_in_time, thinned, through_time
 
 CPU0, CPU1 = compute_lane("cpu0"), compute_lane("cpu1")
 EXCHANGE = (
@@ -160,8 +160,10 @@ class TestExcerpt:
 
 class TestThroughTime:
     def test_steps_are_counted_from_update_to_update(self) -> None:
-        assert step_seconds(window(4)) == {"cpu0": [10, 10, 10], "cpu1": [10, 10, 10]}
-        assert step_seconds(window(1)) == {}
+        steps = window(4).steps()
+        assert steps.keys() == {"cpu0", "cpu1"}
+        assert all([end - start for start, end in of] == [10, 10, 10] for of in steps.values())
+        assert window(1).steps() == {}
 
     @pytest.mark.parametrize(("count", "most"), [(10, 10), (11, 10), (1000, 7), (3, 10)])
     def test_thinning_keeps_the_slowest_and_where_it_was(self, count: int, most: int) -> None:

@@ -33,14 +33,10 @@ def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_pa
     settings = ScaleSettings(
         model="lenet5", workers=(1,), batch=(16, 32), exchange=("allreduce", "tree", "host")
     )
-    turns, ended = Turns(), []
-    do_runs(
-        cast("ScalingStudy", turns),
-        list(runs(settings)),
-        tmp_path,
-        lambda run: None,
-        lambda run, cells, _: ended.append((run.method, run.batch_size, cells[0].error)),
-    )
+    turns = Turns()
+    study = cast("ScalingStudy", turns)
+    done = do_runs(study, list(runs(settings)), tmp_path, lambda run: None)
+    ended = [(run.method, run.batch_size, cells[0].error) for run, cells, _ in done]
     first = [
         *(("allreduce", 1), ("tree", 1), ("host", 1)),
         *(("tree", 2), ("host", 2), ("allreduce", 2)),

@@ -51,26 +51,18 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
     A message of n bytes over any of them takes `each.latency_s + n * each.seconds_per_byte`. Where
     there is one host, the cores of its ranks carry its messages.
     """
-    ends = {frozenset(place_of(end) for end in pair): None for pair in pairs}
-    links = []
-    for places in ends:
-        one, other = min(places), max(places)
-        links.append(
-            Link(
-                between=(one, other),
-                bandwidth_bytes_per_s=1 / each.seconds_per_byte,
-                latency_s=each.latency_s,
-                uses_cores=one == other and len(machine.hosts) == 1,
-                source=_PROFILED,
-            )
+    places = ([place_of(end) for end in pair] for pair in pairs)
+    links = tuple(
+        Link(
+            between=(one, other),
+            bandwidth_bytes_per_s=1 / each.seconds_per_byte,
+            latency_s=each.latency_s,
+            uses_cores=one == other and len(machine.hosts) == 1,
+            source=_PROFILED,
         )
-    return machine.model_copy(update={"links": tuple(links)})
-
-
-def with_hosts(machine: Machine, **facts: object) -> Machine:
-    """Return the machine with these facts of each of its hosts replaced."""
-    hosts = tuple(host.model_copy(update=facts) for host in machine.hosts)
-    return machine.model_copy(update={"hosts": hosts})
+        for one, other in dict.fromkeys((min(pair), max(pair)) for pair in places)
+    )
+    return machine.model_copy(update={"links": links})
 
 
 def linked_in_ring(
@@ -91,5 +83,4 @@ def linked_in_ring(
     longer = _FLOAT32_NBYTES / known.nbytes_per_value
     encoded = linked(machine, pairs, LinearTime(each.latency_s, longer * each.seconds_per_byte))
     codecs = {known.kernel: _WITHIN_LINKS}
-    devices = tuple(device.model_copy(update={"codecs": codecs}) for device in encoded.devices)
-    return with_hosts(encoded, codecs=codecs).model_copy(update={"devices": devices})
+    return encoded.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)

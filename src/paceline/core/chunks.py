@@ -62,13 +62,8 @@ class ChunkTuner(ABC):
         if interval < 1:
             raise ValueError(f"interval: a search looks at 1 step or more at once, not {interval}")
         self.interval, self.chunk, self.done = interval, chunk, False
-        self._trials: list[Trial] = []
+        self.trials: tuple[Trial, ...] = ()
         self._seconds: list[float] = []
-
-    @property
-    def trials(self) -> tuple[Trial, ...]:
-        """The sizes measured so far, in that order."""
-        return tuple(self._trials)
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
         """Record the seconds of a step with `chunk`, and the times of its chunks if known.
@@ -81,9 +76,6 @@ class ChunkTuner(ABC):
         if len(self._seconds) == self.interval:
             interval, self._seconds = self._seconds, []
             self._judge(interval)
-
-    def _stop(self, chunk: int) -> None:
-        self.chunk, self.done = chunk, True
 
     @abstractmethod
     def _judge(self, seconds: Sequence[float]) -> None:
@@ -114,18 +106,17 @@ class RuntimeSearch(ChunkTuner):
 
     def _judge(self, seconds: Sequence[float]) -> None:
         """Lines 8 to 24. The last interval is run, but not looked at: line 8 comes before 13."""
-        if self.chunk >= self._best_chunk + self._step * self._range:
-            self._stop(self._best_chunk)
-            return
-        lapse = fsum(seconds)
-        self._trials.append(Trial(self.chunk, None, lapse / self.interval))
-        if lapse < self._lapse_min:
-            self._lapse_min = lapse
-            self._best_chunk = self.chunk
-        self.chunk += 1 if self.chunk < self._step else self._step
-        # The paper sets no bound, and would go on measuring what is the same as chunks of one.
-        if self.chunk >= self._num_layers:
-            self._stop(self._best_chunk)
+        if self.chunk < self._best_chunk + self._step * self._range:
+            lapse = fsum(seconds)
+            self.trials += (Trial(self.chunk, None, lapse / self.interval),)
+            if lapse < self._lapse_min:
+                self._lapse_min = lapse
+                self._best_chunk = self.chunk
+            self.chunk += 1 if self.chunk < self._step else self._step
+            # The paper sets no bound, and would go on measuring what is the same as chunks of one.
+            if self.chunk < self._num_layers:
+                return
+        self.chunk, self.done = self._best_chunk, True
 
 
 class PredictedSearch(ChunkTuner):
@@ -153,7 +144,7 @@ class PredictedSearch(ChunkTuner):
     def _judge(self, seconds: Sequence[float]) -> None:
         # The median, because a step that the machine held up says nothing about the size.
         measured_s = self._measured[self.chunk] = median(seconds)
-        self._trials.append(Trial(self.chunk, self._predicted[self.chunk], measured_s))
+        self.trials += (Trial(self.chunk, self._predicted[self.chunk], measured_s),)
         if measured_s < self._measured[self._best]:
             self._best = self.chunk
         place = self._sizes.index(self._best)
@@ -163,7 +154,7 @@ class PredictedSearch(ChunkTuner):
             if untried:
                 self.chunk = min(untried, key=self._predicted.__getitem__)
                 return
-        self._stop(self._best)
+        self.chunk, self.done = self._best, True
 
 
 class LearnedSearch(PredictedSearch):

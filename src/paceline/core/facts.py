@@ -5,7 +5,7 @@ from collections.abc import Callable
 from math import isinf
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$", examples=["gpu0"])]
 Source = Annotated[
@@ -13,10 +13,8 @@ Source = Annotated[
 ]
 
 
-class Fact(BaseModel):
+class Fact(BaseModel, frozen=True, extra="forbid"):
     """A fact about a machine: immutable, and without unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")

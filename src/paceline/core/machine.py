@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf, prod
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -60,13 +60,13 @@ class Network:
     """Links by their ends. A route is searched once, however many messages take it."""
 
     def __init__(self, links: Iterable[Link]) -> None:
-        self._within: dict[str, Link] = {}
+        self.within: dict[str, Link] = {}  # of a place with itself
         self._hops: dict[str, list[Hop]] = {}
         self._routes: dict[tuple[str, str], tuple[Hop, ...] | None] = {}
         for link in links:
             one, other = link.between
             if one == other:
-                self._within.setdefault(one, link)
+                self.within.setdefault(one, link)
             else:
                 self._hops.setdefault(one, []).append(Hop(one, other, link))
                 self._hops.setdefault(other, []).append(Hop(other, one, link))
@@ -75,10 +75,6 @@ class Network:
     def linked(self) -> Collection[str]:
         """The places that have a link with another one."""
         return self._hops.keys()
-
-    def within(self, place: str) -> Link | None:
-        """Return the link of a place with itself."""
-        return self._within.get(place)
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
         """Return the route of the fewest hops between two places, the widest of these, or None."""
@@ -283,6 +279,11 @@ class Machine(Fact):
             del copied.__dict__[name]
         return copied
 
+    def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
+        """Return the machine with these facts of each of its hosts, devices or links replaced."""
+        changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
+        return self.model_copy(update={parts: changed})
+
     @property
     def num_hosts(self) -> int:
         """The number of hosts."""
@@ -352,7 +353,7 @@ class Machine(Fact):
             if way is None:
                 raise InvalidInput(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
             return way
-        link = self.network.within(start)
+        link = self.network.within.get(start)
         if link is None:
             raise InvalidInput(
                 f"machine {self.name}: two workers on {start!r} need a link between "

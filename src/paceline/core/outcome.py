@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
@@ -133,15 +133,13 @@ class RunMetrics(Record):
     predicted_utilisation: dict[str, float] = Field({})
 
 
-class Outcome(RunMetrics):
+class Outcome(RunMetrics, arbitrary_types_allowed=True):
     """The outcome of a run: its metrics, and what its result is computed from.
 
     `timeline`: the traced steps of all workers; `predicted`: the same steps as planned, if they can
     be. `step_seconds`: durations of the untraced steps. `config`: the strategy's configuration
     that was used in the end.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     timeline: Timeline
     predicted: Timeline | None = None

@@ -6,7 +6,7 @@ Descriptions of the fields are the help texts of the command line, whose options
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 LARGEST_FLOAT32 = 3.4e38
 LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
@@ -56,10 +56,8 @@ InputShape = Annotated[
 ]
 
 
-class Record(BaseModel):
+class Record(BaseModel, frozen=True, extra="forbid"):
     """Settings or a result: immutable, and without unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RunSettings(Record):

@@ -227,7 +227,7 @@ class HostMemory:
         # A rank reduces one chunk at a time: its thread waits for the sum of the one before.
         on += [exchange_lane(device.name) for device in self.devices]
         for host in self.hosts:
-            link = self.machine.network.within(host.name)
+            link = self.machine.network.within.get(host.name)
             if link is not None and link.uses_cores:
                 on += core_lanes([device for device in self.devices if device.host == host.name])
         return tuple(on)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from statistics import quantiles
 from typing import NamedTuple
 
@@ -52,6 +53,7 @@ class Span(NamedTuple):
         return self.end_s - self.start_s
 
 
+_by_time = attrgetter("start_s", "end_s")
 Interval = tuple[float, float]
 
 
@@ -106,7 +108,7 @@ class Timeline:
 
         ValueError if no device updates twice: one step has a makespan, but no period.
         """
-        return self._mean_step_s(self._steps())
+        return self._mean_step_s(self.steps())
 
     def typical_step_s(self) -> float:
         """Return the mean duration of the typical steps; ValueError if no device updates twice."""
@@ -125,9 +127,9 @@ class Timeline:
         did something else does not count. In a predicted one nothing happens by accident.
         """
         if self.origin is Origin.PREDICTED:
-            return self._steps()
+            return self.steps()
         middle = {}
-        for owner, steps in self._steps().items():
+        for owner, steps in self.steps().items():
             outer = len(steps) // 4
             by_duration = sorted(steps, key=lambda step: step[1] - step[0])
             middle[owner] = sorted(by_duration[outer : len(steps) - outer])
@@ -148,7 +150,8 @@ class Timeline:
         """Return the number of weight updates of the device that made the most."""
         return max((len(ends) for ends in self._update_ends().values()), default=0)
 
-    def _steps(self) -> dict[str, list[Interval]]:
+    def steps(self) -> dict[str, list[Interval]]:
+        """Return the steps of each device that updates twice or more, from update to update."""
         return {
             owner: list(pairwise(ends))
             for owner, ends in self._update_ends().items()
@@ -161,10 +164,6 @@ class Timeline:
             if span.kind is Kind.STEP:
                 ends[span.on[0].owner].append(span.end_s)
         return {owner: sorted(times) for owner, times in ends.items()}
-
-
-def _by_time(span: Span) -> tuple[float, float]:
-    return span.start_s, span.end_s
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:

@@ -174,8 +174,7 @@ def load_published(name: str, folder: str, sample_shape: Shape | None, seed: int
 
 def check_shape(name: str, known: Published, sample_shape: Shape | None) -> None:
     """Raise InvalidInput unless the model takes samples of this data set, or says nothing."""
-    if sample_shape not in (None, (known.num_features,)):
-        assert sample_shape is not None
+    if sample_shape is not None and sample_shape != (known.num_features,):
         raise InvalidInput(
             f"the samples of {name} have {known.num_features} values, "
             f"but the model takes {shape_text(sample_shape)}"

@@ -284,8 +284,7 @@ class _Exchanging:
 
 def with_idle_cores(machine: Machine) -> Machine:
     """Return the machine whose layers leave the cores to the exchange, as layers that wait do."""
-    links = tuple(link.model_copy(update={"uses_cores": False}) for link in machine.links)
-    return machine.model_copy(update={"links": links})
+    return machine.with_each("links", uses_cores=False)
 
 
 def beside_copies(plan: Plan, cost: Measured) -> Measured:

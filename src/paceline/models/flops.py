@@ -5,13 +5,16 @@ follow PyTorch's own formulas (`torch.utils.flop_counter`), except for what thos
 count the weight gradient of a grouped convolution once per group, and the fused CPU kernels for
 LSTMs and attention as nothing. Everything else, which they leave out, is counted from its
 definition: each addition, multiplication, division, comparison, root, exponential and logarithm is
-one operation; the constants stand in the tables below. An operation in none of the tables costs
-one per value it returns. Moving data, a look-up in an embedding too, costs bytes only.
+one operation; the constants stand in the tables of flops.toml and below. An operation in none of
+the tables costs one per value it returns. Moving data, a look-up in an embedding too, costs bytes
+only.
 """
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,45 +24,12 @@ from torch.utils.flop_counter import flop_registry
 
 _Formula = Callable[[Sequence[Any], Any], int]
 
-_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-# These write their result without reading the tensor whose shape or storage they take.
-_FILLS = frozenset(
-    {"zeros", "zeros_like", "new_zeros", "zero", "ones", "ones_like", "new_ones", "full"}
-    | {"full_like", "new_full", "fill", "arange", "scalar_tensor"}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ALLOCATIONS, _FILLS, _RANDOM, _LOOKUPS, _OTHER_MOVES = (
+    frozenset(_TABLES[name]) for name in ("allocations", "fills", "random", "lookups", "moves")
 )
-_RANDOM = frozenset({"bernoulli", "uniform", "normal", "random", "rand_like", "randn_like"})
-# These read only the rows that they look up.
-_LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
-_MOVES = _ALLOCATIONS | _FILLS | _LOOKUPS
-_MOVES |= {"clone", "copy", "_to_copy", "cat", "stack", "repeat", "flip", "roll", "constant_pad_nd"}
-_MOVES |= {"select_backward", "slice_backward", "slice_scatter", "select_scatter", "tril", "triu"}
-_MOVES |= {"reflection_pad2d", "replication_pad2d", "upsample_nearest2d", "unfold", "scatter"}
-
-# Operations per value of the first argument.
-_PER_INPUT = {
-    "sigmoid": 4,  # 1 / (1 + exp(-x))
-    "tanh": 5,  # 1 - 2 / (exp(2 x) + 1)
-    "silu": 5,  # x sigmoid(x)
-    "gelu": 5,  # x / 2 (1 + erf(x / sqrt(2)))
-    "softplus": 3,
-    "sigmoid_backward": 3,  # g y (1 - y)
-    "tanh_backward": 3,  # g (1 - y y)
-    "silu_backward": 9,
-    "gelu_backward": 12,
-    # Maximum, difference, exponential, sum, quotient.
-    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), 5),
-    # y (g - sum(g y))
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 4),
-    # Mean 1, variance 3, normalise and scale 4.
-    **dict.fromkeys(("native_layer_norm", "native_group_norm"), 8),
-    **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward"), 13),
-    "_fused_rms_norm": 4,
-    "_fused_rms_norm_backward": 9,
-    **dict.fromkeys(("var", "var_mean", "std"), 4),
-    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d"), 1),
-    **{f"max_pool{dims}_with_indices_backward": 1 for dims in ("2d", "3d")},
-    "embedding_dense_backward": 1,  # each gradient row is added to its row of the table
-}
+_MOVES = _ALLOCATIONS | _FILLS | _LOOKUPS | _OTHER_MOVES
+_PER_INPUT: dict[str, int] = _TABLES["per_input"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """The settings of a scaling study, its cells, and its result as in result.json."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -12,6 +12,7 @@ from paceline.core.timeline import Origin
 from paceline.strategies import EXCHANGES
 
 Scaling = Literal["strong", "weak"]
+Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
@@ -169,6 +170,62 @@ class ScaleCell(Record):
     def num_shares(self) -> int:
         """Epochs of one worker's samples in an epoch of all workers."""
         return self.workers if self.scaling == "weak" else 1
+
+
+class TimedCell(ScaleCell):
+    """A cell without an error, with its seconds of an epoch."""
+
+    epoch_s: float
+    exposed_s: float = 0.0
+    idle_s: float = 0.0
+    memory_bytes: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Epochs of one worker's samples per second, which all cells can be compared by."""
+        return self.num_shares / self.epoch_s
+
+    @property
+    def parts(self) -> dict[Part, float]:
+        """The seconds of an epoch for which each of the three is responsible.
+
+        Computation is also what is neither communication nor waiting.
+        """
+        return {
+            "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
+            "the link": self.exposed_s,
+            "synchronisation": self.idle_s,
+        }
+
+    @property
+    def samples(self) -> int:
+        """Samples of a worker's step."""
+        return self.batch if self.scaling == "weak" else -(-self.batch // self.workers)
+
+    def tells_apart(self, other: "TimedCell") -> bool:
+        """Return True if the rates of the two differ by more than their quartiles."""
+        mine, theirs = self.spread, other.spread
+        if mine is None or theirs is None:
+            return self.rate != other.rate
+        return (
+            mine[1] * other.num_shares < theirs[0] * self.num_shares
+            or theirs[1] * self.num_shares < mine[0] * other.num_shares
+        )
+
+
+def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
+    """Return the cells without an error."""
+    return [
+        TimedCell(**cell.model_dump(exclude_none=True))
+        for cell in cells
+        if cell.error is None and cell.epoch_s
+    ]
+
+
+def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
+    """Return the cells of the most real kind that there is."""
+    first = next((kind for kind in Origin if any(cell.kind is kind for cell in cells)), None)
+    return [cell for cell in cells if cell.kind is first]
 
 
 class ScaleResult(Record):

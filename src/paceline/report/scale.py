@@ -1,13 +1,14 @@
 """The page of a scaling study; its figures are after figures 3, 4 and 5 of Mojumder et al. 2018."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
 
 from paceline.core.timeline import Origin
-from paceline.records.scale import Point, ScaleCell, ScaleResult
+from paceline.records.scale import ScaleCell, ScaleResult, TimedCell, most_real, timed
 from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
 from paceline.report.format import counted, duration, nbytes, number, share
 from paceline.report.markup import Drawn, Html, facts, header, insights, listed, section, table
@@ -41,7 +42,7 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
     )
     yield header(settings.model, line, result.id, _tiles(result))
     yield insights(result.insights)
-    good = [cell for cell in result.cells if cell.error is None]
+    good = timed(result.cells)
     for scaling, note in _SCALINGS.items():
         if cells := [cell for cell in good if cell.scaling == scaling]:
             figure = figure_of(_epoch_times(cells), scaling)
@@ -49,7 +50,7 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
     if len({cell.workers for cell in good}) > 1:
         yield _speedups(good)
     yield from _overhead(good)
-    if kind := _most_real(good):
+    if kind := most_real(good):
         shown = [cell for cell in kind if cell.scaling == kind[0].scaling]
         note = (
             f"Of {shown[0].kind} epochs, {shown[0].scaling} scaling. Parts of traced steps, as "
@@ -67,40 +68,27 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
 
 
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
-    good = [cell for cell in result.cells if cell.error is None]
+    good = timed(result.cells)
     yield "cells", f"{len(good)} of {len(result.cells)}", "have gone well"
-    timed = [cell for cell in _most_real(good) if cell.scaling == "strong"]
-    if not timed:
+    strong = [cell for cell in most_real(good) if cell.scaling == "strong"]
+    if not strong:
         return
-    best = min(timed, key=_seconds)
+    best = min(strong, key=attrgetter("epoch_s"))
     where = f"{best.method}, {counted(best.workers, 'worker')}, batch {best.batch}"
-    yield "fastest epoch", duration(_seconds(best)), f"{best.kind}: {where}"
-    yield "exposed", share((best.exposed_s or 0.0) / (best.epoch_s or 1.0)), "of that epoch"
-    yield "memory", nbytes(best.memory_bytes or 0), "of its fullest worker"
+    yield "fastest epoch", duration(best.epoch_s), f"{best.kind}: {where}"
+    yield "exposed", share(best.exposed_s / best.epoch_s), "of that epoch"
+    yield "memory", nbytes(best.memory_bytes), "of its fullest worker"
 
 
-def _seconds(cell: ScaleCell) -> float:
-    return cell.epoch_s or 0.0
-
-
-def _most_real(good: Sequence[ScaleCell]) -> list[ScaleCell]:
-    """Return the cells of the most real kind that there is."""
-    first = next((kind for kind in Origin if any(cell.kind is kind for cell in good)), None)
-    return [cell for cell in good if cell.kind is first]
-
-
-def _speedups(cells: Sequence[ScaleCell]) -> Html:
+def _speedups(cells: Sequence[TimedCell]) -> Html:
     counts = sorted({cell.workers for cell in cells})
-    found = {(cell.kind, cell.point): cell for cell in cells}
-    sorts = dict.fromkeys((one.kind, one.scaling, one.method, one.batch) for one in cells)
+    by_sort: dict[tuple[Origin, str, str, int], dict[int, float]] = {}
+    for cell in cells:
+        sort = (cell.kind, cell.scaling, cell.method, cell.batch)
+        by_sort.setdefault(sort, {})[cell.workers] = cell.rate
     rows = []
-    for kind, scaling, method, batch in sorts:
-        rates = {
-            workers: cell.num_shares / (cell.epoch_s or 1.0)
-            for workers in counts
-            if (cell := found.get((kind, Point(method, workers, batch, scaling)))) is not None
-        }
-        base = next(iter(rates.values()))
+    for (kind, scaling, method, batch), rates in by_sort.items():
+        base = rates[min(rates)]
         columns = [number(rates[count] / base) if count in rates else "-" for count in counts]
         rows.append((method, str(batch), scaling, kind, *columns))
     head = ("method", "batch", "scaling", "kind", *(f"{count} w." for count in counts))
@@ -108,7 +96,7 @@ def _speedups(cells: Sequence[ScaleCell]) -> Html:
     return section("Speed-up", note, table(head, rows, text_columns=(0, 2, 3)))
 
 
-def _overhead(cells: Sequence[ScaleCell]) -> Iterator[Html]:
+def _overhead(cells: Sequence[TimedCell]) -> Iterator[Html]:
     """Yield the overhead of each method on one worker, which exchanges with no other."""
     alone = [cell for cell in cells if cell.workers == 1 and cell.scaling == cells[0].scaling]
     methods = list(dict.fromkeys(cell.method for cell in alone))
@@ -116,7 +104,7 @@ def _overhead(cells: Sequence[ScaleCell]) -> Iterator[Html]:
         return
     by_batch: dict[tuple[Origin, int], dict[str, float]] = {}
     for cell in alone:
-        by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = _seconds(cell)
+        by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = cell.epoch_s
     rows = []
     for (kind, batch), seconds in by_batch.items():
         least = min(seconds.values())
@@ -128,14 +116,14 @@ def _overhead(cells: Sequence[ScaleCell]) -> Iterator[Html]:
     yield section("A method's overhead on one worker", note, table(head, rows))
 
 
-def _side_by_side(cells: Sequence[ScaleCell]) -> Iterator[Html]:
-    predicted = {cell.point: _seconds(cell) for cell in cells if cell.kind is Origin.PREDICTED}
+def _side_by_side(cells: Sequence[TimedCell]) -> Iterator[Html]:
+    predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
     rows, errors = [], []
     for cell in cells:
         if cell.kind is not Origin.PREDICTED and cell.point in predicted:
             predicted_s = predicted[cell.point]
-            errors.append(predicted_s / (cell.epoch_s or 1.0) - 1)
-            times = duration(predicted_s), duration(_seconds(cell))
+            errors.append(predicted_s / cell.epoch_s - 1)
+            times = duration(predicted_s), duration(cell.epoch_s)
             rows.append((*_asked(cell), *times, share(errors[-1], signed=True)))
     if rows:
         head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
@@ -149,7 +137,7 @@ def _asked(cell: ScaleCell) -> tuple[str, str, str, str, str]:
 
 def _cells(cells: Sequence[ScaleCell]) -> Html:
     asked = ("method", "workers", "batch", "scaling", "kind")
-    timed = ("epoch", "lower quartile", "upper", "forward", "backward", "exposed", "memory")
+    of_epoch = ("epoch", "lower quartile", "upper", "forward", "backward", "exposed", "memory")
     rows = []
     for cell in cells:
         found = ("failed", *["-"] * 6)
@@ -158,33 +146,33 @@ def _cells(cells: Sequence[ScaleCell]) -> Html:
             seconds = map(duration, (cell.epoch_s, *cell.spread, *parts))
             found = (*seconds, nbytes(cell.memory_bytes or 0))
         rows.append((*_asked(cell), *found))
-    drawn = table((*asked, *timed), rows, text_columns=(0, 3, 4), class_="wide")
+    drawn = table((*asked, *of_epoch), rows, text_columns=(0, 3, 4), class_="wide")
     return section("All cells", "Times are of an epoch.", drawn)
 
 
-def _epoch_times(cells: Sequence[ScaleCell]) -> go.Figure:
+def _epoch_times(cells: Sequence[TimedCell]) -> go.Figure:
     """Return the time of an epoch by workers: a row for each batch, a bar for each method and kind.
 
     Whiskers are the quartiles of the repetitions. The bars of weak scaling contain the mean time of
     one worker's samples.
     """
     batches = _distinct(cells, lambda one: one.batch)
-    unit, factor = unit_of(max(map(_seconds, cells)))
+    unit, factor = unit_of(max(cell.epoch_s for cell in cells))
     figure = _rows([f"<b>batch {batch}</b>" for batch in batches])
     figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
     names = [str(one) for one in sorted(_distinct(cells, lambda one: one.workers))]
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
     figure.update_xaxes(title_text="workers", row=len(batches), col=1)
     for row, batch in enumerate(batches, 1):
-        groups: dict[tuple[str, Origin], list[ScaleCell]] = {}
+        groups: dict[tuple[str, Origin], list[TimedCell]] = {}
         for cell in cells:
             if cell.batch == batch:
                 groups.setdefault((cell.method, cell.kind), []).append(cell)
         for group in groups.values():
             ordered = sorted(group, key=lambda one: one.workers)
-            bars = [_bars(ordered, cells, factor, _seconds)]
+            bars = [_bars(ordered, cells, factor, attrgetter("epoch_s"))]
             if group[0].scaling == "weak":
-                part = _bars(ordered, cells, factor, lambda one: _seconds(one) / one.workers)
+                part = _bars(ordered, cells, factor, lambda one: one.epoch_s / one.workers)
                 part.update(error_y=None, name=f"{part.name}, for each worker's samples")
                 part.marker.pattern = {"shape": "x", "size": 6, "solidity": 0.3}
                 bars = [bars[0].update(opacity=0.45), part]
@@ -195,10 +183,10 @@ def _epoch_times(cells: Sequence[ScaleCell]) -> go.Figure:
 
 
 def _bars(
-    cells: Sequence[ScaleCell],
-    all_cells: Sequence[ScaleCell],
+    cells: Sequence[TimedCell],
+    all_cells: Sequence[TimedCell],
     factor: float,
-    seconds_of: Callable[[ScaleCell], float],
+    seconds_of: Callable[[TimedCell], float],
 ) -> go.Bar:
     """Return the bars of cells of one method and kind, coloured and named as among all cells."""
     method, kind = cells[0].method, cells[0].kind
@@ -207,7 +195,7 @@ def _bars(
     name = method if len(kinds) == 1 else f"{method}, {kind}"
     pattern = {"shape": _PATTERNS[kind] if len(kinds) > 1 else "", "size": 6, "solidity": 0.35}
     colour = _COLOURS[methods.index(method) % len(_COLOURS)]
-    spans = [(_seconds(one), *(one.spread or (_seconds(one),) * 2)) for one in cells]
+    spans = [(one.epoch_s, *(one.spread or (one.epoch_s,) * 2)) for one in cells]
     whiskers: dict[str, Any] = {"type": "data", "symmetric": False, "color": "#888888"}
     whiskers |= {"array": [(upper - middle) / factor for middle, _, upper in spans]}
     whiskers |= {"arrayminus": [(middle - lower) / factor for middle, lower, _ in spans]}
@@ -226,10 +214,10 @@ def _bars(
     )
 
 
-def _breakdowns(cells: Sequence[ScaleCell]) -> go.Figure:
+def _breakdowns(cells: Sequence[TimedCell]) -> go.Figure:
     """Return the parts of an epoch: a row for each method, a bar for each batch and workers."""
     methods = _distinct(cells, lambda one: one.method)
-    unit, factor = unit_of(max(map(_seconds, cells)))
+    unit, factor = unit_of(max(cell.epoch_s for cell in cells))
     figure = _rows([f"<b>{escaped(method)}</b>" for method in methods])
     for row, method in enumerate(methods, 1):
         found = [one for one in cells if one.method == method]
@@ -237,7 +225,7 @@ def _breakdowns(cells: Sequence[ScaleCell]) -> go.Figure:
         for name in (*_STACK, "other"):
             fill = _OTHER if name == "other" else PARTS[name]
             seconds = [
-                max(0.0, _seconds(one) - sum(parts.values())) if name == "other" else parts[name]
+                max(0.0, one.epoch_s - sum(parts.values())) if name == "other" else parts[name]
                 for one, parts in zip(found, known, strict=True)
             ]
             figure.add_bar(
@@ -268,9 +256,9 @@ def _rows(titles: Sequence[str]) -> go.Figure:
     )
 
 
-def _described(cell: ScaleCell) -> str:
+def _described(cell: TimedCell) -> str:
     return f"{cell.method} on {counted(cell.workers, 'worker')}, batch {cell.batch}, {cell.kind}"
 
 
-def _distinct(cells: Iterable[ScaleCell], key: Callable[[ScaleCell], Any]) -> list[Any]:
+def _distinct(cells: Iterable[TimedCell], key: Callable[[TimedCell], Any]) -> list[Any]:
     return list(dict.fromkeys(map(key, cells)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 import plotly.graph_objects as go
@@ -169,7 +168,10 @@ def _bars(excerpt: Excerpt, factor: float) -> Iterator[tuple[Kind, go.Bar]]:
 def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
     """Yield the steps of what happened, a line for each device, if there are enough of them."""
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
-        seconds = step_seconds(timeline)
+        seconds = {
+            device: [end - start for start, end in steps]
+            for device, steps in timeline.steps().items()
+        }
         if max(map(len, seconds.values()), default=0) < _FEWEST:
             continue
         every = [value for values in seconds.values() for value in values]
@@ -184,19 +186,6 @@ def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
             note += " A point is the longest of several steps."
         figure = figures.figure_of(_lines(drawn), f"through-{timeline.origin}", zoomed=True)
         yield section(f"Steps one by one, {timeline.origin}", note, figure)
-
-
-def step_seconds(timeline: Timeline) -> dict[str, list[float]]:
-    """Return for each device that updates twice the seconds of its steps, in their order."""
-    ends: dict[str, list[float]] = {}
-    for span in timeline.spans:
-        if span.kind is Kind.STEP:
-            ends.setdefault(span.on[0].owner, []).append(span.end_s)
-    return {
-        device: [late - early for early, late in pairwise(sorted(times))]
-        for device, times in ends.items()
-        if len(times) > 1
-    }
 
 
 def _lines(seconds: Mapping[str, Sequence[float]]) -> go.Figure:

@@ -114,8 +114,8 @@ def calibrate(
     stage = calibration.LinearTime(latency_s / num_stages, byte_s / num_stages)
     most = max(Counter(device.host for device in devices).values())
     traffic = most + 1 if gpus else 3 * most + 1
-    faster = calibration.with_hosts(
-        machine,
+    faster = machine.with_each(
+        "hosts",
         memory_bandwidth_bytes_per_s=traffic / stage.seconds_per_byte,
         reduce_latency_s=stage.latency_s,
     )

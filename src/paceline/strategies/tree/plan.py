@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from paceline.core.calibration import LinearTime, Measurements, line_through, linked, with_hosts
+from paceline.core.calibration import LinearTime, Measurements, line_through, linked
 from paceline.core.cost import compute_lane, copy_lanes, exchange_lane
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, TaskId
@@ -122,7 +122,8 @@ def calibrate(machine: Machine, measured: Measurements, config: Tree | None = No
     num_sends, num_additions = _in_turn(linked(machine, pairs, LinearTime(0.0, 1.0)))
     if len(machine.hosts) == 1 and devices[0].kind == DeviceKind.CPU:
         byte_s = seconds_per_byte / (num_sends + _SHARE * num_additions)
-        machine = with_hosts(machine, memory_bandwidth_bytes_per_s=_MESSAGE_TRAFFIC / byte_s)
+        traffic_per_s = _MESSAGE_TRAFFIC / byte_s
+        machine = machine.with_each("hosts", memory_bandwidth_bytes_per_s=traffic_per_s)
         return linked(machine, pairs, LinearTime(latency_s / num_sends, byte_s))
     # Additions take as long as on the slowest device, or host.
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]

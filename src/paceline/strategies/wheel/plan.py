@@ -146,7 +146,7 @@ def _stages(
         stages.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
     # GPUs of one host meet in its memory, unless it is known how its processes exchange messages.
     in_memory = one == other and DeviceKind.GPU in (source.kind, target.kind)
-    if not in_memory or machine.network.within(one.name) is not None:
+    if not in_memory or one.name in machine.network.within:
         ends = (
             source if source.kind == DeviceKind.CPU else one,
             target if target.kind == DeviceKind.CPU else other,

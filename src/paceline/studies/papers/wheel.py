@@ -109,10 +109,10 @@ class Runs:
         Two workers alternate there. Each hands over twice in a step, and the device is never idle.
         """
         workload, machine = workload_of("alexnet", _BATCH, None), find_machine("k40-gigabit")
-        at_once = cls(workload, _handing_over(machine, 0.0))
+        at_once = cls(workload, machine.with_each("devices", sync_latency_s=0.0))
         alternate_s = printed_values("wheel", "figure 8")["Wheel, two GPUs",]
         missing_s = alternate_s / _NUM_ITERATIONS - at_once.period_s(_TWO_GPUS) / 2
-        return cls(workload, _handing_over(machine, missing_s / 2))
+        return cls(workload, machine.with_each("devices", sync_latency_s=missing_s / 2))
 
     @cached_property
     def cost(self) -> Roofline:
@@ -145,9 +145,3 @@ class Runs:
         tasks = self.plan(config, 1).tasks
         nbytes = sum(task.cost.nbytes for task in tasks if lane in task.on)
         return nbytes / self.period_s(config)
-
-
-def _handing_over(machine: Machine, seconds: float) -> Machine:
-    fact = {"sync_latency_s": seconds}
-    devices = tuple(device.model_copy(update=fact) for device in machine.devices)
-    return machine.model_copy(update={"devices": devices})

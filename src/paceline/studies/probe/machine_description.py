@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
 from paceline.core.wire_format import Kernel
@@ -13,14 +13,12 @@ from paceline.measure.timing import Spread
 from paceline.records.machine_file import as_rounded, rounded
 
 
-class RankFigures(BaseModel):
+class RankFigures(BaseModel, frozen=True):
     """The measurements of one rank, and its host.
 
     `copies` are bytes per second; `sum_s` and `codec_latencies` are seconds, and need several
     ranks. `host_codecs` are measured by the first rank of each host that has GPUs.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     hostname: str
     cores: int

@@ -8,7 +8,6 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -113,15 +112,13 @@ def result_of(
     blocks = found.blocks
     plain = list(chain.from_iterable(blocks.plain))
     recorded = list(chain.from_iterable(blocks.recorded))
-    parts = [breakdown(timeline) for timeline in blocks.timelines]
-    names = [field.name for field in fields(Breakdown)]
-    stages_s = {name: fmean(getattr(one, name) for one in parts) for name in (*names, "compute_s")}
-    step_s = stages_s["compute_s"] + stages_s["exposed_s"] + stages_s["idle_s"]
+    columns = zip(*(vars(breakdown(one)).values() for one in blocks.timelines), strict=True)
+    stages = Breakdown(*map(fmean, columns))
     waits = [
-        profile.OverheadRow(what=what, seconds=seconds, share=seconds / step_s)
+        profile.OverheadRow(what=what, seconds=seconds, share=seconds / stages.step_s)
         for what, seconds in (
-            ("waiting for the exchange", stages_s["exposed_s"]),
-            ("neither computing nor exchanging", stages_s["idle_s"]),
+            ("waiting for the exchange", stages.exposed_s),
+            ("neither computing nor exchanging", stages.idle_s),
         )
     ]
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
@@ -136,8 +133,8 @@ def result_of(
         cost=median(recorded) / median(plain) - 1,
         recorded_typical_s=fmean(group.gather(fmean(map(profiled_steps.typical, blocks.recorded)))),
         stages=tuple(
-            profile.StageRow(stage=name.removesuffix("_s"), seconds=stages_s[name])
-            for name in names
+            profile.StageRow(stage=name, seconds=seconds)
+            for name, seconds in stages.seconds.items()
         ),
         forward=spread(phases[Kind.FORWARD]),
         backward=spread(phases[Kind.BACKWARD]),

@@ -1,6 +1,8 @@
 """State the findings of a profile, in sentences and in tables."""
 
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.table import Table
 
@@ -11,29 +13,10 @@ from paceline.report.profile import operator_rows, overhead_rows, stage_rows
 from paceline.report.terminal import table
 
 _WORTH = 0.1  # a smaller share of a step is not worth a change
-_LIMITS = {
-    "computation": "Computation limits: forward and backward take most of a step",
-    "communication": "Communication limits: workers wait for gradients in much of a step",
-    "calls": "Calls limit: much of a step passes between operators, in Python and in dispatch",
-    "update": "The weight update limits: it takes much of a step",
-    "loading": "Loading limits: workers wait for their batches in much of a step",
-    "idle": "Nothing of the model limits: for much of a step workers neither compute nor exchange",
-}
-# By the part of a step: what to change first, and the cost that this removes.
-_REMEDIES = {
-    "communication": (
-        "hide or shrink the exchange (another --strategy, a codec), or give each worker larger "
-        "batches",
-        "exposed communication",
-    ),
-    "calls": (
-        "take larger batches, of which the calls cost the same, or fewer and larger layers",
-        "the time between operators",
-    ),
-    "update": ("take larger batches, which need fewer updates", "the weight update"),
-    "loading": ("load beside training, or keep the data in memory", "loading"),
-    "idle": ("find in the timeline what the workers wait for", "idle time"),
-}
+# By the part of a step.
+_WORDS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 _MOST_LAYERS = 12
 _MOST_OPERATORS = 8
 
@@ -51,7 +34,7 @@ def insights_of(result: ProfileResult) -> Iterator[Insight]:
         ("step", duration(result.step.median_s)),
         *((name, f"{share(part)} of a step") for name, part in largest),
     )
-    yield Insight("limit", f"{_LIMITS[limit]}.", figures)
+    yield Insight("limit", f"{_WORDS[limit]['limits']}.", figures)
     yield _change(worst, parts[worst], result)
     yield _memory(result)
 
@@ -90,12 +73,12 @@ def _change(worst: str, lost: float, result: ProfileResult) -> Insight:
             "step, and no other cost is worth 10 %.",
             tuple(figures),
         )
-    advice, cost = _REMEDIES[worst]
+    words = _WORDS[worst]
     gain = step_s / without_s if without_s > 0 else float("inf")
     return Insight(
         "change",
-        f"First {advice}: without {cost} a step would take {duration(without_s)}, {gain:.2f} times "
-        "as fast.",
+        f"First {words['remedy']}: without {words['cost']} a step would take "
+        f"{duration(without_s)}, {gain:.2f} times as fast.",
         ((worst, f"{share(lost)} of a step"), ("step", duration(step_s))),
     )
 

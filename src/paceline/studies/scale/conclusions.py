@@ -1,15 +1,17 @@
 """State the findings of a study: the best method and workers, the limit, and the remedy."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pydantic import TypeAdapter
+
 from paceline.core.outcome import Insight
-from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell
+from paceline.records.scale import Part, ScaleCell, TimedCell, most_real, timed
 from paceline.report.format import counted, duration, nbytes, number, share
 
-Part = Literal["computation", "the link", "synchronisation"]
 Limit = Part | Literal["memory"]
 PAYS = 1.05  # the least gain for which more workers, or samples, are worth it
 _CLOSE = 1.02  # predictions have no quartiles, and are no more precise than that
@@ -25,103 +27,26 @@ class _Words(NamedTuple):
     gain: str
 
 
-_WORDS: dict[Part, _Words] = {
-    "the link": _Words(
-        "exposed communication",
-        "communication that shows is",
-        "send less, or over a faster link: a codec, a larger batch",
-        "without the communication that shows",
-        "without exposed communication",
-    ),
-    "synchronisation": _Words(
-        "waiting",
-        "waiting for other workers is",
-        "let nobody wait: equal devices, or batches by their speed",
-        "without the waiting",
-        "without waiting",
-    ),
-    "computation": _Words(
-        "computation",
-        "computation is",
-        "compute faster: faster devices, or a smaller network",
-        "on devices twice as fast",
-        "on devices twice as fast",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class TimedCell:
-    """A cell without an error, with its seconds of an epoch."""
-
-    cell: ScaleCell
-    epoch_s: float
-    exposed_s: float
-    idle_s: float
-    memory_bytes: int
-
-    @property
-    def rate(self) -> float:
-        """Epochs of one worker's samples per second, which all cells can be compared by."""
-        return self.cell.num_shares / self.epoch_s
-
-    @property
-    def parts(self) -> dict[Part, float]:
-        """The seconds of an epoch for which each of the three is responsible.
-
-        Computation is also what is neither communication nor waiting.
-        """
-        return {
-            "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
-            "the link": self.exposed_s,
-            "synchronisation": self.idle_s,
-        }
-
-    @property
-    def samples(self) -> int:
-        """Samples of a worker's step."""
-        one = self.cell
-        return one.batch if one.scaling == "weak" else -(-one.batch // one.workers)
-
-    def tells_apart(self, other: "TimedCell") -> bool:
-        """Return True if the rates of the two differ by more than their quartiles."""
-        mine, theirs = self.cell.spread, other.cell.spread
-        if mine is None or theirs is None:
-            return self.rate != other.rate
-        return (
-            mine[1] * other.cell.num_shares < theirs[0] * self.cell.num_shares
-            or theirs[1] * self.cell.num_shares < mine[0] * other.cell.num_shares
-        )
+_WORDS = TypeAdapter(dict[Part, _Words]).validate_python(
+    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+)
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
     """Return the cells of the most real kind that there is, and of one scaling."""
-    timed = [
-        TimedCell(
-            cell, cell.epoch_s, cell.exposed_s or 0.0, cell.idle_s or 0.0, cell.memory_bytes or 0
-        )
-        for cell in cells
-        if cell.error is None and cell.epoch_s
-    ]
-    for kind in Origin:
-        of_kind = [one for one in timed if one.cell.kind == kind]
-        strong = [one for one in of_kind if one.cell.scaling == "strong"]
-        if of_kind:
-            return strong or of_kind
-    return []
+    known = most_real(timed(cells))
+    return [one for one in known if one.scaling == "strong"] or known
 
 
 def by_workers(cells: Iterable[TimedCell], batch: int) -> dict[int, TimedCell]:
     """Return the fastest cell with this batch for each number of workers, in ascending order."""
-    return _fastest_by(
-        [one for one in cells if one.cell.batch == batch], lambda one: one.cell.workers
-    )
+    return _fastest_by([one for one in cells if one.batch == batch], lambda one: one.workers)
 
 
 def by_samples(cells: Iterable[TimedCell], like: TimedCell) -> dict[int, TimedCell]:
     """Return the cells of the same method and workers, by the samples of a worker's step."""
-    sort = (like.cell.method, like.cell.workers)
-    same = [one for one in cells if (one.cell.method, one.cell.workers) == sort]
+    sort = (like.method, like.workers)
+    same = [one for one in cells if (one.method, one.workers) == sort]
     return _fastest_by(same, lambda one: one.samples)
 
 
@@ -183,7 +108,7 @@ def limit(cells: Sequence[TimedCell], one: TimedCell) -> Limit:
 
     Otherwise it is the largest of computation, exposed communication and waiting.
     """
-    line, capacity = memory_of(cells, one), one.cell.capacity_bytes
+    line, capacity = memory_of(cells, one), one.capacity_bytes
     if line is not None and capacity is not None:
         *smaller, (largest, _) = by_samples(cells, one).items()
         pays = largest == one.samples and one.rate > PAYS * smaller[-1][1].rate
@@ -213,41 +138,40 @@ def insights(model: str, cells: Iterable[ScaleCell]) -> tuple[Insight, ...]:
 
 
 def _where(one: TimedCell) -> str:
-    cell = one.cell
-    per = " each" if cell.scaling == "weak" else ""
-    return f"on {counted(cell.workers, 'worker')} with a batch of {cell.batch}{per}"
+    per = " each" if one.scaling == "weak" else ""
+    return f"on {counted(one.workers, 'worker')} with a batch of {one.batch}{per}"
 
 
 def _method(model: str, known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
     """State the fastest method, on several workers if possible, and the reason."""
-    batch = first.cell.batch
-    most = max(one.cell.workers for one in known if one.cell.batch == batch)
-    workers = first.cell.workers if first.cell.workers > 1 else most
-    same = [one for one in known if (one.cell.workers, one.cell.batch) == (workers, batch)]
+    batch = first.batch
+    most = max(one.workers for one in known if one.batch == batch)
+    workers = first.workers if first.workers > 1 else most
+    same = [one for one in known if (one.workers, one.batch) == (workers, batch)]
     if len(same) < 2:
         return None
     compared = sorted(same, key=lambda one: one.epoch_s)
     winner, second, *_ = compared
-    name, other = winner.cell.method, (compared[-1] if workers == 1 else second)
+    name, other = winner.method, (compared[-1] if workers == 1 else second)
     ratio = other.epoch_s / winner.epoch_s
     if not winner.tells_apart(other) or ratio < _CLOSE:
-        equal = f"{_where(winner)} {name} and {other.cell.method} are equally fast"
+        equal = f"{_where(winner)} {name} and {other.method} are equally fast"
         told = "on one worker all methods take the same" if workers == 1 else equal
         told += ", within what the figures can tell"
     elif workers == 1:
         more = share(ratio - 1)
-        told = f"on one worker {name} costs least, and {other.cell.method} {more} more"
+        told = f"on one worker {name} costs least, and {other.method} {more} more"
     else:
         # The part of an epoch in which the winner gains most.
         part = max(_WORDS, key=lambda part: other.parts[part] - winner.parts[part])
         mine, theirs = (duration(one.parts[part]) for one in (winner, other))
         told = (
             f"{_where(winner)} {name} is the fastest, {number(ratio)} times as fast as "
-            f"{other.cell.method}: {_WORDS[part].name} takes {mine} of an epoch, and there {theirs}"
+            f"{other.method}: {_WORDS[part].name} takes {mine} of an epoch, and there {theirs}"
         )
-    figures = [(f"epoch with {one.cell.method}", duration(one.epoch_s)) for one in compared]
+    figures = [(f"epoch with {one.method}", duration(one.epoch_s)) for one in compared]
     figures += [
-        (f"{words.name} with {one.cell.method}", duration(one.parts[part]))
+        (f"{words.name} with {one.method}", duration(one.parts[part]))
         for part, words in _WORDS.items()
         for one in (winner, second)
     ]
@@ -256,15 +180,15 @@ def _method(model: str, known: Sequence[TimedCell], first: TimedCell) -> Insight
 
 def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
     """State the number of workers worth using, and the gain or loss of more."""
-    found = by_workers(known, first.cell.batch)
+    found = by_workers(known, first.batch)
     if len(found) < 2:
         return None
     (fewest, base), *_, (most, last) = found.items()
     pays = worth(found)
     chosen = found[pays]
     speedup = chosen.rate / base.rate
-    each = "" if chosen.cell.scaling == "strong" else " each"
-    start = f"With a batch of {first.cell.batch}{each}, {counted(pays, 'worker')}"
+    each = "" if chosen.scaling == "strong" else " each"
+    start = f"With a batch of {first.batch}{each}, {counted(pays, 'worker')}"
     if chosen is base:
         sentence = f"{start} {'is' if pays == 1 else 'are'} enough"
     else:
@@ -279,7 +203,7 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
         if not last.tells_apart(chosen):
             sentence += ", which is within what the figures can tell"
     figures = tuple(
-        (f"speed-up on {counted(count, 'worker')}, {one.cell.method}", number(one.rate / base.rate))
+        (f"speed-up on {counted(count, 'worker')}, {one.method}", number(one.rate / base.rate))
         for count, one in found.items()
     )
     return Insight("workers", f"{sentence}.", figures)
@@ -288,7 +212,7 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
 def _limit(known: Sequence[TimedCell], first: TimedCell) -> Insight:
     name, whole_s = limit(known, first), first.epoch_s
     figures = [(_WORDS[part].name, share(one / whole_s)) for part, one in first.parts.items()]
-    where = f"{first.cell.method} {_where(first)}"
+    where = f"{first.method} {_where(first)}"
     if name == "memory":
         sentence = (
             f"Memory limits {where}: larger batches would be faster still, but twice "
@@ -327,7 +251,7 @@ def _change(known: Sequence[TimedCell], first: TimedCell) -> Insight:
 
 
 def _memory(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
-    line, capacity = memory_of(known, first), first.cell.capacity_bytes
+    line, capacity = memory_of(known, first), first.capacity_bytes
     if line is None or capacity is None:
         return None
     most = max(by_samples(known, first))

@@ -5,9 +5,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -71,10 +71,8 @@ class StudyModel:
         problem = shortage(machine, found.memory_nbytes)
         if problem:
             raise InvalidInput(problem)
-        parts = {name.removesuffix("_s"): value for name, value in asdict(found.breakdown).items()}
-        return RunStep(
-            found.step_s, parts, max(found.memory_nbytes[name] for name in found.devices)
-        )
+        fullest_nbytes = max(found.memory_nbytes[name] for name in found.devices)
+        return RunStep(found.step_s, found.breakdown.seconds, fullest_nbytes)
 
 
 def study_model(settings: ScaleSettings) -> StudyModel:
@@ -188,9 +186,8 @@ def do_runs(
     todo: Sequence[StudyRun],
     folder: Path,
     begin: Callable[[StudyRun], None],
-    done: Callable[[StudyRun, list[ScaleCell], float], None],
-) -> None:
-    """Do the runs. `done` is given the cells and the seconds of each run when it ends.
+) -> Iterator[tuple[StudyRun, list[ScaleCell], float]]:
+    """Do the runs, and yield each when it ends, with its cells and the seconds that it took.
 
     The repetitions of runs that differ only in their method take turns, and the first one changes,
     so that a machine that slows down slows all methods alike.
@@ -223,7 +220,7 @@ def do_runs(
             ]
         taken_s[run] += time.monotonic() - started
         if cells:
-            done(run, cells, taken_s[run])
+            yield run, cells, taken_s[run]
 
 
 def usual_folder(settings: ScaleSettings) -> Path:
@@ -267,9 +264,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     found = {(cell.point, cell.kind): cell for cell in journal.cells}
     cells = tuple(found[point, kind] for point in settings.points for kind in settings.kinds)
     result = ScaleResult(
-        id=journal.header.id,
-        paceline=journal.header.paceline,
-        settings=settings,
+        **dict(journal.header),
         machine=facts(torch.device("cpu")),
         cells=cells,
         insights=insights(settings.model, cells),
@@ -287,9 +282,6 @@ def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     expected_s = {run: study.expected_s(run) for run in todo}
     with StudyProgress(screen, list(expected_s.values())) as progress:
-
-        def done(run: StudyRun, cells: list[ScaleCell], taken_s: float) -> None:
+        for run, cells, taken_s in do_runs(study, todo, journal.folder, progress.begin):
             journal.append(cell for cell in cells if (cell.point, cell.kind) not in known)
             progress.done(run, cells, expected_s[run], taken_s)
-
-        do_runs(study, todo, journal.folder, progress.begin, done)

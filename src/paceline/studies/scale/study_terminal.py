@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import ceil, fsum
-from typing import Literal, Self
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -73,40 +73,25 @@ def sentences(result: ScaleResult) -> list[str]:
     return lines + [insight.sentence for insight in result.insights]
 
 
-class Remaining:
-    """The remaining seconds of some runs.
+def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
+    """Return the remaining seconds of some runs, exactly 0 in the end; None before one has ended.
 
-    Expectations may be far off, but all by the same factor: so those of the remaining runs are
-    multiplied by the ratio of taken to expected seconds of the runs that have ended.
+    `ended` are the expected and the taken seconds of those that have. Expectations may be far off,
+    but all by the same factor: so those of the remaining runs are multiplied by the ratio of taken
+    to expected seconds.
     """
-
-    def __init__(self, expected_s: Iterable[float]) -> None:
-        self._all_s = fsum(expected_s)
-        self._expected_s: list[float] = []  # summed exactly, so that nothing remains in the end
-        self._taken_s: list[float] = []
-
-    def done(self, expected_s: float, taken_s: float) -> None:
-        """Count a run that has ended."""
-        self._expected_s.append(expected_s)
-        self._taken_s.append(taken_s)
-
-    @property
-    def seconds(self) -> float | None:
-        """The remaining seconds, exactly 0 in the end; None before the first run has ended."""
-        expected_s = fsum(self._expected_s)
-        if not expected_s:
-            return None
-        return max(0.0, self._all_s - expected_s) * fsum(self._taken_s) / expected_s
+    if not ended:
+        return None
+    # Summed exactly, so that nothing remains in the end.
+    ended_s, taken_s = map(fsum, zip(*ended, strict=True))
+    return max(0.0, fsum(expected_s) - ended_s) * taken_s / ended_s
 
 
-class StudyProgress:
+class StudyProgress(Progress):
     """A progress bar of runs with the remaining time; without a terminal, a line for each run."""
 
     def __init__(self, console: Console, expected_s: Sequence[float]) -> None:
-        self._console = console
-        self._remaining = Remaining(expected_s)
-        self._total, self._done = len(expected_s), 0
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -115,32 +100,26 @@ class StudyProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=self._total, left="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._expected_s = expected_s
+        self._ended: list[tuple[float, float]] = []
+        self._task = self.add_task("", total=len(expected_s), left="")
 
     def begin(self, run: StudyRun) -> None:
         """Show which run begins."""
-        self._bar.update(self._task, description=run.label)
+        self.update(self._task, description=run.label)
 
     def done(
         self, run: StudyRun, cells: Sequence[ScaleCell], expected_s: float, taken_s: float
     ) -> None:
         """Count a run that has ended."""
-        self._remaining.done(expected_s, taken_s)
-        self._done += 1
-        left_s, left = self._remaining.seconds, ""
+        self._ended.append((expected_s, taken_s))
+        left_s, left = remaining_s(self._expected_s, self._ended), ""
         if left_s:
             whole = max(1, ceil(left_s))
             left = f"about {f'{whole} s' if whole < _FEW_S else duration(whole)} left"
-        self._bar.update(self._task, advance=1, left=left)
-        if not self._console.is_terminal:
+        self.update(self._task, advance=1, left=left)
+        if not self.console.is_terminal:
             first = cells[0]
             epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
-            line = f"{self._done}/{self._total}: {run.label}: {epoch}"
-            self._console.print(f"{line}; {left}" if left else line, soft_wrap=True)
+            line = f"{len(self._ended)}/{len(self._expected_s)}: {run.label}: {epoch}"
+            self.console.print(f"{line}; {left}" if left else line, soft_wrap=True)
