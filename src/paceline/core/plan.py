@@ -114,9 +114,19 @@ class Task(NamedTuple):
         return self.id.kind
 
     @property
+    def step(self) -> int:
+        """The step that it belongs to."""
+        return self.id.step
+
+    @property
     def part(self) -> str:
         """The layer, bucket, chunk or message that it works on."""
         return self.id.part
+
+    @property
+    def worker(self) -> int | None:
+        """The worker, or None for a collective."""
+        return self.id.worker
 
     @property
     def sub_batch(self) -> int | None:
