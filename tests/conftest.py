@@ -1,5 +1,6 @@
 """Fixtures of tests that start whole commands."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -8,13 +9,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from processes import Finished, Started
+from processes import SHARED_SERVER, Finished, Started, fork_server
 
 # An example takes as long as the machine lets it: time is nothing that a test fails for.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
 # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Open the fork server of processes that share the tests."""
+    if getattr(config.option, "numprocesses", None):
+        os.environ[SHARED_SERVER] = fork_server()
 
 
 @pytest.fixture

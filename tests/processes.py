@@ -74,10 +74,14 @@ IMPORTED = (
     "torch.distributed.run",
 )
 
+SHARED_SERVER = "PACELINE_TESTS_FORK_SERVER"  # of all processes of a test run: its address
+
 
 @cache
-def _fork_server() -> str:
-    """Open this test process's fork server and return its address; it ends with this process."""
+def fork_server() -> str:
+    """Return the address of a fork server of tests, which ends with the process that opened it."""
+    if SHARED_SERVER in os.environ:
+        return os.environ[SHARED_SERVER]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     opened = forkserver.open_server(IMPORTED, environment | ENVIRONMENT | KEEPING_MEMORY)
     opened.__enter__()
@@ -157,7 +161,7 @@ class _Forked:
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
     """Have the processes that this test starts by itself forked, too."""
-    os.environ[forkserver.ADDRESS] = _fork_server()
+    os.environ[forkserver.ADDRESS] = fork_server()
     try:
         yield
     finally:
