@@ -9,9 +9,10 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline
 demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
 
-# Three processes for two cores, because many tests wait; those that take minutes begin first.
+# Three processes for two cores, because many tests wait; those that take minutes begin first. Each
+# has one thread: threads of torch that share a core wait for each other.
 test: .venv/developed
-	$(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 test-gpu: .venv/developed
 	$(BIN)/python -m pytest tests/gpu

@@ -63,7 +63,7 @@ def test_ranks_of_one_kernel_are_on_one_host(boot_ids: str, hosts: list[str]):
 def test_ranks_in_containers_of_their_own_share_no_host():
     group = ranks(2, "cpu")
     one, other = group.members
-    apart = replace(group, members=(one, replace(other, pid_namespace="other")))
+    apart = replace(group, members=(one, other._replace(pid_namespace="other")))
     machine = this_machine(apart, [Speed(1e9, 1e9)] * 2)
     assert [device.host for device in machine.devices] == ["host0", "host1"]
 
