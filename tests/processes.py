@@ -183,6 +183,7 @@ class Started:
         self, command: list[str], cwd: Path, on_gpu: bool = False, afresh: bool = False
     ) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
+        environment.pop("KMP_INIT_AT_FORK", None)  # set by sklearn, where it is imported
         if not on_gpu:  # more workers than this machine may have GPUs
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self._started = time.monotonic()

@@ -160,7 +160,7 @@ class TorchAllReduce(Listener):
         self._num_steps = 0
         self._recorder: Recorder | None = None
         self._hook: HookState | None = None
-        self._settle: Callable[[], object] | None = None
+        self._settle: Callable[[], None] | None = None
         self._parameters = parameters
         self._readiness: Readiness | None = None
         if on_exchanged is not None:
@@ -171,7 +171,7 @@ class TorchAllReduce(Listener):
         self._readiness = Readiness(self._parameters, self, sparse=range(num_parameters))
         self._readiness.expect([None] * num_parameters)
 
-    def settle(self, settle: Callable[[], object]) -> None:
+    def settle(self, settle: Callable[[], None]) -> None:
         """Call `settle` once, when the next backward pass whose gradients are exchanged is over."""
         self._settle = settle
         if self._readiness is None:
