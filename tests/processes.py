@@ -74,6 +74,7 @@ IMPORTED = (
     "torch.distributed.run",
 )
 
+SET_BY_IMPORTS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 SHARED_SERVER = "PACELINE_TESTS_FORK_SERVER"  # of all processes of a test run: its address
 
 
@@ -183,7 +184,8 @@ class Started:
         self, command: list[str], cwd: Path, on_gpu: bool = False, afresh: bool = False
     ) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
-        environment.pop("KMP_INIT_AT_FORK", None)  # set by sklearn, where it is imported
+        for name in SET_BY_IMPORTS:  # in this process: the server imports for itself
+            environment.pop(name, None)
         if not on_gpu:  # more workers than this machine may have GPUs
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self._started = time.monotonic()
