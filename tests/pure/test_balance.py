@@ -1,7 +1,8 @@
 import random
+from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.core.balance import Balance
@@ -48,6 +49,7 @@ def test_shares_always_add_up_and_the_fast_never_get_less(
 
 
 @given(st.floats(1, 300), st.floats(0, 20))
+@example(69.0, 18.25)
 def test_with_fixed_costs_the_shares_come_to_rest_where_both_are_done_together(
     ratio: float, fixed: float
 ) -> None:
@@ -55,12 +57,15 @@ def test_with_fixed_costs_the_shares_come_to_rest_where_both_are_done_together(
     starts = [fixed, fixed * ratio]
     balance = Balance(batch_size, 2, tolerance=0.0)
     equal_s = longest(balance.shares, starts, each)
-    last = rounds(balance, starts, each, 60)[-1]
+    # One that is too slow to help is tried again now and then, for one round.
+    last_s = median(
+        longest(split, starts, each) for split in rounds(balance, starts, each, 60)[-5:]
+    )
     best_s = min(
         longest((batch_size - slow, slow), starts, each) for slow in range(batch_size // 2 + 1)
     )
     # What comes to rest is a whole number of samples away from the best at most.
-    assert longest(last, starts, each) <= min(equal_s, best_s + 2 * ratio + 1e-6)
+    assert last_s <= min(equal_s, best_s + 2 * ratio + 1e-6)
 
 
 def test_noise_shuffles_no_batches() -> None:
