@@ -10,9 +10,10 @@ demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
 
 # Three processes for two cores, because many tests wait; those that take minutes begin first. Each
-# has one thread: threads of torch that share a core wait for each other.
+# has one thread: threads of torch that share a core wait for each other. Bytecode is kept, because
+# hundreds of processes import the same modules.
 test: .venv/developed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 test-gpu: .venv/developed
 	$(BIN)/python -m pytest tests/gpu

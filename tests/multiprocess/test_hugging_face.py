@@ -3,15 +3,15 @@
 import json
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from processes import Started
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
+MISSING = [name for name in ("transformers", "peft") if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"without {MISSING}")
 PEERS = Path(__file__).parent / "programs" / "peers"
 PAIRS = runpy.run_path(str(PEERS / "pairs.py"))
 DEADLINE_S = PAIRS["ALL_S"] + 60

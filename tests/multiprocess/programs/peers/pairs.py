@@ -1,5 +1,7 @@
 """Run programs on pairs of ranks: python pairs.py FOLDER REFERENCE EXCHANGES FILES_OR_PROGRAMS.
 
+An exchange may be followed by the files that it is to run alone: auto:loops+switching.
+
 One pair runs many programs, as imports take seconds. Where a program hangs, or ends a rank, the
 outcome says so, and a fresh pair goes on with what is left. For each program and exchange a line is
 printed: [program, exchange, what went wrong, seconds]. The folder must be empty; the rest are lists
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ALL_S = 540.0  # for all pairs; each program has a deadline of its own, too
+ALL_S = 3000.0  # for all pairs; each program has a deadline of its own, too
 LAUNCH = """
 import sys
 from paceline.links.launch import launch
@@ -148,7 +150,14 @@ def main() -> None:
     exchanges, wanted = (argument.split(",") for argument in sys.argv[3:5])
     files = [HERE / f"{name}.py" for name in wanted if "." not in name]
     names = names_in(files) + [name for name in wanted if "." in name]
-    run_all(folder, [(name, reference, exchanges) for name in names])
+    run_all(folder, [(name, reference, _asked(exchanges, name)) for name in names])
+
+
+def _asked(exchanges: list[str], program: str) -> list[str]:
+    """The exchanges that a program is to run with."""
+    parts = [exchange.partition(":") for exchange in exchanges]
+    file = program.partition(".")[0]
+    return [name for name, _, files in parts if not files or file in files.split("+")]
 
 
 if __name__ == "__main__":
