@@ -1,0 +1,213 @@
+"""NVIDIA's GPUs, by torch.cuda."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import DeviceKind
+from paceline.devices.device import DeviceMemory, Event, Stream
+
+_DEVICE_FILES = Path("/dev")
+_HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES by which a person hides all GPUs
+
+
+def gpus() -> tuple[torch.device, ...]:
+    """Return NVIDIA's GPUs that this process sees; InvalidInput if they cannot be used."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")  # torch warns of a driver that is too old, and goes on
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0 and (why := _why_unusable([str(one.message) for one in found])):
+        raise InvalidInput(
+            f"this machine has a GPU that cannot be used: {why}; mend that, or hide the GPU with "
+            "CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+    return tuple(torch.device("cuda", index) for index in range(count))
+
+
+def _why_unusable(warned: Sequence[str]) -> str | None:
+    """Return why torch cannot use a GPU that this machine has; None if it has none, or hides it."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
+        return None
+    if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    reasons = [text.partition("(Triggered")[0].strip() for text in warned]
+    return next(iter(reasons), "torch finds no CUDA device")
+
+
+class CudaEvent:
+    """An event of CUDA."""
+
+    def __init__(self, stream: torch.cuda.Stream, timed: bool) -> None:
+        # blocking: the waiting thread sleeps, where spinning would take a core from others
+        self.event = torch.cuda.Event(enable_timing=timed, blocking=True)
+        self.event.record(stream)
+
+    def synchronize(self) -> None:
+        """Wait on the host until it is reached."""
+        self.event.synchronize()
+
+    def seconds_after(self, earlier: Event) -> float:
+        """Return the seconds between two events, as exact as a float32 of milliseconds is."""
+        assert isinstance(earlier, CudaEvent)
+        elapsed_ms: float = earlier.event.elapsed_time(self.event)
+        return elapsed_ms * 1e-3
+
+
+class CudaStream:
+    """A stream of CUDA."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+    def record(self, *, timed: bool = False) -> CudaEvent:
+        """Return an event behind all work that is queued here now."""
+        return CudaEvent(self.stream, timed)
+
+    def wait(self, event: Event) -> None:
+        """Begin later work only when the event is reached."""
+        assert isinstance(event, CudaEvent)
+        self.stream.wait_event(event.event)
+
+    def wait_stream(self, other: Stream) -> None:
+        """Begin later work after all that is queued in the other stream now."""
+        assert isinstance(other, CudaStream)
+        self.stream.wait_stream(other.stream)
+
+    def synchronize(self) -> None:
+        """Wait on the host until all work queued here is done."""
+        self.stream.synchronize()
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the tensor's memory from reuse until this stream has done with it."""
+        tensor.record_stream(self.stream)
+
+
+class CudaMemory:
+    """The memory of a GPU, as torch's caching allocator counts it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def total_nbytes(self) -> int:
+        """All of the GPU's memory."""
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
+
+    @property
+    def free_nbytes(self) -> int:
+        """Memory that no process has taken."""
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Memory that this process has taken."""
+        return int(torch.cuda.memory_reserved(self._device))
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """Memory of this process's tensors."""
+        return int(torch.cuda.memory_allocated(self._device))
+
+    @property
+    def peak_reserved_nbytes(self) -> int:
+        """The most memory that this process has taken since `reset_peaks`."""
+        return int(torch.cuda.max_memory_reserved(self._device))
+
+    @property
+    def peak_allocated_nbytes(self) -> int:
+        """The most memory of this process's tensors since `reset_peaks`."""
+        return int(torch.cuda.max_memory_allocated(self._device))
+
+    def reset_peaks(self) -> None:
+        """Count the peaks from now on."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def limit(self, nbytes: int) -> None:
+        """Refuse this process more than so much memory."""
+        share = min(1.0, nbytes / self.total_nbytes)
+        torch.cuda.set_per_process_memory_fraction(share, self._device)
+
+
+class CudaDevice:
+    """A GPU of this process. Making this object does not touch it."""
+
+    kind = DeviceKind.GPU
+    is_asynchronous = True
+    backend = "nccl"
+    has_triton = True
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.torch_device = torch.device(device.type, index)
+        self.memory: DeviceMemory | None = CudaMemory(self.torch_device)
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the product."""
+        return torch.cuda.get_device_name(self.torch_device)
+
+    def new_stream(self) -> CudaStream:
+        """Return a new stream."""
+        return CudaStream(torch.cuda.Stream(self.torch_device))
+
+    def current_stream(self) -> CudaStream:
+        """Return the stream in which this thread queues work for this GPU."""
+        return CudaStream(torch.cuda.current_stream(self.torch_device))
+
+    def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
+        """Make this GPU, and one of its streams, those of this thread for a while."""
+        if stream is None:
+            return torch.cuda.device(self.torch_device)
+        assert isinstance(stream, CudaStream)
+        return self._in(stream)
+
+    @contextmanager
+    def _in(self, stream: CudaStream) -> Iterator[None]:
+        # A stream's context restores the stream of the device that was current before: both.
+        with torch.cuda.device(self.torch_device), torch.cuda.stream(stream.stream):
+            yield
+
+    def synchronize(self) -> None:
+        """Wait until all work that is queued in all streams is done."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Pin host memory; return what undoes it. InvalidInput if there is not enough of it."""
+        runtime, check = torch.cuda.cudart(), torch.cuda.check_error
+        address, nbytes = memory.data_ptr(), memory.nbytes
+        with self.use():  # or a context would be made on GPU 0
+            try:
+                check(runtime.cudaHostRegister(address, nbytes, 0))
+            except RuntimeError as error:
+                raise InvalidInput(
+                    f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
+                    f"{str(error).splitlines()[0]}; free memory, or use fewer workers"
+                ) from None
+
+        def unpin() -> None:
+            with self.use():
+                check(runtime.cudaHostUnregister(address))
+
+        return unpin
+
+    def pinned_like(self, tensor: Tensor) -> Tensor:
+        """Return a new tensor in pinned host memory, of the same shape, strides and type."""
+        with self.use():
+            return torch.empty_like(tensor, device="cpu", pin_memory=True)
+
+    def random_state(self) -> Tensor | None:
+        """Return the state of the GPU's random numbers."""
+        return torch.cuda.get_rng_state(self.torch_device)
+
+    def set_random_state(self, state: Tensor) -> None:
+        """Set the state of the GPU's random numbers."""
+        torch.cuda.set_rng_state(state, self.torch_device)

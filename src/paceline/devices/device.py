@@ -1,0 +1,128 @@
+"""What differs between devices: streams, events, pinned memory, memory counts, random numbers.
+
+A device that is asynchronous has streams, in which work is done one piece after another while the
+host goes on. A thread queues work in its current stream. A stream waits for another at an event.
+Nothing here asks which device is the thread's current one: that belongs to the user.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.core.machine import DeviceKind
+
+
+class Event(Protocol):
+    """A place in a stream, reached when all work queued there before it is done."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until it is reached; the waiting thread sleeps."""
+
+    def seconds_after(self, earlier: "Event") -> float:
+        """Return the seconds from another event to this one; both timed, and both reached."""
+
+
+class Stream(Protocol):
+    """A queue of work on a device."""
+
+    def record(self, *, timed: bool = False) -> Event:
+        """Return an event behind all work that is queued here now."""
+
+    def wait(self, event: Event) -> None:
+        """Begin the work that is queued here from now on only when the event is reached."""
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Begin the work that is queued here from now on after all that is queued there now."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until all work queued here is done."""
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the tensor's memory from reuse until the work that is queued here when it is freed.
+
+        Needed for memory that was allocated in another stream: the allocator knows of that alone.
+        """
+
+
+class DeviceMemory(Protocol):
+    """Counts the memory of a device that has its own, as torch's allocator sees it."""
+
+    @property
+    def total_nbytes(self) -> int:
+        """All of the device's memory."""
+
+    @property
+    def free_nbytes(self) -> int:
+        """Memory that no process has taken."""
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Memory that this process has taken."""
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """Memory of this process's tensors."""
+
+    @property
+    def peak_reserved_nbytes(self) -> int:
+        """The most memory that this process has taken since `reset_peaks`."""
+
+    @property
+    def peak_allocated_nbytes(self) -> int:
+        """The most memory of this process's tensors since `reset_peaks`."""
+
+    def reset_peaks(self) -> None:
+        """Count the peaks from now on."""
+
+    def limit(self, nbytes: int) -> None:
+        """Refuse this process more than so much memory."""
+
+
+class Device(Protocol):
+    """A device of this process.
+
+    `backend`: of torch.distributed, for tensors on devices of this
+    kind. `has_triton`: True if Triton's kernels can run here. `memory`: None if tensors lie in the
+    host's memory.
+    """
+
+    torch_device: torch.device
+    kind: DeviceKind
+    is_asynchronous: bool
+    backend: str
+    has_triton: bool
+    memory: DeviceMemory | None
+
+    @property
+    def name(self) -> str:
+        """The product's name, or "cpu"."""
+
+    def new_stream(self) -> Stream:
+        """Return a new stream."""
+
+    def current_stream(self) -> Stream:
+        """Return the stream in which this thread queues work for this device."""
+
+    def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
+        """Make this device, and one of its streams, those of this thread for a while."""
+
+    def synchronize(self) -> None:
+        """Wait until all work that is queued in all streams is done."""
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Pin host memory, of which copies are asynchronous then; return what undoes it.
+
+        Raises InvalidInput if the system does not allow so much.
+        """
+
+    def pinned_like(self, tensor: Tensor) -> Tensor:
+        """Return a new tensor in pinned host memory, of the same shape, strides and type."""
+
+    def random_state(self) -> Tensor | None:
+        """Return the state of the device's random numbers; None if they are the host's."""
+
+    def set_random_state(self, state: Tensor) -> None:
+        """Set the state of the device's random numbers."""

@@ -1,0 +1,278 @@
+"""The simulated device: asynchronous as CUDA is, and an error where CUDA leaves it undefined."""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.devices import device_of
+from paceline.devices.simulated import RaceError, SimulatedDevice
+from paceline.devices.simulated_tensors import devices
+
+LONG_S = 0.05  # of work that is certainly not done when the call that queued it returns
+
+
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    """A simulated device, on which nothing has failed."""
+    (found,) = devices(1)
+    before = found.delays
+    yield found
+    found.delays = before
+    with suppress(RuntimeError, IndexError):
+        found.synchronize()
+    found.errors.clear()
+
+
+def slow(device: SimulatedDevice) -> None:
+    device.delays = lambda stream, what: LONG_S
+
+
+def ones(device: SimulatedDevice) -> Tensor:
+    return torch.ones(8, device=device.torch_device)
+
+
+def test_work_is_done_after_the_call_that_asks_for_it(device):
+    slow(device)
+    there, here = ones(device), device.pinned_like(torch.empty(8))
+    here.copy_(there, non_blocking=True)
+    event = device.current_stream().record()
+    assert here.isnan().all()
+    assert not device.has_arrived(here)
+    event.synchronize()
+    assert device.has_arrived(here)
+    assert torch.equal(here, torch.ones(8))
+
+
+def test_memory_of_the_host_that_is_not_pinned_makes_it_wait(device):
+    slow(device)
+    there, here = ones(device), torch.zeros(8)
+    before = device.num_blocking_copies
+    here.copy_(there, non_blocking=True)
+    assert torch.equal(here, torch.ones(8))
+    assert device.num_blocking_copies == before + 1
+
+
+def test_another_layout_makes_the_host_wait(device):
+    slow(device)
+    there = torch.ones(2, 4, device=device.torch_device).t()
+    here = device.pinned_like(torch.empty(4, 2))
+    before = device.num_blocking_copies
+    here.copy_(there, non_blocking=True)
+    assert torch.equal(here, torch.ones(4, 2))
+    assert device.num_blocking_copies == before + 1
+
+
+def unordered(device: SimulatedDevice, read: Callable[[Tensor], object]) -> None:
+    there, beside = ones(device), device.new_stream()
+    with device.use(beside):
+        read(there)
+
+
+def test_reading_what_another_stream_has_not_written_is_an_error(device):
+    with pytest.raises(RaceError, match=r"stream \d+ reads memory .* let it wait"):
+        unordered(device, lambda there: there + 1)
+
+
+def test_so_is_a_copy_to_the_host(device):
+    here = device.pinned_like(torch.empty(8))
+    with pytest.raises(RaceError, match="reads memory"):
+        unordered(device, lambda there: here.copy_(there, non_blocking=True))
+
+
+def test_so_is_writing_what_another_stream_still_reads(device):
+    there, beside = ones(device), device.new_stream()
+    beside.wait_stream(device.current_stream())
+    with device.use(beside):
+        found = there + 1
+    with pytest.raises(RaceError, match="writes memory"):
+        there.zero_()
+    assert found is not None
+
+
+def test_the_order_of_time_is_no_order(device):
+    """What another stream happens to have done already may be late another time."""
+    device.delays = lambda stream, what: 0.0
+    there, beside = ones(device), device.new_stream()
+    time.sleep(LONG_S)
+    with device.use(beside), pytest.raises(RaceError):
+        there.add_(1)
+
+
+@pytest.mark.parametrize("way", ["wait_stream", "event", "synchronize", "host"])
+def test_all_ways_to_wait_bring_order(device, way):
+    slow(device)
+    there, beside, own = ones(device), device.new_stream(), device.current_stream()
+    if way == "wait_stream":
+        beside.wait_stream(own)
+    elif way == "event":
+        beside.wait(own.record())
+    elif way == "synchronize":
+        own.synchronize()
+    else:
+        own.record().synchronize()
+    with device.use(beside):
+        there.add_(1)
+    own.wait_stream(beside)
+    assert there.sum().item() == 16
+
+
+def test_an_event_orders_what_was_queued_before_it_alone(device):
+    own, beside = device.current_stream(), device.new_stream()
+    first = ones(device)
+    event = own.record()
+    second = ones(device)
+    beside.wait(event)
+    with device.use(beside):
+        first.add_(1)
+        with pytest.raises(RaceError):
+            second.add_(1)
+
+
+def test_halves_of_the_same_memory_are_no_race(device):
+    there, beside = ones(device), device.new_stream()
+    beside.wait_stream(device.current_stream())
+    with device.use(beside):
+        there[:4].add_(1)
+    there[4:].add_(2)
+    with pytest.raises(RaceError):
+        there[3:].add_(2)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_memory_that_is_given_back_too_early(device, keeps):
+    slow(device)
+    there, beside = ones(device), device.new_stream()
+    beside.wait_stream(device.current_stream())
+    with device.use(beside):
+        found = there + 1
+        if keeps:
+            beside.keep(there)
+        del there
+    device.current_stream().wait_stream(beside)
+    if keeps:
+        assert found.sum().item() == 16
+    else:
+        with pytest.raises(RaceError, match="given back while stream"):
+            found.sum().item()
+
+
+def test_memory_that_a_copy_still_uses_is_not_unpinned(device):
+    slow(device)
+    here, there = torch.zeros(8), ones(device)
+    unpin = device.pin(here)
+    here.copy_(there, non_blocking=True)
+    with pytest.raises(RaceError, match="unpinned while"):
+        unpin()
+
+
+def test_an_error_on_the_device_is_told_to_the_host_when_it_waits(device):
+    places = torch.tensor([99]).to(device.torch_device)
+    ones(device)[places]
+    with pytest.raises(IndexError):
+        device.synchronize()
+
+
+def test_hooks_run_in_a_thread_of_the_device(device):
+    weight = nn.Parameter(ones(device))
+    threads = []
+    weight.register_post_accumulate_grad_hook(lambda _: threads.append(threading.get_ident()))
+    (weight * 2).sum().backward()
+    assert threads
+    assert threads[0] != threading.get_ident()
+
+
+def test_it_is_found_by_its_name(device):
+    assert device_of(torch.device("simulated", 0)) is device
+    assert device_of(ones(device).device) is device
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+        nn.Linear(16, 5),
+    )
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_it_trains_as_the_host_does(device, make):
+    here, there = network(), network().to(device.torch_device)
+    optimizers = [make(model.parameters(), lr=0.05) for model in (here, there)]
+    inputs, targets = torch.randn(6, 1, 8, 8), torch.randint(5, (6,))
+    for _ in range(4):
+        for model, optimizer in zip((here, there), optimizers, strict=True):
+            on = next(model.parameters()).device
+            cross_entropy(model(inputs.to(on)), targets.to(on)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other.cpu())
+
+
+def test_a_copy_of_a_module_is_one_of_its_own(device):
+    model = network().to(device.torch_device)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            assert isinstance(parameter, nn.Parameter)
+            parameter.zero_()
+    assert any(parameter.abs().sum().item() for parameter in model.parameters())
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # the stream
+        st.integers(0, 3),  # the block that it writes
+        st.integers(0, 3),  # the block that it reads
+        st.sampled_from([None, 0, 1, 2]),  # a stream that it waits for before
+    ),
+    max_size=14,
+)
+
+
+@given(STEPS, st.lists(st.sampled_from([0.0, 2e-4, 2e-3]), min_size=3, max_size=3))
+def test_what_raises_no_error_has_one_result_whatever_takes_long(steps, delays):
+    """Programs of three streams: those without a race give what they give without streams."""
+    (device,) = devices(1)
+    before, streams = device.delays, [device.new_stream() for _ in range(3)]
+    numbers = [stream.number for stream in streams]
+    blocks = [torch.full((4,), float(value), device=device.torch_device) for value in range(4)]
+    expected = [float(value) for value in range(4)]
+    device.synchronize()
+    device.delays = lambda stream, what: (
+        delays[numbers.index(stream.number)] if stream.number in numbers else 0.0
+    )
+    try:
+        for stream, target, source, awaited in steps:
+            if awaited is not None:
+                streams[stream].wait_stream(streams[awaited])
+            with device.use(streams[stream]):
+                blocks[target].mul_(0.5).add_(blocks[source])
+            expected[target] = expected[target] * 0.5
+            expected[target] += expected[source]
+        device.synchronize()
+        assert [block[0].item() for block in blocks] == expected
+    except RaceError:
+        pass  # that there was one is what the tests above show
+    finally:
+        device.delays = before
+        with suppress(RaceError):
+            device.synchronize()
+        device.errors.clear()
