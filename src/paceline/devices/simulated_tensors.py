@@ -135,12 +135,22 @@ class SimulatedTensor(Tensor):
             memo[id(self)] = copied
         return memo[id(self)]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how to make it again from its values."""
+        values, is_parameter = self.detach().cpu(), isinstance(self, nn.Parameter)
+        return _rebuilt, (values, self.device.index, is_parameter, self.requires_grad)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # a class method, as torch wants it
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Do an operation of which an argument is on a simulated device."""
         return _dispatch(func, args, kwargs or {})
+
+
+def _rebuilt(values: Tensor, index: int, is_parameter: bool, requires_grad: bool) -> Tensor:
+    made = values.to(devices(index + 1)[index].torch_device)
+    return (nn.Parameter(made) if is_parameter else made).requires_grad_(requires_grad)
 
 
 def devices(count: int) -> list[SimulatedDevice]:
