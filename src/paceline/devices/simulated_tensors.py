@@ -2,6 +2,9 @@
 
 A tensor's values lie in host memory, `raw`, which only the threads of streams may touch. Shapes and
 types of results are known at once, from the same operation on tensors without values ("meta").
+
+A process may have several devices, with memory of their own. torch runs a backward pass on the
+first alone: it allows a device that is written in Python one number.
 """
 
 import atexit
@@ -40,11 +43,12 @@ class SimulatedTensor(Tensor):
     raw: Tensor
     memory: Memory
     owner: _Owner
+    of: SimulatedDevice
 
     __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, raw: Tensor, *_: object) -> "SimulatedTensor":
+    def __new__(cls, raw: Tensor, of: SimulatedDevice, *_: object) -> "SimulatedTensor":
         """Return a tensor of the same shape, strides and type, which torch takes for a device's."""
         made: SimulatedTensor = Tensor._make_wrapper_subclass(
             cls,
@@ -52,18 +56,22 @@ class SimulatedTensor(Tensor):
             strides=raw.stride(),
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
-            device=torch.device(NAME, 0),
+            device=of.torch_device,
         )
         return made
 
-    def __init__(self, raw: Tensor, block: Block, owner: _Owner) -> None:
-        self.raw, self.owner = raw, owner
+    def __init__(self, raw: Tensor, of: SimulatedDevice, block: Block, owner: _Owner) -> None:
+        self.raw, self.of, self.owner = raw, of, owner
         start = int(raw.storage_offset()) * raw.element_size()
         self.memory = Memory(block, start, start + extent_nbytes(raw))
 
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
         """Return the values, and that they are simulated."""
         return f"Simulated{self.detach().cpu()!r}"
+
+    def tolist(self) -> Any:
+        """Return the values as lists, for which the host waits."""
+        return self.detach().cpu().tolist()
 
     def __format__(self, spec: str) -> str:
         """Format the only value."""
@@ -118,7 +126,7 @@ def _created(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    device = _devices[0]
+    device = _device_for(func, args, kwargs)
     if func is aten.copy_.default:
         return _copied(device, *args, **kwargs)
     if func is aten._to_copy.default and _names_host(kwargs):
@@ -130,6 +138,17 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if any(alias is not None and not alias.is_write for alias in aliases):
         return _viewed(func, args, kwargs)
     return _queued(device, func, args, kwargs)
+
+
+def _device_for(func: Any, args: Any, kwargs: Any) -> SimulatedDevice:
+    """Return the device of the arguments, or that on which a tensor is asked for."""
+    numbers = {one.of.torch_device.index for one in _simulated(args, kwargs)}
+    asked = torch.device(kwargs.get("device") or "cpu")
+    if asked.type == NAME:
+        numbers.add(asked.index or 0)
+    if len(numbers) > 1:
+        raise RuntimeError(f"{func} is asked for between simulated devices {sorted(numbers)}")
+    return _devices[numbers.pop()]
 
 
 def _tensors(*values: Any) -> list[Tensor]:
@@ -156,13 +175,13 @@ def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return views: that touches no values."""
     base = _simulated(args, kwargs)[0]
     found = func(*tree_map(_raw, args), **tree_map(_raw, kwargs))
-    return tree_map(lambda raw: SimulatedTensor(raw, base.memory.block, base.owner), found)
+    return tree_map(lambda raw: SimulatedTensor(raw, base.of, base.memory.block, base.owner), found)
 
 
 def _owned(device: SimulatedDevice, raw: Tensor) -> SimulatedTensor:
     block, owner = Block(device.current_stream().number), _Owner()
     weakref.finalize(owner, device.free, block, raw).atexit = False
-    return SimulatedTensor(raw, block, owner)
+    return SimulatedTensor(raw, device, block, owner)
 
 
 def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
