@@ -216,11 +216,14 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _device_of(args: Any, kwargs: Any) -> SimulatedDevice:
-    """Return the device of the first tensor, or where a tensor is to be made."""
-    found = _simulated(args, kwargs)
-    asked = torch.device(kwargs.get("device") or NAME)
-    index = found[0].device.index if found else asked.index
-    return _devices[guard().get_device() if index is None else index]
+    """Return the device of the tensors, or that on which one is to be made."""
+    numbers = {one.device.index for one in _simulated(args, kwargs)}
+    asked = torch.device(kwargs.get("device") or "cpu")
+    if asked.type == NAME:
+        numbers.add(guard().get_device() if asked.index is None else asked.index)
+    if len(numbers) > 1:
+        raise RuntimeError(f"an operation between the simulated devices {sorted(numbers)}")
+    return _devices[numbers.pop()]
 
 
 def _tensors(*values: Any) -> list[Tensor]:
