@@ -252,9 +252,13 @@ class SimulatedDevice:
 
     def synchronize(self) -> None:
         """Wait until all work in all streams is done; raise what has failed."""
+        self.await_all()
+        self.check()
+
+    def await_all(self) -> None:
+        """Wait until all work in all streams is done, whatever has failed."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
-        self.check()
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory; return what undoes it."""

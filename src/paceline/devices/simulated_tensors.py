@@ -222,7 +222,7 @@ def _device_of(args: Any, kwargs: Any) -> SimulatedDevice:
     if asked.type == NAME:
         numbers.add(guard().get_device() if asked.index is None else asked.index)
     if len(numbers) > 1:
-        raise RuntimeError(f"an operation between the simulated devices {sorted(numbers)}")
+        raise RuntimeError(f"an operation between simulated devices {sorted(numbers)}")
     return _devices[numbers.pop()]
 
 
