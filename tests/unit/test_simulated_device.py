@@ -181,6 +181,34 @@ def test_an_error_on_the_device_is_told_to_the_host_when_it_waits(device):
         device.synchronize()
 
 
+def test_tensors_are_made_there_as_on_the_host(device):
+    for make in (
+        lambda **on: torch.arange(2, 9, 3, dtype=torch.uint8, **on),
+        lambda **on: torch.arange(0.0, 1.0, 0.25, **on),
+        lambda **on: torch.eye(3, 2, **on),
+        lambda **on: torch.tensor([[1, 2], [3, 4]], **on),
+        lambda **on: torch.linspace(0, 1, 5, **on),
+        lambda **on: torch.full((2, 3), 7.0, **on),
+    ):
+        here, there = make(), make(device=device.torch_device)
+        assert (there.shape, there.dtype) == (here.shape, here.dtype)
+        assert there.tolist() == here.tolist()
+
+
+def test_an_output_is_not_resized_without_a_word(device):
+    with pytest.raises(RuntimeError, match="can be resized"):
+        torch.add(ones(device), 1, out=torch.empty(0, device=device.torch_device))
+
+
+def test_views_are_told_by_their_memory(device):
+    """By which safetensors finds parameters that are tied."""
+    there = ones(device)
+    same = there[2:4].untyped_storage().data_ptr() == there.untyped_storage().data_ptr()
+    assert same
+    assert there[2:].data_ptr() - there.data_ptr() == 8
+    assert there.clone().untyped_storage().data_ptr() != there.untyped_storage().data_ptr()
+
+
 def test_hooks_run_in_a_thread_of_the_device(device):
     weight = nn.Parameter(ones(device))
     threads = []

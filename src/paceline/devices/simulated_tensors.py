@@ -30,6 +30,11 @@ from paceline.devices.simulated import (
 )
 
 aten: Any = torch.ops.aten
+# Operations that make tensors of none, and are not made of others of these.
+_CREATING = (
+    *("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"),
+    *("eye", "eye.m"),
+)
 _devices: list[SimulatedDevice] = []
 
 
@@ -69,6 +74,14 @@ class SimulatedTensor(Tensor):
         """Return the values, and that they are simulated."""
         return f"Simulated{self.detach().cpu()!r}"
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory, by which those are told that share it."""
+        return self.raw.untyped_storage()
+
+    def data_ptr(self) -> int:
+        """Return where the values begin in it."""
+        return self.raw.data_ptr()
+
     def tolist(self) -> Any:
         """Return the values as lists, for which the host waits."""
         return self.detach().cpu().tolist()
@@ -103,10 +116,11 @@ def devices(count: int) -> list[SimulatedDevice]:
         # A thread that is killed inside torch when the interpreter ends would abort the process.
         atexit.register(_end)
         _setup_privateuseone_for_python_backend(NAME)
-        for packet, overload in (("empty", "memory_format"), ("empty_strided", "default")):
-            func = getattr(getattr(aten, packet), overload)
-            name = packet if overload == "default" else f"{packet}.{overload}"
+        for name in _CREATING:
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(aten, packet), overload or "default")
             _library.impl(name, partial(_created, func), "PrivateUse1")
+        _library.impl("_copy_from", _copied_from, "PrivateUse1")
     while len(_devices) < count:
         _devices.append(SimulatedDevice(len(_devices)))
     return _devices[:count]
@@ -123,6 +137,12 @@ _library = torch.library.Library("aten", "IMPL")
 
 def _created(func: Any, *args: Any, **kwargs: Any) -> Any:
     return _dispatch(func, args, kwargs)
+
+
+def _copied_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy where torch does not ask the tensors: `torch.tensor` copies the numbers so."""
+    device = _device_for(aten.copy_.default, (target, source), {})
+    return _copied(device, target, source, non_blocking)
 
 
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
@@ -198,11 +218,14 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(result, found)
 
 
-def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Queue an operation, and return its results, which are not written yet."""
+def _without_values(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Tensor]] | None:
+    """Do an operation on tensors without values; return its results, and the arguments by theirs.
+
+    Returns None if it needs values, asks for a number, or is wrong.
+    """
     twins: dict[int, Tensor] = {}
 
-    def without_values(one: Any) -> Any:
+    def twin_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
         if id(one) not in twins:
@@ -212,13 +235,24 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
         return twins[id(one)]
 
     try:
-        meta_args, meta_kwargs = tree_map(without_values, (args, _on("meta", kwargs)))
+        meta_args, meta_kwargs = tree_map(twin_of, (args, _on("meta", kwargs)))
         expected = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, RuntimeError):
-        return _at_once(device, func, args, kwargs)  # it depends on values, or is wrong
+        return None
     if any(not isinstance(one, Tensor) for one in tree_leaves(expected) if one is not None):
-        return _at_once(device, func, args, kwargs)  # the host asks for a number
+        return None
     own = {id(twins[id(one)]): one for one in _tensors(args, kwargs)}
+    for twin in _tensors(expected):
+        if id(twin) in own and own[id(twin)].shape != twin.shape:
+            raise RuntimeError(f"{func}: no tensor of a simulated device can be resized")
+    return expected, own
+
+
+def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """Queue an operation, and return its results, which are not written yet."""
+    if (known := _without_values(func, args, kwargs)) is None:
+        return _at_once(device, func, args, kwargs)
+    expected, own = known
     made: list[SimulatedTensor] = []
 
     def result(twin: Any) -> Any:
