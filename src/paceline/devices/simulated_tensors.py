@@ -111,7 +111,11 @@ class SimulatedTensor(Tensor):
 
 
 def devices(count: int) -> list[SimulatedDevice]:
-    """Return the first so many simulated devices, making torch know them."""
+    """Return the first so many simulated devices, making torch know them.
+
+    The first call comes before the first backward pass of the process: torch makes its threads for
+    the devices then, and none for those of later.
+    """
     if not _devices:
         # A thread that is killed inside torch when the interpreter ends would abort the process.
         atexit.register(_end)
