@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from paceline.devices import device_of
 from paceline.devices.simulated import RaceError, SimulatedDevice
@@ -252,6 +253,22 @@ def test_it_trains_as_the_host_does(device, make):
             optimizer.zero_grad()
     for one, other in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other.cpu())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_is_recomputed_drops_out_the_same_units(device, use_reentrant):
+    """The states of random numbers that a checkpoint saves and restores are those that are used."""
+    weight = nn.Parameter(torch.ones(64, device=device.torch_device))
+    kept = []
+
+    def part(values: Tensor) -> Tensor:
+        kept.append(nn.functional.dropout(values * weight, 0.5))
+        return kept[-1]
+
+    inputs = torch.ones(64, device=device.torch_device, requires_grad=True)
+    checkpoint(part, inputs, use_reentrant=use_reentrant).sum().backward()
+    assert len(kept) == 2
+    assert kept[0].tolist() == kept[1].tolist() == weight.grad.tolist()
 
 
 def test_a_copy_of_a_module_is_one_of_its_own(device):

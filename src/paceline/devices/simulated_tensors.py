@@ -10,7 +10,7 @@ first alone: it allows a device that is written in Python one number.
 import atexit
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar
@@ -36,6 +36,23 @@ _CREATING = (
     *("eye", "eye.m"),
 )
 _devices: list[SimulatedDevice] = []
+
+
+class _Module:
+    """What torch asks of a kind of devices, where it asks `torch.cuda` of NVIDIA's.
+
+    Random numbers are the host's, and so are their states.
+    """
+
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
+    device = staticmethod(lambda device: nullcontext())
+    is_available = is_initialized = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: 1)
+    manual_seed_all = staticmethod(lambda seed: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
 
 class _Owner:
@@ -119,7 +136,7 @@ def devices(count: int) -> list[SimulatedDevice]:
     if not _devices:
         # A thread that is killed inside torch when the interpreter ends would abort the process.
         atexit.register(_end)
-        _setup_privateuseone_for_python_backend(NAME)
+        _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
         for name in _CREATING:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(aten, packet), overload or "default")
