@@ -214,14 +214,8 @@ class CudaDevice:
         """Pin host memory; return what undoes it. InvalidInput if there is not enough of it."""
         runtime, check = torch.cuda.cudart(), torch.cuda.check_error
         address, nbytes = memory.data_ptr(), memory.nbytes
-        with self.use():  # or a context would be made on GPU 0
-            try:
-                check(runtime.cudaHostRegister(address, nbytes, 0))
-            except RuntimeError as error:
-                raise InvalidInput(
-                    f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
-                    f"{str(error).splitlines()[0]}; free memory, or use fewer workers"
-                ) from None
+        with self._pinning(nbytes):
+            check(runtime.cudaHostRegister(address, nbytes, 0))
 
         def unpin() -> None:
             with self.use():
@@ -231,8 +225,19 @@ class CudaDevice:
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
         """Return a new tensor in pinned host memory, of the same shape, strides and type."""
-        with self.use():
+        with self._pinning(tensor.nbytes):
             return torch.empty_like(tensor, device="cpu", pin_memory=True)
+
+    @contextmanager
+    def _pinning(self, nbytes: int) -> Iterator[None]:
+        with self.use():  # or a context would be made on GPU 0
+            try:
+                yield
+            except RuntimeError as error:
+                raise InvalidInput(
+                    f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
+                    f"{str(error).splitlines()[0]}; free memory, or use fewer workers"
+                ) from None
 
     def random_state(self) -> Tensor | None:
         """Return the state of the GPU's random numbers."""

@@ -124,7 +124,10 @@ class Device(Protocol):
         """
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, of the same shape, strides and type."""
+        """Return a new tensor in pinned host memory, of the same shape, strides and type.
+
+        Raises InvalidInput if the system does not allow so much.
+        """
 
     def random_state(self) -> Tensor | None:
         """Return the state of the device's random numbers; None if they are the host's."""
