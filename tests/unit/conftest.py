@@ -3,6 +3,10 @@
 import pytest
 
 from command_line import Line
+from paceline.devices import simulated_tensors
+
+# Before the first backward pass of this process, at which torch makes a thread for each device.
+simulated_tensors.devices(1)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import torch
 
 from groups import group_of
 from paceline.core.machine import Device, Host, Machine
+from paceline.devices.host import HostDevice
 from paceline.links.group import Group
 from paceline.measure.devices import CodecFigures, DeviceFigures
 from paceline.measure.this_machine import facts
@@ -106,6 +107,7 @@ def figures(hostname: str, speed: float) -> RankFigures:
         hostname=hostname,
         cores=4,
         device_memory_bytes=10**9,
+        has_own_memory=False,
         facts=facts(torch.device("cpu")),
         device=DeviceFigures(
             convolution=spread(3 * speed),
@@ -200,7 +202,6 @@ def links(monkeypatch) -> Links:
         here = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda n, dtype, here=here, **where: here(n, dtype=dtype))
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *args, **how: bus.copy(*args, **how))
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: True)
     group = group_of(0, 3, kind=Alike)
     sampler = Sampler(group, bus, 1e-9)
     return Links(GPUS, [(0, 1), (2,)], sampler, sampler, "measured somehow")
@@ -212,7 +213,7 @@ def test_every_gpu_has_a_link_to_its_host(links):
     for link in found:
         assert link.bandwidth_bytes_per_s == pytest.approx(8e9, rel=0.01)
         assert link.latency_s == pytest.approx(1e-5, rel=0.01)
-        assert link.source.startswith("measured somehow; copies of 64 MiB to pinned memory and")
+        assert link.source.startswith("measured somehow; cpu, copies of 64 MiB to pinned")
 
 
 def test_gpus_that_reach_each_other_within_a_host_have_a_link(links, monkeypatch):
@@ -220,5 +221,5 @@ def test_gpus_that_reach_each_other_within_a_host_have_a_link(links, monkeypatch
     assert link.between == ("gpu0", "gpu1")
     assert link.bandwidth_bytes_per_s == pytest.approx(8e9, rel=0.01)
     assert link.latency_s == pytest.approx(1e-5, rel=0.01)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: False)
+    monkeypatch.setattr(HostDevice, "reaches", lambda *devices: False)
     assert list(links._between_peers()) == []

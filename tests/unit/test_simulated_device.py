@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from paceline.devices import device_of
 from paceline.devices.simulated import RaceError, SimulatedDevice
@@ -181,6 +182,34 @@ def test_an_error_on_the_device_is_told_to_the_host_when_it_waits(device):
         device.synchronize()
 
 
+def test_tensors_are_made_there_as_on_the_host(device):
+    for make in (
+        lambda **on: torch.arange(2, 9, 3, dtype=torch.uint8, **on),
+        lambda **on: torch.arange(0.0, 1.0, 0.25, **on),
+        lambda **on: torch.eye(3, 2, **on),
+        lambda **on: torch.tensor([[1, 2], [3, 4]], **on),
+        lambda **on: torch.linspace(0, 1, 5, **on),
+        lambda **on: torch.full((2, 3), 7.0, **on),
+    ):
+        here, there = make(), make(device=device.torch_device)
+        assert (there.shape, there.dtype) == (here.shape, here.dtype)
+        assert there.tolist() == here.tolist()
+
+
+def test_an_output_is_not_resized_without_a_word(device):
+    with pytest.raises(RuntimeError, match="can be resized"):
+        torch.add(ones(device), 1, out=torch.empty(0, device=device.torch_device))
+
+
+def test_views_are_told_by_their_memory(device):
+    """By which safetensors finds parameters that are tied."""
+    there = ones(device)
+    same = there[2:4].untyped_storage().data_ptr() == there.untyped_storage().data_ptr()
+    assert same
+    assert there[2:].data_ptr() - there.data_ptr() == 8
+    assert there.clone().untyped_storage().data_ptr() != there.untyped_storage().data_ptr()
+
+
 def test_hooks_run_in_a_thread_of_the_device(device):
     weight = nn.Parameter(ones(device))
     threads = []
@@ -224,6 +253,22 @@ def test_it_trains_as_the_host_does(device, make):
             optimizer.zero_grad()
     for one, other in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other.cpu())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_is_recomputed_drops_out_the_same_units(device, use_reentrant):
+    """The states of random numbers that a checkpoint saves and restores are those that are used."""
+    weight = nn.Parameter(torch.ones(64, device=device.torch_device))
+    kept = []
+
+    def part(values: Tensor) -> Tensor:
+        kept.append(nn.functional.dropout(values * weight, 0.5))
+        return kept[-1]
+
+    inputs = torch.ones(64, device=device.torch_device, requires_grad=True)
+    checkpoint(part, inputs, use_reentrant=use_reentrant).sum().backward()
+    assert kept[0].tolist() == weight.grad.tolist()
+    assert {0.0, 2.0} == set(weight.grad.tolist())
 
 
 def test_a_copy_of_a_module_is_one_of_its_own(device):

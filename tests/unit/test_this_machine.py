@@ -20,7 +20,7 @@ from paceline.strategies import EXCHANGES
 
 
 def ranks(number: int, kind: str, boot_ids: str = "a") -> Group:
-    return group_of(0, number, "cuda" if kind == "gpu" else "cpu", boot_ids)
+    return group_of(0, number, "cuda:0" if kind == "gpu" else "cpu", boot_ids)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

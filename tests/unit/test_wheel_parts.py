@@ -16,7 +16,7 @@ from paceline.data.dataset import Dataset, TensorSamples
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.job import SampleShare, difference
-from paceline.strategies.wheel.protocol import Endpoint, check_codecs
+from paceline.strategies.wheel.protocol import CopyLane, Endpoint, check_codecs
 from paceline.strategies.wheel.split import MessageSize
 from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.strategies.wheel.worker import Stopped, Turns
@@ -158,7 +158,7 @@ def test_several_labels_a_sample_are_refused():
 
 
 def endpoint(dtype: torch.dtype = torch.float32, **codecs: str) -> Endpoint:
-    return Endpoint(Wheel(**codecs), dtype, MagicMock(), torch.device("cpu"))
+    return Endpoint(Wheel(**codecs), dtype, MagicMock(), CopyLane(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

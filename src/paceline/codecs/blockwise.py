@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.codecs.codec import Codec, Payload, as_type, finite, flat, num_nonfinite
 from paceline.core.errors import InvalidInput
+from paceline.devices import device_of
 from paceline.native import Codebook, decode_into, encode_into
 
 _NUM_MAGNITUDES = 128
@@ -268,7 +269,7 @@ class EightBit(Codec):
 
 def has_triton(values: Tensor) -> bool:
     """Return True if the Triton kernels can be used for the values."""
-    return values.is_cuda and _triton_compiles()
+    return device_of(values.device).has_triton and _triton_compiles()
 
 
 @cache

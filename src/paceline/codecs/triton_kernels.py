@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.codecs.blockwise import QuantizationTable, scales_of
+from paceline.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller
 _NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
@@ -166,7 +167,7 @@ def encode(
     num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
     first_cell, cells, _ = _lookups(table, values.device)
     # Triton launches on the current device, which need not be the tensor's.
-    with torch.cuda.device_of(values):
+    with device_of(values.device).use():
         encode_tile[(tiles.num_programs,)](
             *(values, codes, scales, num_nonfinite, cells),
             *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
@@ -190,7 +191,7 @@ def decode(
     """Launch the decoding of codes into `values`, or the addition to them."""
     tiles = _Tiles.of(len(values), block_size, _COLUMNS)
     _, _, meanings = _lookups(table, values.device)
-    with torch.cuda.device_of(values):
+    with device_of(values.device).use():
         decode_tile[(tiles.num_programs,)](
             *(values, codes, scales, meanings),
             *(len(values), tiles.num_blocks, block_size, tiles.num_parts),

@@ -138,13 +138,15 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
 
     `timeline`: the traced steps of all workers; `predicted`: the same steps as planned, if they can
     be. `step_seconds`: durations of the untraced steps. `config`: the strategy's configuration
-    that was used in the end.
+    that was used in the end. `device`: what the workers computed on, where this is not the device
+    of the session's group.
     """
 
     timeline: Timeline
     predicted: Timeline | None = None
     config: Any = None
     step_seconds: tuple[float, ...] = ()
+    device: str | None = None
 
 
 Topic = Literal["method", "workers", "limit", "change", "memory"]

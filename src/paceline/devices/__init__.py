@@ -30,9 +30,7 @@ _SIMULATED = "PACELINE_SIMULATED_GPUS"
 
 def device_of(device: torch.device) -> Device:
     """Return what can be done with a device of torch's. InvalidInput if it is of another kind."""
-    if str(device) == "cuda":  # the current one
-        device = torch.device("cuda", torch.cuda.current_device())
-    return _device_of(device)
+    return _device_of(current_gpu() if device == torch.device("cuda") else device)
 
 
 @cache
@@ -70,11 +68,38 @@ def gpus() -> tuple[torch.device, ...]:
     return cuda.gpus()
 
 
+def first_device() -> torch.device:
+    """Return the first GPU that this process sees, or the CPU where there is none.
+
+    Raises InvalidInput if there are some that cannot be used.
+    """
+    return next(iter(gpus()), torch.device("cpu"))
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device of a name, such as cpu or cuda:0; InvalidInput if it cannot be used."""
+    if _num_simulated():
+        gpus()  # which makes torch know the name
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, IndexError) as error:
+        first = str(error).splitlines()[0]
+        raise InvalidInput(f"device: {name!r} cannot be used: {first}") from None
+    return device_of(device).torch_device
+
+
+def current_gpu() -> torch.device:
+    """Return the one of NVIDIA's GPUs that is this thread's current one."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def num_gpus() -> int:
     """Return the number of GPUs that processes see which are started from here.
 
     Where the driver can count them without it, CUDA stays uninitialised: a process that has
-    initialised it cannot fork others that use it. Whether they can be used is for `gpus` to say.
+    initialised it cannot fork others that use it. So a driver that is too old is found by `gpus`
+    alone; InvalidInput if torch finds none of the GPUs that there are.
     """
     if count := _num_simulated():
         return count

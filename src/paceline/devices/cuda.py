@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
@@ -23,19 +24,37 @@ def gpus() -> tuple[torch.device, ...]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")  # torch warns of a driver that is too old, and goes on
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0 and (why := _why_unusable([str(one.message) for one in found])):
-        raise InvalidInput(
-            f"this machine has a GPU that cannot be used: {why}; mend that, or hide the GPU with "
-            "CUDA_VISIBLE_DEVICES= to train on CPUs"
-        )
-    return tuple(torch.device("cuda", index) for index in range(count))
+    num_usable = _checked(count, [str(one.message) for one in found])
+    return tuple(torch.device("cuda", index) for index in range(num_usable))
 
 
 def num_gpus() -> int:
     """Return the number of NVIDIA's GPUs, as their driver tells it without initialising CUDA."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whether they can be used is for `gpus` to say
-        return torch.cuda.device_count()
+        count = torch.cuda.device_count()
+    return _checked(count, ())
+
+
+def can_fork() -> bool:
+    """Return True if a process that is forked from this one can use GPUs.
+
+    It cannot if this one has initialised CUDA, which torch tells in the forked process only.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _checked(count: int, warned: Sequence[str]) -> int:
+    """Return the number of GPUs that torch finds; InvalidInput if there are others only."""
+    if count == 0 and (why := _why_unusable(warned)):
+        raise InvalidInput(
+            f"this machine has a GPU that cannot be used: {why}; mend that, or hide the GPU with "
+            "CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+        )
+    return count
 
 
 def _why_unusable(warned: Sequence[str]) -> str | None:
@@ -151,6 +170,7 @@ class CudaDevice:
     is_asynchronous = True
     backend = "nccl"
     has_triton = True
+    profiled: tuple[ProfilerActivity, ...] = (ProfilerActivity.CUDA,)
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
@@ -186,18 +206,16 @@ class CudaDevice:
         """Wait until all work that is queued in all streams is done."""
         torch.cuda.synchronize(self.torch_device)
 
+    def reaches(self, other: torch.device) -> bool:
+        """Return True if there is peer access to another GPU."""
+        return torch.cuda.can_device_access_peer(self.torch_device, other)
+
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory; return what undoes it. InvalidInput if there is not enough of it."""
         runtime, check = torch.cuda.cudart(), torch.cuda.check_error
         address, nbytes = memory.data_ptr(), memory.nbytes
-        with self.use():  # or a context would be made on GPU 0
-            try:
-                check(runtime.cudaHostRegister(address, nbytes, 0))
-            except RuntimeError as error:
-                raise InvalidInput(
-                    f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
-                    f"{str(error).splitlines()[0]}; free memory, or use fewer workers"
-                ) from None
+        with self._pinning(nbytes):
+            check(runtime.cudaHostRegister(address, nbytes, 0))
 
         def unpin() -> None:
             with self.use():
@@ -207,8 +225,19 @@ class CudaDevice:
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
         """Return a new tensor in pinned host memory, of the same shape, strides and type."""
-        with self.use():
+        with self._pinning(tensor.nbytes):
             return torch.empty_like(tensor, device="cpu", pin_memory=True)
+
+    @contextmanager
+    def _pinning(self, nbytes: int) -> Iterator[None]:
+        with self.use():  # or a context would be made on GPU 0
+            try:
+                yield
+            except RuntimeError as error:
+                raise InvalidInput(
+                    f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
+                    f"{str(error).splitlines()[0]}; free memory, or use fewer workers"
+                ) from None
 
     def random_state(self) -> Tensor | None:
         """Return the state of the GPU's random numbers."""

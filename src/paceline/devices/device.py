@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
 
@@ -86,7 +87,7 @@ class Device(Protocol):
 
     `backend`: of torch.distributed, for tensors on devices of this
     kind. `has_triton`: True if Triton's kernels can run here. `memory`: None if tensors lie in the
-    host's memory.
+    host's memory. `profiled`: what torch.profiler records of it beside the host's calls.
     """
 
     torch_device: torch.device
@@ -95,6 +96,7 @@ class Device(Protocol):
     backend: str
     has_triton: bool
     memory: DeviceMemory | None
+    profiled: tuple[ProfilerActivity, ...]
 
     @property
     def name(self) -> str:
@@ -112,6 +114,9 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait until all work that is queued in all streams is done."""
 
+    def reaches(self, other: torch.device) -> bool:
+        """Return True if it copies to and from another device of its kind without the host."""
+
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory, of which copies are asynchronous then; return what undoes it.
 
@@ -119,7 +124,10 @@ class Device(Protocol):
         """
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, of the same shape, strides and type."""
+        """Return a new tensor in pinned host memory, of the same shape, strides and type.
+
+        Raises InvalidInput if the system does not allow so much.
+        """
 
     def random_state(self) -> Tensor | None:
         """Return the state of the device's random numbers; None if they are the host's."""

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
 from paceline.devices.device import DeviceMemory, Stream
@@ -20,6 +21,7 @@ class HostDevice:
     backend = "gloo"
     has_triton = False
     memory: DeviceMemory | None = None
+    profiled: tuple[ProfilerActivity, ...] = ()
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
@@ -38,6 +40,10 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Do nothing: all work is done."""
+
+    def reaches(self, other: torch.device) -> bool:
+        """Return True: its own memory is the only one of this kind."""
+        return True
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Do nothing: nothing is copied between host and device."""

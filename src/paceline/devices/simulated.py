@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
 from paceline.devices.device import DeviceMemory, Event, Stream
@@ -203,6 +204,7 @@ class SimulatedDevice:
     backend = "gloo"
     has_triton = False
     memory: DeviceMemory | None = None
+    profiled: tuple[ProfilerActivity, ...] = ()
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device(NAME, index)
@@ -259,6 +261,10 @@ class SimulatedDevice:
         """Wait until all work in all streams is done, whatever has failed."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
+
+    def reaches(self, other: torch.device) -> bool:
+        """Return False: copies between simulated GPUs are not simulated."""
+        return False
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory; return what undoes it."""

@@ -8,7 +8,7 @@ import atexit
 import itertools
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar
@@ -33,32 +33,29 @@ from paceline.devices.simulated_guard import guard, set_calls
 aten: Any = torch.ops.aten
 _MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for
 _library = torch.library.Library("aten", "IMPL")
+# Operations that make tensors of none, and are not made of others of these.
+_CREATING = (
+    *("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"),
+    *("eye", "eye.m"),
+)
 _devices: list[SimulatedDevice] = []
 
 
 class _Module:
-    """Answers what torch asks `torch.simulated`."""
+    """What torch asks of a kind of devices, where it asks `torch.cuda` of NVIDIA's.
 
-    def is_initialized(self) -> bool:
-        return True
+    Random numbers are the host's, and so are their states.
+    """
 
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return len(_devices)
-
-    def current_device(self) -> int:
-        return 0
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: random numbers are the host's."""
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
+    device = staticmethod(lambda device: nullcontext())
+    is_available = is_initialized = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    current_device = staticmethod(lambda: guard().get_device())
+    device_count = staticmethod(lambda: len(_devices))
+    manual_seed_all = staticmethod(lambda seed: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
 
 class _Owner:
@@ -97,6 +94,10 @@ class SimulatedTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
         """Return the values, and that they are simulated."""
         return f"Simulated{self.detach().cpu()!r}"
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory, by which those are told that share it."""
+        return self.raw.untyped_storage()
 
     def __format__(self, spec: str) -> str:
         """Format the only value."""
@@ -154,7 +155,11 @@ def _rebuilt(values: Tensor, index: int, is_parameter: bool, requires_grad: bool
 
 
 def devices(count: int) -> list[SimulatedDevice]:
-    """Return the first so many simulated devices, making torch know them."""
+    """Return the first so many simulated devices, making torch know them.
+
+    The first call comes before the first backward pass of the process: torch makes its threads for
+    the devices then, and none for those of later.
+    """
     if not _devices:
         _register()
     if count > len(_devices):
@@ -165,9 +170,9 @@ def devices(count: int) -> list[SimulatedDevice]:
 def _register() -> None:
     num_devices = guard().num_devices()  # before torch registers one that is written in Python
     _setup_privateuseone_for_python_backend(NAME, _Module())
-    for packet, overload in (("empty", "memory_format"), ("empty_strided", "default")):
-        func = getattr(getattr(aten, packet), overload)
-        name = packet if overload == "default" else f"{packet}.{overload}"
+    for name in _CREATING:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(aten, packet), overload or "default")
         _library.impl(name, partial(_created, func), "PrivateUse1")
     # Where torch leaves out the dispatch to Python, as torch.tensor() does, it comes here.
     _library.impl("_copy_from", _copied_from, "PrivateUse1")
@@ -274,11 +279,14 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(result, found)
 
 
-def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Queue an operation, and return its results, which are not written yet."""
+def _without_values(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Tensor]] | None:
+    """Do an operation on tensors without values; return its results, and the arguments by theirs.
+
+    Returns None if it needs values, asks for a number, or is wrong.
+    """
     twins: dict[int, Tensor] = {}
 
-    def without_values(one: Any) -> Any:
+    def twin_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
         if id(one) not in twins:
@@ -288,13 +296,24 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
         return twins[id(one)]
 
     try:
-        meta_args, meta_kwargs = tree_map(without_values, (args, _on("meta", kwargs)))
+        meta_args, meta_kwargs = tree_map(twin_of, (args, _on("meta", kwargs)))
         expected = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, RuntimeError):
-        return _at_once(device, func, args, kwargs)  # it depends on values, or is wrong
+        return None
     if any(not isinstance(one, Tensor) for one in tree_leaves(expected) if one is not None):
-        return _at_once(device, func, args, kwargs)  # the host asks for a number
+        return None
     own = {id(twins[id(one)]): one for one in _tensors(args, kwargs)}
+    for twin in _tensors(expected):
+        if id(twin) in own and own[id(twin)].shape != twin.shape:
+            raise RuntimeError(f"{func}: no tensor of a simulated device can be resized")
+    return expected, own
+
+
+def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """Queue an operation, and return its results, which are not written yet."""
+    if (known := _without_values(func, args, kwargs)) is None:
+        return _at_once(device, func, args, kwargs)
+    expected, own = known
     made: list[SimulatedTensor] = []
 
     def result(twin: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
+from paceline.devices import current_gpu
 from paceline.exchange.codec_choice import choice_of
 from paceline.exchange.compressed import CompressedAllReduce, Compression, Future
 from paceline.exchange.layout import NamedParameter
@@ -136,7 +137,7 @@ def ddp_hook(
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     # nccl alone, or beside gloo for values in host memory
     has_nccl = "nccl" in dist.get_backend_config(process_group)
-    device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
+    device = current_gpu() if has_nccl else torch.device("cpu")
     state = HookState(Compression(codec, on_nonfinite), ranks, device, deadline_s)
     return state, HookState.exchange
 

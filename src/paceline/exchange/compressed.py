@@ -14,7 +14,6 @@ import queue
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -27,6 +26,7 @@ from paceline.codecs.codec import Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
+from paceline.devices import Event, device_of
 from paceline.exchange.optimizers import Policy
 from paceline.links.group import post_pairs
 
@@ -145,7 +145,7 @@ class Work:
     codec: Callable[[], Codec]
     divisor: float
     future: Future
-    ready: torch.cuda.Event | None
+    ready: Event | None
     num_nonfinite: int = 0
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -166,17 +166,13 @@ def run_calls(
     call: Callable[..., None],
     fail: Callable[[Any, Exception], None],
 ) -> None:
-    """Make the calls one after another, on a CUDA stream of this thread's own, until one is None.
+    """Make the calls one after another, on a stream of this thread's own, until one is None.
 
     `fail` is told the first argument of a call that has failed, and of all after it: the next
     collective would match another of the other ranks.
     """
-    stream: AbstractContextManager[object] = nullcontext()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        stream = torch.cuda.stream(torch.cuda.Stream(device))
-    failure: Exception | None = None
-    with stream:
+    own, failure = device_of(device), None
+    with own.use(own.new_stream() if own.is_asynchronous else None):
         for arguments in iter(calls.get, None):
             try:
                 if failure is not None:
@@ -189,8 +185,9 @@ def run_calls(
 
 def finish_stream(device: torch.device) -> None:
     """Synchronise in this thread, so that no other thread must order its streams after ours."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    own = device_of(device)
+    if own.is_asynchronous:
+        own.current_stream().synchronize()
 
 
 class CompressedAllReduce:
@@ -202,7 +199,8 @@ class CompressedAllReduce:
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
-        self.device = device
+        own = device_of(device)
+        self.device = own.torch_device
         self._bytes_sent = [0, 0]  # by each thread
         self._ranks = list(ranks)
         self._rank = self._ranks.index(dist.get_rank())
@@ -211,7 +209,7 @@ class CompressedAllReduce:
                 self._ranks,
                 timeout=timedelta(seconds=deadline_s),
                 # Values in host memory can be sent, too, where the default group is nccl.
-                backend="gloo" if device.type == "cpu" else None,
+                backend="gloo" if own.backend == "gloo" else None,
                 # Otherwise all ranks of the default group would have to call new_group.
                 use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             )
@@ -257,10 +255,10 @@ class CompressedAllReduce:
         self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
     ) -> Work:
         """Begin to make the values, float32 and contiguous, their sum over all ranks divided."""
-        ready, future = None, Future()
-        if self.device.type == "cuda":
-            ready, future = torch.cuda.Event(), Future(devices=[self.device])
-            ready.record()  # on the caller's stream: the scatter thread has a stream of its own
+        ready, future, own = None, Future(), device_of(self.device)
+        if own.is_asynchronous:
+            ready = own.current_stream().record()  # the scatter thread has a stream of its own
+            future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
         self._scattering.put((work,))
@@ -311,7 +309,7 @@ class CompressedAllReduce:
 
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
-            work.ready.wait()
+            device_of(self.device).current_stream().wait(work.ready)
         pieces = work.values.split(PIECE)  # so that encoding, sending and decoding overlap
         for number, values in enumerate(pieces):
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]

@@ -282,11 +282,10 @@ def main() -> None:
     os.environ.setdefault(_NVML_CHECK, "1")
     for module in modules:
         importlib.import_module(module)
-    if (torch := sys.modules.get("torch")) is not None:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(torch.cuda._is_in_bad_fork())
-        if os.waitpid(pid, 0)[1] != 0:  # an import has initialised CUDA all the same
+    if "torch" in sys.modules:
+        from paceline.devices import cuda
+
+        if not cuda.can_fork():  # an import has initialised CUDA all the same
             return
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, all of it

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
+from paceline.devices import Device, device_of, gpus, num_gpus
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -170,26 +171,34 @@ def failure(store: Store) -> str | None:
 
 
 @contextmanager
-def process_group(deadline_s: float) -> Iterator[Group]:
+def process_group(deadline_s: float, device: torch.device | None = None) -> Iterator[Group]:
     """Join the run that the environment describes, as torchrun and Paceline's launcher set it.
 
-    Without RANK in the environment this process is alone. No collective waits longer than
-    `deadline_s`. Raises WorkerLost if a peer does not come or is gone, InvalidInput if the ranks
-    cannot form a group, WorkersFailed in place of an error if another rank has failed before.
+    `device` is this rank's: by default its GPU, or the CPU of a machine without any. It is the
+    current one meanwhile. Without RANK in the environment this process is alone. No collective
+    waits longer than `deadline_s`. Raises WorkerLost if a peer does not come or is gone,
+    InvalidInput if the ranks cannot form a group, WorkersFailed in place of an error if another
+    rank has failed before.
     """
+    own = device_of(device_of_rank() if device is None else device)
+    # What names no device, as `.cuda()` in a model, would make a context on the first GPU.
+    with own.use(), _process_group(own, deadline_s) as group:
+        yield group
+
+
+@contextmanager
+def _process_group(own: Device, deadline_s: float) -> Iterator[Group]:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device, deadline = device_of_rank(), timedelta(seconds=deadline_s)
+    device, deadline = own.torch_device, timedelta(seconds=deadline_s)
     if world_size == 1:
         yield Group.alone(device, deadline_s)
         return
     store, members = _meet(_myself(rank, device), world_size, deadline)
-    on_gpu = device.type == "cuda"
-    backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(
-        backend, timeout=deadline, world_size=world_size, rank=rank, store=store
+        own.backend, timeout=deadline, world_size=world_size, rank=rank, store=store
     )
     # Values in host memory need gloo: nccl would make the host wait for the GPU.
-    control = dist.new_group(backend="gloo", timeout=deadline) if on_gpu else None
+    control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
     group = Group(rank, world_size, device, members, store, control, deadline_s)
     try:
         yield group
@@ -231,19 +240,19 @@ def joined(
     Without torch.distributed, but with the environment of torchrun, the default group is made:
     gloo, or nccl for GPUs. Without either this process is alone. The ranks of `process_group` must
     call it together. The deadline, where none is given, is that of the process group: 30 minutes,
-    unless it was made with another one.
+    unless it was made with another one. Raises InvalidInput if ranks are on devices of different
+    kinds, WorkerLost if one does not come.
     """
+    own = device_of(device)
+    device = own.torch_device
     timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
     if not dist.is_initialized() and "RANK" in os.environ:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timeout)
+        _initialise(own, timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
         alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
         return Group.alone(device, alone_s, process_group)
     if deadline_s is None:
-        own = process_group or dist.group.WORLD
-        assert own is not None  # torch.distributed is initialised
-        timeout = own._get_backend(device).options._timeout
+        timeout = _timeout_of(process_group, device)
         deadline_s = timeout.total_seconds()
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     myself = _myself(rank, device)
@@ -260,7 +269,29 @@ def joined(
         rank, world_size, device, (myself,) * world_size, None, control, deadline_s, process_group
     )
     members = tuple(Member(*row) for row in unknown.gather(myself))
+    _check_kinds(members)
     return replace(unknown, members=members)
+
+
+def _initialise(own: Device, timeout: timedelta | None) -> None:
+    """Make torch's default group, of the ranks that the environment describes."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
+    # Before it is made: ranks with different backends would wait for each other in vain.
+    store, _ = _meet(_myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
+    with own.use():
+        dist.init_process_group(
+            own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
+        )
+
+
+def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -> timedelta:
+    """Return the longest wait of the backend that carries tensors of the device."""
+    group: Any = process_group or dist.group.WORLD
+    carried = group._device_types
+    # gloo does not know all kinds of devices whose tensors lie in the host's memory.
+    found = next((one for one in carried if one.type == device.type), carried[0])
+    timeout: timedelta = group._get_backend(found).options._timeout
+    return timeout
 
 
 def _myself(rank: int, device: torch.device) -> Member:
@@ -273,13 +304,29 @@ def boot_id() -> str:
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU if the machine has fewer GPUs than local ranks."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if not torch.cuda.is_available() or torch.cuda.device_count() < local_ranks:
+    """Return this rank's GPU, or the CPU where there is none.
+
+    Raises InvalidInput if the local ranks are more than the GPUs, or GPUs cannot be used.
+    """
+    found = gpus()
+    if not found:
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
+    _check_suffice(len(found), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return found[int(os.environ.get("LOCAL_RANK", "0"))]
+
+
+def check_gpus(num_workers: int) -> None:
+    """Raise InvalidInput if this machine has GPUs, but fewer than these workers of it."""
+    _check_suffice(num_gpus(), num_workers)
+
+
+def _check_suffice(num_found: int, num_workers: int) -> None:
+    if 0 < num_found < num_workers:
+        has = "one GPU" if num_found == 1 else f"{num_found} GPUs"
+        raise InvalidInput(
+            f"workers: {num_workers} on a machine with {has}, of which each takes one; take fewer, "
+            "or hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+        )
 
 
 def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
@@ -300,14 +347,18 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
             f"within {deadline.total_seconds():g} s"
         ) from error
     members = tuple(Member(*row) for row in rows)
-    kinds = {member.device_type: member.rank for member in members}
+    _check_kinds(members)
+    return store, members
+
+
+def _check_kinds(members: Sequence[Member]) -> None:
+    kinds = {member.device_type: member.rank for member in reversed(members)}
     if len(kinds) > 1:
         ranks = ", ".join(f"rank {rank} on {kind}" for kind, rank in sorted(kinds.items()))
         raise InvalidInput(
             f"workers: {ranks}: torch has no collective between these; hide the GPUs with "
             "CUDA_VISIBLE_DEVICES= to train on all CPUs"
         )
-    return store, members
 
 
 def _is_loss(error: RuntimeError) -> bool:

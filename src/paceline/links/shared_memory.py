@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
+from paceline.devices import current_gpu, device_of
 from paceline.links.group import Group
 
 _NAME = "paceline"
@@ -203,7 +204,5 @@ class SharedTensors:
 
 
 def pin(memory: Tensor) -> Callable[[], None]:
-    """Pin the memory of a tensor of bytes, and return what undoes it."""
-    runtime, check = torch.cuda.cudart(), torch.cuda.check_error
-    check(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
-    return lambda: check(runtime.cudaHostUnregister(memory.data_ptr()))
+    """Pin the memory of a tensor of bytes for the current GPU, and return what undoes it."""
+    return device_of(current_gpu()).pin(memory)

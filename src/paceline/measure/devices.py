@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.codecs.names import find_codec
 from paceline.core.wire_format import Kernel
+from paceline.devices import device_of
 from paceline.exchange.compressed import CompressedAllReduce
 from paceline.links.arena import Arena, Segment
 from paceline.links.shared_memory import LocalRanks
@@ -67,9 +68,9 @@ class DeviceFigures(BaseModel, frozen=True):
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks do the same."""
-    num_images, num_rows, numel = (
-        (64, 2048, 1 << 26) if device.type == "cuda" else (8, 256, 1 << 24)
-    )
+    # A GPU would need little work so briefly that its launches were measured.
+    is_large = device_of(device).memory is not None
+    num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
@@ -146,8 +147,7 @@ def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel,
             dist.all_reduce(values)
         else:
             all_reduce.begin(codec, values, partial(find_codec, codec)).future.wait()
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
+        device_of(group.device).synchronize()
 
     codecs = [None, *(names[0] for names in _CODECS.values())]
     works: list[Work] = [partial(reduce, codec) for codec in codecs]

@@ -17,7 +17,7 @@ import torch
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.links.group import Group, process_group, share_cores
+from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.records.machine_file import find_device
@@ -69,6 +69,8 @@ def carry_out(request: RunRequest) -> None:
             leave(work(request))
         num_workers = int(settings.workers)
         check_cores(num_workers)
+        if request.verb != "rehearse":
+            check_gpus(num_workers)
         command = module_command("paceline.runs.launching", request.model_dump_json())
         launch(command, num_workers, settings.port)
         return
@@ -94,18 +96,25 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    if request.verb == "rehearse":  # of which nothing runs on a GPU
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return as_rank(partial(go_through, request), request.settings.deadline_s, request.debug)
+    device = torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
+    return as_rank(partial(go_through, request), request.settings.deadline_s, request.debug, device)
 
 
-def as_rank(carry_out: Callable[[Group], None], deadline_s: float, debug: bool) -> int:
-    """Do this as one rank of its group and return the exit code; errors are one line each."""
+def as_rank(
+    carry_out: Callable[[Group], None],
+    deadline_s: float,
+    debug: bool,
+    device: torch.device | None = None,
+) -> int:
+    """Do this as one rank of its group and return the exit code; errors are one line each.
+
+    `device` is the rank's, where that is not its GPU, or the CPU of a machine without any.
+    """
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
     group = None
     try:
-        with process_group(deadline_s) as group:
+        with process_group(deadline_s, device) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
             signal.signal(signal.SIGTERM, partial(_terminated, group))
             carry_out(group)

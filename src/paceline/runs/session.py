@@ -178,6 +178,9 @@ def _result(
         comparison = compare(predicted, outcome.timeline)
     if outcome.predicted_step_s is None and forecast is not None:
         outcome = outcome.model_copy(update={"predicted_step_s": forecast.step_s})
+    machine = facts(session.group.device)
+    if outcome.device is not None:
+        machine["device"] = outcome.device
     # A search on the way may have ended with a configuration that was not planned before.
     plans = forecasts if forecast is None or forecast in forecasts else [forecast]
     result = RunResult.of(
@@ -187,7 +190,7 @@ def _result(
         settings=session.settings,
         strategy=forecast.strategy if forecast else session.strategy.name,
         devices=devices_of(session),
-        machine=facts(session.group.device),
+        machine=machine,
         plans=tuple(map(PlanRow.of, plans)),
         comparison=comparison,
     )

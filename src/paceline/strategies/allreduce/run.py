@@ -5,6 +5,7 @@ It is the baseline that every claim is measured against, and so it is the real o
 
 from torch import nn
 
+from paceline.devices import device_of
 from paceline.exchange.compressed import Compression
 from paceline.exchange.replica import Chunking, Method, ModelReplica
 from paceline.exchange.replicas import start as start
@@ -28,7 +29,7 @@ def replica(module: nn.Module, config: AllReduce, group: Group) -> ModelReplica:
         module,
         method(config),
         group=group,
-        device_ids=[group.device] if group.device.type == "cuda" else None,
+        device_ids=[group.device] if device_of(group.device).is_asynchronous else None,
         bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
     )

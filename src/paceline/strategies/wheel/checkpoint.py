@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
+from paceline.devices import device_of
 from paceline.strategies.wheel.config import first_fault
 from paceline.strategies.wheel.membership import WorkerProgress
 from paceline.strategies.wheel.server import ALL_WORKERS, ParameterServer
@@ -41,6 +42,7 @@ MANIFEST = "manifest.json"
 _EPOCHS = "epochs.json"
 _PREFIX, _PARTIAL = "snapshot-", ".partial"
 _FORMAT = 1
+_OF_GPU = "random/cuda"  # the state of its random number generator
 _MAX_DIFFERENCES = 3  # that an error lists
 _CONFIG = ConfigDict(extra="forbid")
 Tensors = dict[str, Tensor]
@@ -131,9 +133,9 @@ def save(folder: Path, server: ParameterServer, *, run_id: str, layout: str) -> 
     scalars, tensors = _optimizer_parts(server.optimizer, server.model)
     tensors |= _model_tensors(server.model)
     tensors["random/cpu"] = torch.get_rng_state()
-    device = server.halves.head_parameters[0].device
-    if device.type == "cuda":
-        tensors["random/cuda"] = torch.cuda.get_rng_state(device)
+    device = device_of(server.halves.head_parameters[0].device)
+    if (state := device.random_state()) is not None:
+        tensors[_OF_GPU] = state
     # safetensors wants tensors of host memory that share none of it.
     copies = {
         name: tensor.cpu().clone(memory_format=torch.contiguous_format)
@@ -194,9 +196,8 @@ def load(
             tensor.copy_(tensors[name])
     server.optimizer.load_state_dict(state)
     torch.set_rng_state(tensors["random/cpu"])
-    device = server.halves.head_parameters[0].device
-    if device.type == "cuda" and "random/cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random/cuda"], device)
+    if _OF_GPU in tensors:
+        device_of(server.halves.head_parameters[0].device).set_random_state(tensors[_OF_GPU])
     server.restore(manifest.version, manifest.workers, manifest.staleness)
     return manifest
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.core.errors import InvalidInput, first_line
+from paceline.devices import random_numbers_restored
 from paceline.models.layers import ROOT, layers_of
 
 _DTYPES = (torch.float32, torch.float64)
@@ -114,9 +115,9 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Restore modes, buffers and random numbers afterwards, and remove what tracing has added."""
     modes = {module: module.training for module in model.modules()}
     before = set(vars(model))
-    cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    devices = {parameter.device for parameter in model.parameters()}
     try:
-        with torch.random.fork_rng(devices=list(cuda)), buffers_restored(model):
+        with random_numbers_restored(devices), buffers_restored(model):
             yield
     finally:
         for module, mode in modes.items():

@@ -23,6 +23,7 @@ from paceline.core.workload import Workload
 from paceline.data import load
 from paceline.data.dataset import Batch, Dataset
 from paceline.data.sampler import ShardedBatches
+from paceline.devices import device_of, first_device
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import boot_id
 from paceline.models import describe, find
@@ -128,7 +129,7 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     unmeasured = {"profile_s": 0.0, "first_traced": 0, "num_traced": 0}
     spec = parent.model_copy(update=own | unmeasured)
     data = load(spec.data, spec.input_shape, spec.seed)
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = first_device()
     model, halves = model_and_halves(spec, data, device)
     size = ceil(spec.batch_size / spec.num_parts)
     workload = describe(model, torch.zeros(size, *data.sample_shape, device=device), spec.model)
@@ -166,7 +167,7 @@ def device_name(kind: str, number: int) -> str:
 
 def kind_of(device: torch.device) -> DeviceKind:
     """Return the kind of a device in plans."""
-    return DeviceKind.CPU if device.type == "cpu" else DeviceKind.GPU
+    return device_of(device).kind
 
 
 def layout_of(spec: RunSpec, halves: Halves, data: Dataset) -> str:

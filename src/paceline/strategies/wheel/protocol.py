@@ -4,6 +4,7 @@ parameters or gradients  -- flatten -->  vector  -- Endpoint.message -->  parts 
 parts that came  -- Endpoint.values -->  vector  -- views -->  tensors like before
 """
 
+import threading
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from hashlib import sha256
@@ -17,6 +18,7 @@ from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
+from paceline.devices import device_of
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.trace import HalfRecorder
@@ -188,19 +190,29 @@ def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
             )
 
 
+class CopyLane:
+    """The copies to one device, of all workers there: one at a time, on a stream of their own.
+
+    So the device goes on computing meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.turn = device_of(device), threading.Lock()
+        self.stream = self.device.new_stream() if self.device.is_asynchronous else None
+
+
 class Endpoint:
     """One worker's end of the exchange: encodes, copies to and from the device, and records that.
 
     There is one in the worker's process and one at the hub, with codecs of its own, since a codec
-    may remember the values it has lost. `config` names the codecs.
+    may remember the values it has lost. `config` names the codecs; `copies` are to its device.
     """
 
     def __init__(
-        self, config: Wheel, dtype: torch.dtype, recorder: HalfRecorder, device: torch.device
+        self, config: Wheel, dtype: torch.dtype, recorder: HalfRecorder, copies: CopyLane
     ) -> None:
         self._codecs = {purpose: find_codec(name) for purpose, name in config.codecs.items()}
-        self._dtype, self.recorder, self._device = dtype, recorder, device
-        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)
+        self._dtype, self.recorder, self._copies = dtype, recorder, copies
 
     def message(
         self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
@@ -222,7 +234,7 @@ class Endpoint:
                     "learning_rate"
                 )
             buffers = payload.buffers
-        if self._stream is not None:
+        if self._copies.stream is not None:
             with self.recorder.work(step, Kind.D2H, purpose, Lane.D2H):
                 buffers = tuple(buffer.cpu() for buffer in buffers)
         parts = (*before, *(part_of(buffer.contiguous()) for buffer in buffers))
@@ -242,14 +254,18 @@ class Endpoint:
     def to_device(self, step: int, purpose: Purpose, parts: Parts) -> tuple[Tensor, ...]:
         """Return parts that have come, on the device, still encoded."""
         buffers = tuple(values_of(part, torch.uint8, part.nbytes) for part in parts)
-        if self._stream is None:
+        device, stream = self._copies.device, self._copies.stream
+        if stream is None:
             return buffers
-        # On a stream of its own: the device goes on computing meanwhile.
-        with torch.cuda.stream(self._stream), self.recorder.work(step, Kind.H2D, purpose, Lane.H2D):
-            moved = tuple(buffer.to(self._device) for buffer in buffers)
-            self._stream.synchronize()
+        with (
+            self._copies.turn,
+            device.use(stream),
+            self.recorder.work(step, Kind.H2D, purpose, Lane.H2D),
+        ):
+            moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
+            stream.synchronize()
         for buffer in moved:
-            buffer.record_stream(torch.cuda.default_stream(self._device))
+            device.current_stream().keep(buffer)  # by which they are decoded
         return moved
 
     def decode(

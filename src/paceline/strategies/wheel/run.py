@@ -29,6 +29,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.core.wire_format import Purpose
+from paceline.devices import device_of, first_device, gpus
 from paceline.exchange.loop import evaluate
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.rpc.client import Client
@@ -193,10 +194,16 @@ class WheelRunner:
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
             traffic=traffic_of(job, hub),
             wire_nbytes=wire_nbytes,
+            device=self._device_names(),
             updates=self._server.updates,
             utilisation=utilisation(happened, devices),
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
         )
+
+    def _device_names(self) -> str:
+        """Return the products that the hub and the bodies of this machine compute on."""
+        used = (self._job.device, *map(torch.device, self._devices))
+        return ", ".join(dict.fromkeys(device_of(device).name for device in used))
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""
@@ -219,20 +226,30 @@ class WheelRunner:
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
-    """Return the hub's device and those of the bodies here: GPUs, if there are enough."""
+    """Return the hub's device and those of the bodies here: GPUs, if there are any.
+
+    Raises InvalidInput if there are fewer GPUs than bodies. The hub takes one that is left over.
+    """
     config: Wheel = session.config
-    num_bodies, gpus = ceil(config.workers / config.lanes), torch.cuda.device_count()
+    num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
     if session.is_rehearsal:  # its bodies sleep most of the time
-        return torch.device("cpu"), ("cpu",) * num_bodies
+        return cpu, (str(cpu),) * num_bodies
     if session.settings.bind is not None:
-        return torch.device("cuda:0" if gpus else "cpu"), ()
+        return first_device(), ()
+    found = gpus()
+    if 0 < len(found) < num_bodies:
+        raise InvalidInput(
+            f"workers: {config.workers} in lanes of {config.lanes} need {num_bodies} GPUs, and "
+            f"this machine has {len(found)}; take fewer workers or more lanes, or hide the GPUs "
+            "with CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+        )
     # The hub computes on one of the CPUs beside its workers.
     torch.set_num_threads(num_threads(num_bodies))
-    if gpus < num_bodies:
-        return torch.device("cpu"), ("cpu",) * num_bodies
-    hubs = min(1, gpus - num_bodies)  # GPUs of the hub
-    bodies = tuple(f"cuda:{number + hubs}" for number in range(num_bodies))
-    return torch.device("cuda:0" if hubs else "cpu"), bodies
+    if not found:
+        return cpu, (str(cpu),) * num_bodies
+    of_hub = len(found) - num_bodies
+    bodies = found[min(1, of_hub) :][:num_bodies]
+    return found[0] if of_hub else cpu, tuple(map(str, bodies))
 
 
 def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:

@@ -30,7 +30,7 @@ from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.job import TrainingJob, device_name, kind_of, layers_in
 from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
-from paceline.strategies.wheel.protocol import Endpoint, Topic
+from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
 from paceline.strategies.wheel.split import LABEL_NBYTES
 from paceline.strategies.wheel.trace import HalfRecorder
 
@@ -315,7 +315,8 @@ class HeadWorkers:
             HalfRecorder(worker, name, marks, clock, spec.traced)
             for worker in range(spec.config.workers)
         ]
-        self.endpoints = [Endpoint(spec.config, dtype, one, device) for one in recorders]
+        copies = CopyLane(device)
+        self.endpoints = [Endpoint(spec.config, dtype, one, copies) for one in recorders]
         self.nbytes: Counter[Purpose] = Counter()
         server.watch = lambda worker, step, kind: recorders[worker].work(step, kind)
 

@@ -32,6 +32,7 @@ from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.data import load
 from paceline.data.dataset import Batch, Dataset
+from paceline.devices import device_named, device_of, first_device
 from paceline.links.group import boot_id
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
@@ -43,7 +44,13 @@ from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.cut import buffers_restored
 from paceline.strategies.wheel.measure import profile_device, with_link
-from paceline.strategies.wheel.protocol import Endpoint, StepGivenUp, Topic, WorkerRefused
+from paceline.strategies.wheel.protocol import (
+    CopyLane,
+    Endpoint,
+    StepGivenUp,
+    Topic,
+    WorkerRefused,
+)
 from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
 from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
 
@@ -138,12 +145,13 @@ class BodyWorker:
         worker: int,
         client: Client,
         spec: RunSpec,
-        device: torch.device,
+        copies: CopyLane,
         data: Dataset,
         turns: Turns,
         loader: Executor,
     ) -> None:
-        self.worker, self._client, self._spec, self._device = worker, client, spec, device
+        self.worker, self._client, self._spec = worker, client, spec
+        device = self.device = copies.device.torch_device
         self._turns, self._loader = turns, loader
         self._prefetches = spec.config.lanes > 1
         own = spec.part(worker), spec.num_parts
@@ -156,7 +164,7 @@ class BodyWorker:
         self._layers = job.layers_in(model, self._halves.body_names)
         self._recorder = self._new_recorder(spec.traced)
         dtype = self._parameters[0].dtype
-        self._endpoint = Endpoint(spec.config, dtype, self._recorder, device)
+        self._endpoint = Endpoint(spec.config, dtype, self._recorder, copies)
         self._step = 0
         self._batch: Future[Batch] | None = None
 
@@ -190,7 +198,7 @@ class BodyWorker:
 
     def profile(self) -> None:
         """Measure the body and the link to the hub, and send the profile to the hub."""
-        spec, device, share = self._spec, self._device, self._share
+        spec, device, share = self._spec, self.device, self._share
         recorder = self._new_recorder()
 
         def run_step(number: int) -> None:
@@ -215,9 +223,9 @@ class BodyWorker:
 
     def _new_recorder(self, window: range = ALL_STEPS) -> HalfRecorder:
         """Return a recorder of the body on its device, as plans call that."""
-        clock = clock_for(self._device)
+        clock = clock_for(self.device)
         number = 1 + self.worker // self._spec.config.lanes
-        name = job.device_name(job.kind_of(self._device), number)
+        name = job.device_name(job.kind_of(self.device), number)
         return HalfRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
 
     def _ahead_s(self) -> float:
@@ -276,7 +284,7 @@ class BodyWorker:
         with recorder.work(step, Kind.LOAD):
             assert self._batch is not None
             inputs, targets = self._batch.result()
-            inputs = inputs.to(self._device)
+            inputs = inputs.to(self.device)
         torch.manual_seed(self._spec.seed_of(self.worker, step))
         with recorder.work(step, Kind.FORWARD):
             outputs = self._body(inputs)
@@ -320,16 +328,11 @@ class BodyWorker:
 
 def work(settings: WorkerProcessSettings) -> None:
     """Train the workers of these settings; errors are those of `remote.work`."""
-    name = settings.device
-    if name is None:
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise InvalidInput(f"device: {name!r} cannot be used: {first}") from None
-    with connected(settings, settings.numbers, settings.keys) as clients:
+    device = first_device() if settings.device is None else device_named(settings.device)
+    with (
+        device_of(device).use(),
+        connected(settings, settings.numbers, settings.keys) as clients,
+    ):
         _train(settings, device, clients)
 
 
@@ -379,10 +382,10 @@ def _train(
     if spec.pace is not None:  # nothing is computed, on whatever device
         device = torch.device("cpu")
     data = load(spec.data, spec.input_shape, spec.seed)
-    turns = Turns(workers)
+    turns, copies = Turns(workers), CopyLane(device)
     with ThreadPoolExecutor(1, "paceline-load") as loader:
         bodies = [
-            BodyWorker(worker, client, spec, device, data, turns, loader)
+            BodyWorker(worker, client, spec, copies, data, turns, loader)
             for worker, client in clients.items()
         ]
         if spec.profile_s:
@@ -398,7 +401,8 @@ def _run(bodies: list[BodyWorker], turns: Turns) -> None:
     def run(body: BodyWorker) -> None:
         torch.set_num_threads(num_threads)  # a setting of each thread
         try:
-            body.run()
+            with device_of(body.device).use():  # so is the current device
+                body.run()
         except Stopped:
             return
         except Exception as error:  # raised again below, in the main thread

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.calibration import Measurement, line_through, linked_in_ring
-from paceline.core.machine import Link, Machine, Station
+from paceline.core.machine import DeviceKind, Link, Machine, Station
+from paceline.devices import Device, device_of
 from paceline.links.group import Group
 from paceline.measure.timing import Sampler, Spread, Work, idle
 from paceline.records.machine_file import as_rounded
@@ -38,9 +39,13 @@ class Links:
         """All ranks of the probe."""
         return self.on_host.group
 
+    @property
+    def _device(self) -> Device:
+        return device_of(self.group.device)
+
     def measure(self) -> tuple[Link, ...]:
         """Measure all links and return them, the same on all ranks."""
-        on_gpu = self.group.device.type == "cuda"
+        on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
             if len(ranks) > 1 and not on_gpu:  # the host's memory, as gloo uses it
@@ -81,11 +86,12 @@ class Links:
         """Yield the link of each GPU to its host, measured while all GPUs copy."""
         small_s, _ = self._to_host_and_back(_SMALL_COPY_NBYTES)
         large_s, rates = self._to_host_and_back(_LARGE_COPY_NBYTES)
-        for rank, row in enumerate(self.group.gather([small_s, large_s, rates])):
+        name = self._device.name
+        for rank, row in enumerate(self.group.gather([small_s, large_s, rates, name])):
             gpu = self.machine.devices[rank]
             what = (
-                f"copies of {_LARGE_COPY_NBYTES >> 20} MiB to pinned memory and back, {row[2]}, "
-                f"all GPUs at once; latency: of {_SMALL_COPY_NBYTES} bytes"
+                f"{row[3]}, copies of {_LARGE_COPY_NBYTES >> 20} MiB to pinned memory and back, "
+                f"{row[2]}, all GPUs at once; latency: of {_SMALL_COPY_NBYTES} bytes"
             )
             yield self._stated(_link((gpu.name, gpu.host), (row[0], row[1])), what)
 
@@ -93,7 +99,7 @@ class Links:
         """Return the mean seconds of a copy in both directions, and the rates of both as text."""
         here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
         # Pinned, as in exchanges: CUDA copies pageable memory through a buffer of its own.
-        there = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        there = self._device.pinned_like(here)
         ways = [
             self.on_device.seconds(partial(target.copy_, source, non_blocking=True))
             for target, source in ((there, here), (here, there))
@@ -107,8 +113,8 @@ class Links:
         for ranks in self.hosts:
             for one, other in combinations(ranks, 2):
                 is_measured = self.group.rank == one
-                peer = torch.device("cuda", indices[other])
-                reaches = is_measured and torch.cuda.can_device_access_peer(self.group.device, peer)
+                peer = torch.device(self.group.device.type, indices[other])
+                reaches = is_measured and self._device.reaches(peer)
                 # All ranks take the same branch, because `seconds` below is collective.
                 if not self.group.gather(reaches)[one]:
                     continue

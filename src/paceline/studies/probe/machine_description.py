@@ -23,6 +23,7 @@ class RankFigures(BaseModel, frozen=True):
     hostname: str
     cores: int
     device_memory_bytes: int
+    has_own_memory: bool
     facts: dict[str, Any]
     device: DeviceFigures
     copies: Spread
@@ -32,7 +33,11 @@ class RankFigures(BaseModel, frozen=True):
 
 
 def machine_of(
-    name: str, ranks: Sequence[RankFigures], hosts: Sequence[Sequence[int]], kind: str, method: str
+    name: str,
+    ranks: Sequence[RankFigures],
+    hosts: Sequence[Sequence[int]],
+    kind: DeviceKind,
+    method: str,
 ) -> Machine:
     """Return the machine without links; `hosts` lists the ranks of each host."""
     # The hosts' own names if they are unique and not like a device's.
@@ -40,7 +45,6 @@ def machine_of(
     if len(set(names)) < len(names) or any(re.fullmatch(r"(cpu|gpu)\d+", one) for one in names):
         names = [f"host{i}" for i in range(len(names))]
     found = {rank: host for host, members in zip(names, hosts, strict=True) for rank in members}
-    of_device: DeviceKind = DeviceKind.GPU if kind == "cuda" else DeviceKind.CPU
     return Machine(
         name=name,
         hosts=tuple(
@@ -48,7 +52,7 @@ def machine_of(
             for host, members in zip(names, hosts, strict=True)
         ),
         devices=tuple(
-            _device(f"{of_device}{rank}", found[rank], of_device, figures, len(ranks), method)
+            _device(f"{kind}{rank}", found[rank], kind, figures, len(ranks), method)
             for rank, figures in enumerate(ranks)
         ),
     )
@@ -107,7 +111,7 @@ def _device(
     beside = _counted(num_ranks - 1, "worker")
     alone = "alone" if num_ranks == 1 else f"beside {beside} that did the same"
     threads = _counted(facts["threads_per_worker"], "thread")
-    memory = "its own" if kind == DeviceKind.GPU else "its part of the host's"
+    memory = "its own" if figures.has_own_memory else "its part of the host's"
     return Device(
         name=name,
         host=host,

@@ -17,9 +17,10 @@ import torch
 from pydantic import Field
 
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Machine
+from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
-from paceline.links.group import Group
+from paceline.devices import device_of, num_gpus
+from paceline.links.group import Group, check_gpus
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.links.shared_memory import find_local_ranks
@@ -59,7 +60,7 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     `workers` defaults to torchrun's, or to the number of GPUs, or to the cores, but at most two.
     `output` defaults to a file named after this computer.
     """
-    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    cores, gpus = len(os.sched_getaffinity(0)), num_gpus()
     started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
     if workers is None:
         workers = started or gpus or min(_MOST_BY_DEFAULT, cores)
@@ -68,10 +69,12 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     settings = validated(ProbeSettings, values)
     if started is not None and workers != started:
         raise InvalidInput(f"workers: {workers} asked for, {started} started")
-    if started is None and workers > max(cores, gpus):
+    if started is None:
+        check_gpus(workers)
+    if started is None and not gpus and workers > cores:
         raise InvalidInput(
-            f"workers: {workers} do not fit on {cores} cores and {gpus} GPUs; "
-            "each is a device of the file, which is one GPU, or one or more cores"
+            f"workers: {workers} do not fit on {cores} cores; each is a device of the file, which "
+            "is one core or more where there are no GPUs"
         )
     return settings
 
@@ -151,17 +154,19 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
     each = settings.seconds / _NUM_MEASURED
     on_device = Sampler(group, clock_for(group.device), each)
     on_host = Sampler(group, HostClock(), each)
-    on_gpu, several = group.device.type == "cuda", group.world_size > 1
+    device, several = device_of(group.device), group.world_size > 1
     known, deadline_s = facts(group.device), group.deadline_s
-    if on_gpu:
-        memory_nbytes = int(torch.cuda.get_device_properties(group.device).total_memory)
+    if device.memory is not None:
+        memory_nbytes = device.memory.total_nbytes
     else:  # its part of the host's
         memory_nbytes = known["memory_bytes"] // len(place.members)
+    on_gpu = device.kind == DeviceKind.GPU
     is_first = group.rank == place.members[0]
     own = description.RankFigures(
         hostname=platform.node(),
         cores=cores,
         device_memory_bytes=memory_nbytes,
+        has_own_memory=device.memory is not None,
         facts=known,
         # All ranks take these measurements together, in this order.
         device=devices.measure_device(on_device, group.device),
@@ -180,7 +185,7 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
         f"torch {torch.__version__}, Python {known['python']}, {known['system']}"
     )
     name = description.name_from(settings.output.stem)
-    machine = description.machine_of(name, rows, hosts, group.device.type, method)
+    machine = description.machine_of(name, rows, hosts, device.kind, method)
     if not several and not on_gpu:
         return machine
     links = Links(machine, hosts, on_host, on_device, method).measure()

@@ -15,6 +15,7 @@ import torch
 
 from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
+from paceline.devices import device_of
 from paceline.exchange.loop import SGD, Share, train_step
 from paceline.links.group import device_of_rank
 from paceline.links.processes import module_command, output, reason
@@ -139,11 +140,11 @@ def attempted(attempt: Attempt, settings: ProfileSettings) -> AttemptRow:
 def try_step(attempt: Attempt) -> dict[str, Any]:
     """Take a step with limited memory; return if it fits, why not, and the memory used before."""
     device, limit = device_of_rank(), attempt.limit_nbytes
+    own = device_of(device)
     base = {"base_nbytes": held_nbytes(device, limited=True)}
     # Of the GPU's memory, or of private writable memory.
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    if own.memory is not None:
+        own.memory.limit(limit)
     else:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
@@ -160,8 +161,7 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
             targets = torch.randint(num_outputs, (size,), device=device)
         share = Share(inputs, targets, 1.0)
         train_step(model, optimizer, iter((share,)), Recorder(HostClock(), "", 0))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a GPU reports errors only when it is waited for
+        own.synchronize()  # a GPU reports errors only when it is waited for
     except (MemoryError, RuntimeError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         marked = any(mark in first_line for mark in _OUT_OF_MEMORY)

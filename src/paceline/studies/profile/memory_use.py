@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.devices import device_of
 from paceline.measure.this_machine import memory_bytes
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -23,15 +24,15 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
     With `limited`, the memory that counts against the limit of an attempt.
     """
-    if device.type == "cuda":
-        return int(torch.cuda.memory_reserved(device))
+    if (memory := device_of(device).memory) is not None:
+        return memory.reserved_nbytes
     return _field(_STATUS, "VmData" if limited else "VmRSS")
 
 
 def forget_peak(device: torch.device) -> None:
     """Reset the peak; where the kernel forbids it, the peak remains that since the start."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if (memory := device_of(device).memory) is not None:
+        memory.reset_peaks()
         return
     with suppress(OSError):
         _CLEAR.write_text("5")  # resets VmHWM
@@ -39,15 +40,15 @@ def forget_peak(device: torch.device) -> None:
 
 def peak_nbytes(device: torch.device) -> int:
     """Return the most that this process has held since the peak was reset."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device))
+    if (memory := device_of(device).memory) is not None:
+        return memory.peak_reserved_nbytes
     return _field(_STATUS, "VmHWM")
 
 
 def free_nbytes(device: torch.device) -> int:
     """Return the memory that a new process can have, of the GPU or of this container."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if (memory := device_of(device).memory) is not None:
+        return memory.free_nbytes
     free = _field(_MEMINFO, "MemAvailable")
     # ValueError if there is no limit, which the file calls "max".
     with suppress(OSError, ValueError):
@@ -91,12 +92,11 @@ def track(
         if isinstance(tensor, Tensor)
     }
     before = sum(storages.values())
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        held = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    if (own := device_of(next(model.parameters()).device).memory) is not None:
+        held = own.allocated_nbytes
+        own.reset_peaks()
         step()
-        return Tracked(before + torch.cuda.max_memory_allocated(device) - held, {})
+        return Tracked(before + own.peak_allocated_nbytes - held, {})
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     with TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from paceline.core.plan import COMPUTE, Kind
 from paceline.core.timeline import Span
+from paceline.devices import device_of
 from paceline.record.recorder import Recorder
 from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 
@@ -72,16 +73,15 @@ def through_torch(
     step: Step, recorder: Annotating, model: nn.Module, device: torch.device, num_steps: int
 ) -> ThroughTorch:
     """Take steps under our recorder and torch.profiler at once, after a first step to warm up."""
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    own = device_of(device)
+    activities = [ProfilerActivity.CPU, *own.profiled]
     with profile(activities=activities):
         step(recorder)  # torch.profiler's first step takes long
     recorder.start_trace(model)
     with profile(activities=activities) as found:
         for _ in range(num_steps):
             step(recorder)
-        if on_gpu:
-            torch.cuda.synchronize(device)
+        own.synchronize()
     recorder.stop_trace()
     return _of_averages(found.key_averages(), recorder.spans(), num_steps)
 

@@ -19,7 +19,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span, intersection, length, quartiles, union
-from paceline.links.group import Group
+from paceline.links.group import Group, check_gpus
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.measure.this_machine import facts
@@ -57,6 +57,7 @@ def profile_model(
     if under_torchrun():
         raise InvalidInput("profile starts its workers itself; run it without torchrun")
     check_cores(settings.workers)
+    check_gpus(settings.workers)
     request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)
     module = "paceline.studies.profile.profile_ranks"
     command = module_command(module, request.model_dump_json())

@@ -17,6 +17,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload, kept_nbytes, replica_nbytes
 from paceline.data import Dataset, ShardedBatches, loader
+from paceline.devices import device_of
 from paceline.exchange.loop import SGD, Share, shares, train_step
 from paceline.exchange.replica import ModelReplica
 from paceline.links.group import Group
@@ -132,7 +133,7 @@ class Findings:
 def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group) -> Findings:
     """Profile this rank's part of training. All ranks must call it together."""
     clock, device = clock_for(group.device), group.device
-    name = f"{'gpu' if device.type == 'cuda' else 'cpu'}{group.rank}"
+    name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
     torch.manual_seed(settings.seed + group.rank)  # ranks must not drop out the same units
     before = held_nbytes(device)

@@ -21,6 +21,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
+from paceline.links.group import check_gpus, device_of_rank
 from paceline.measure.this_machine import facts, memory_bytes
 from paceline.models import describe, find
 from paceline.planner import forecast
@@ -237,6 +238,8 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     finished cells. A cell that fails has an error. Raises InvalidInput if model, device, machine or
     folder do not fit the settings, or if all cells fail.
     """
+    if settings.trains:
+        check_gpus(max(point.workers for point in settings.points))
     device = None if settings.device is None else find_device(settings.device)
     machine = None if settings.machine is None else find_machine(settings.machine)
     study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
@@ -265,7 +268,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     cells = tuple(found[point, kind] for point in settings.points for kind in settings.kinds)
     result = ScaleResult(
         **dict(journal.header),
-        machine=facts(torch.device("cpu")),
+        machine=facts(device_of_rank() if settings.trains else torch.device("cpu")),
         cells=cells,
         insights=insights(settings.model, cells),
     )

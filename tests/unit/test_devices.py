@@ -1,0 +1,191 @@
+"""Which devices a process has, and what it says where they cannot be used."""
+
+import re
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline import devices
+from paceline.core.errors import InvalidInput
+from paceline.devices import cuda, device_named, device_of, first_device, gpus, num_gpus
+from paceline.devices.cuda import CudaDevice
+from paceline.links.group import check_gpus, device_of_rank
+
+SRC = Path(devices.__file__).parents[1]
+SIMULATED = torch.device("simulated", 0)
+SECOND = torch.device("simulated", 1)
+TOO_OLD = (
+    "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). "
+    "(Triggered internally at ../c10/cuda/CUDAFunctions.cpp:109.)"
+)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch) -> None:
+    """A machine without GPUs, on which this process is no rank."""
+    for name in ("CUDA_VISIBLE_DEVICES", "PACELINE_SIMULATED_GPUS", "LOCAL_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path) -> SimpleNamespace:
+    """A machine with a GPU, of which torch finds `count` usable ones, warning of `warned`."""
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    found = SimpleNamespace(count=0, warned=None, is_built=True)
+
+    def is_available() -> bool:
+        if found.warned is not None:
+            warnings.warn(found.warned, stacklevel=1)
+        return found.count > 0
+
+    monkeypatch.setattr(cuda, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found.count)
+    return found
+
+
+def test_a_driver_that_is_too_old_is_told_in_one_line(machine):
+    machine.warned = TOO_OLD
+    with pytest.raises(InvalidInput, match=r"driver on your system is too old \(found") as raised:
+        gpus()
+    assert "\n" not in str(raised.value)
+    assert "Triggered" not in str(raised.value)
+    assert "CUDA_VISIBLE_DEVICES= to compute on CPU cores" in str(raised.value)
+
+
+def test_the_gpus_are_not_passed_over_whatever_torch_says(machine, monkeypatch):
+    for asked in (gpus, num_gpus, first_device, device_of_rank):
+        with pytest.raises(InvalidInput, match="cannot be used: torch finds no CUDA device"):
+            asked()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for asked in (gpus, num_gpus, first_device, device_of_rank):
+        with pytest.raises(InvalidInput, match=r"cannot be used: torch .* is built without CUDA"):
+            asked()
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_gpus_that_a_person_has_hidden_are_none(machine, monkeypatch, hidden):
+    machine.warned = TOO_OLD
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert (gpus(), num_gpus(), first_device()) == ((), 0, torch.device("cpu"))
+
+
+def test_usable_gpus_are_found_and_counted(machine):
+    machine.count = 3
+    assert gpus() == tuple(torch.device("cuda", index) for index in range(3))
+    assert num_gpus() == 3
+    assert first_device() == torch.device("cuda", 0)
+
+
+def test_a_launcher_counts_gpus_by_the_driver_alone(machine, monkeypatch):
+    """torch's `is_available` initialises CUDA, after which a process must not fork."""
+    machine.count = 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("initialises CUDA"))
+    check_gpus(2)
+    with pytest.raises(InvalidInput, match="3 on a machine with 2 GPUs"):
+        check_gpus(3)
+
+
+def test_without_a_gpu_there_is_the_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(cuda, "_DEVICE_FILES", tmp_path)
+    assert (gpus(), num_gpus(), first_device()) == ((), 0, torch.device("cpu"))
+    check_gpus(64)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_each_rank_of_a_machine_has_its_own_gpu(machine, monkeypatch, rank):
+    machine.count = 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert device_of_rank() == torch.device("cuda", int(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(InvalidInput, match="workers: 3 on a machine with 2 GPUs, of which each"):
+        device_of_rank()
+
+
+def test_simulated_gpus_take_the_place_of_others(monkeypatch):
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
+    assert (gpus(), num_gpus(), first_device()) == ((SIMULATED, SECOND), 2, SIMULATED)
+    assert device_of(gpus()[1]).name == "simulated on the host's memory"
+
+
+def test_devices_are_named_as_torch_does(monkeypatch):
+    assert device_named("cpu") == torch.device("cpu")
+    assert device_named("simulated:0") == SIMULATED
+    for name in ("cuda:0", "gpu", "simulated:9"):
+        with pytest.raises(InvalidInput, match=f"device: '{name}' cannot be used: "):
+            device_named(name)
+    with pytest.raises(InvalidInput, match="'meta' is of a kind that is not known here"):
+        device_named("meta")
+
+
+@pytest.mark.parametrize("pins", ["memory", "a new tensor"])
+def test_too_little_pinned_memory_is_told_in_one_line(monkeypatch, pins):
+    def refused(*_: object, **how: object) -> None:
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+
+    entered = []
+    monkeypatch.setattr(torch.cuda, "device", lambda on: entered.append(on) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refused))
+    device, values = CudaDevice(torch.device("cuda", 1)), torch.zeros(1000)
+    if pins == "a new tensor":
+        monkeypatch.setattr(torch, "empty_like", refused)
+    with pytest.raises(InvalidInput) as raised:
+        device.pin(values) if pins == "memory" else device.pinned_like(values)
+    assert str(raised.value) == (
+        "4,000 bytes of host memory cannot be pinned for cuda:1: CUDA error: out of memory; "
+        "free memory, or use fewer workers"
+    )
+    assert entered == [torch.device("cuda", 1)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "lenet5", "--workers", "2"),
+        ("train", "lenet5", "--workers", "2", "--strategy", "host"),
+        ("train", "lenet5", "--workers", "4", "--strategy", "wheel", "--set", "lanes=2"),
+        ("plan", "lenet5", "--workers", "2"),
+        ("profile", "lenet5", "--workers", "2"),
+        ("probe", "--workers", "2"),
+        ("scale", "lenet5", "--workers", "1,2", "--batch", "8", "--measure"),
+    ],
+    ids=" ".join,
+)
+def test_fewer_gpus_than_workers_are_refused_before_any_is_started(line, monkeypatch, arguments):
+    def started(*_: object, **how: object) -> None:
+        pytest.fail("a worker was started")
+
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "1")
+    for module in ("launch", "processes"):
+        monkeypatch.setattr(f"paceline.links.{module}.start", started)
+    before = set(Path().iterdir())
+    done = line(*arguments)
+    assert done.code == 2, done.err
+    lines = [one for one in done.err.splitlines() if one]
+    assert len(lines) == 1, lines
+    assert re.search(r"^paceline: workers: .*(one GPU|has 1)", lines[0])
+    assert "hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores" in lines[0]
+    assert set(Path().iterdir()) == before
+
+
+# A name in a profile of torch's, and the parts that are not routed through `devices` yet.
+ALLOWED = ("devices/", "studies/profile/operators.py", "strategies/host/", "strategies/hogbatch/")
+
+
+def test_nothing_else_asks_torch_about_cuda():
+    asks = re.compile(r"torch\.cuda|is_cuda|\"cuda\"")
+    found = [
+        f"{path.relative_to(SRC)}:{number}: {text.strip()}"
+        for path in sorted(SRC.rglob("*.py"))
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+        if asks.search(text) and not str(path.relative_to(SRC)).startswith(ALLOWED)
+    ]
+    assert found == []
