@@ -1,49 +1,52 @@
-"""The clocks; CUDA's is tested with events that count as CUDA's do, on a made-up device."""
+"""The clocks: how a device's tells times, and how long they stay exact."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from paceline.devices.simulated_tensors import devices
 from paceline.record import clock as module
-from paceline.record.clock import CudaClock, HostClock, clock_for
+from paceline.record.clock import DeviceClock, HostClock, clock_for
 
 HOUR_S = 3600.0
 
 
-class Device:
-    """A device whose work is done as soon as it is issued, and a host beside it."""
+class CountsInFloat32:
+    """A device whose work is done as soon as it is issued, and whose events count as CUDA's do."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
 
+    def synchronize(self) -> None: ...
+
+    def current_stream(self) -> "CountsInFloat32":
+        return self
+
+    def record(self, *, timed: bool = False) -> SimpleNamespace:
+        assert timed
+        reached_s = self.now_s
+
+        def seconds_after(earlier: SimpleNamespace) -> float:
+            return float(np.float32((reached_s - earlier.reached_s) * 1e3)) * 1e-3
+
+        return SimpleNamespace(
+            reached_s=reached_s, seconds_after=seconds_after, synchronize=lambda: None
+        )
+
 
 @pytest.fixture
-def device(monkeypatch) -> Device:
-    device = Device()
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.reached_s = device.now_s
-
-        def synchronize(self) -> None: ...
-
-        def elapsed_time(self, other: "Event") -> float:
-            return float(np.float32((other.reached_s - self.reached_s) * 1e3))
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+def device(monkeypatch) -> CountsInFloat32:
+    device = CountsInFloat32()
     monkeypatch.setattr(module.time, "monotonic_ns", lambda: round(device.now_s * 1e9))
     return device
 
 
 @pytest.mark.parametrize("after_s", [0.0, 60.0, HOUR_S, 100 * HOUR_S])
 def test_microseconds_are_told_apart_however_long_a_run_takes(device, after_s: float):
-    clock = CudaClock()
+    clock = DeviceClock(device)
     start_s, taken = device.now_s, []
     while device.now_s < start_s + after_s:
         device.now_s += 20.0
@@ -59,7 +62,7 @@ def test_microseconds_are_told_apart_however_long_a_run_takes(device, after_s: f
 
 
 def test_marks_may_be_asked_for_in_any_order_and_again(device):
-    clock, marks = CudaClock(), []
+    clock, marks = DeviceClock(device), []
     for _ in range(5):
         marks.append(clock.mark())
         device.now_s += 4.0
@@ -76,6 +79,7 @@ def test_the_host_clock_is_the_monotonic_one():
     assert before - 1e-6 <= mark <= time.monotonic() + 1e-6
 
 
-def test_the_clock_is_that_of_the_device(device):
+def test_the_clock_is_that_of_the_device():
     assert isinstance(clock_for(torch.device("cpu")), HostClock)
-    assert isinstance(clock_for(torch.device("cuda", 0)), CudaClock)
+    (simulated,) = devices(1)
+    assert isinstance(clock_for(simulated.torch_device), DeviceClock)

@@ -13,6 +13,8 @@ two of those in place of NVIDIA's.
 """
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 
 import torch
@@ -26,9 +28,15 @@ from paceline.devices.device import Stream as Stream
 _SIMULATED = "PACELINE_SIMULATED_GPUS"
 
 
-@cache
 def device_of(device: torch.device) -> Device:
     """Return what can be done with a device of torch's. InvalidInput if it is of another kind."""
+    if str(device) == "cuda":  # the current one
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _device_of(device)
+
+
+@cache
+def _device_of(device: torch.device) -> Device:
     if device.type == "cpu":
         from paceline.devices.host import HostDevice
 
@@ -48,15 +56,42 @@ def device_of(device: torch.device) -> Device:
 
 
 def gpus() -> tuple[torch.device, ...]:
-    """Return the GPUs that this process sees.
+    """Return the GPUs that this process sees; asking initialises CUDA.
 
     Raises InvalidInput if there are some that cannot be used, as with a driver that is too old: to
     compute on cores instead would be slow without a word.
     """
-    if count := int(os.environ.get(_SIMULATED, "0")):
+    if count := _num_simulated():
         from paceline.devices import simulated_tensors
 
         return tuple(one.torch_device for one in simulated_tensors.devices(count))
     from paceline.devices import cuda
 
     return cuda.gpus()
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs that processes see which are started from here.
+
+    Where the driver can count them without it, CUDA stays uninitialised: a process that has
+    initialised it cannot fork others that use it. Whether they can be used is for `gpus` to say.
+    """
+    if count := _num_simulated():
+        return count
+    from paceline.devices import cuda
+
+    return cuda.num_gpus()
+
+
+def _num_simulated() -> int:
+    return int(os.environ.get(_SIMULATED, "0"))
+
+
+@contextmanager
+def random_numbers_restored(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the states of torch's random number generators afterwards, of these devices too."""
+    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        for device in map(device_of, devices):
+            if (state := device.random_state()) is not None:
+                stack.callback(device.set_random_state, state)
+        yield

@@ -31,6 +31,13 @@ def gpus() -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", index) for index in range(count))
 
 
+def num_gpus() -> int:
+    """Return the number of NVIDIA's GPUs, as their driver tells it without initialising CUDA."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether they can be used is for `gpus` to say
+        return torch.cuda.device_count()
+
+
 def _why_unusable(warned: Sequence[str]) -> str | None:
     """Return why torch cannot use a GPU that this machine has; None if it has none, or hides it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
@@ -146,9 +153,8 @@ class CudaDevice:
     has_triton = True
 
     def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self.torch_device = torch.device(device.type, index)
-        self.memory: DeviceMemory | None = CudaMemory(self.torch_device)
+        self.torch_device = device
+        self.memory: DeviceMemory | None = CudaMemory(device)
 
     @cached_property
     def name(self) -> str:

@@ -30,13 +30,14 @@ from torch import Tensor
 from paceline.core.machine import DeviceKind
 from paceline.devices.device import DeviceMemory, Event, Stream
 from paceline.devices.ordering import Access, Block, Clock, merge
+from paceline.devices.simulated_guard import guard
 
 NAME = "simulated"
 _MOST_DELAY_S = 2e-4
 _DEADLINE_S = 120.0
 _MOST_STREAMS = 32  # of torch's pool of CUDA's streams
 _POISON = 0xFF
-_numbers = itertools.count()
+_numbers = itertools.count(1)  # 0 is the default stream of every device
 Delays = Callable[["SimulatedStream", str], float]
 
 
@@ -96,8 +97,9 @@ class SimulatedEvent:
 class SimulatedStream:
     """A stream: a thread with a queue."""
 
-    def __init__(self, device: "SimulatedDevice") -> None:
-        self.number, self.device = next(_numbers), device
+    def __init__(self, device: "SimulatedDevice", number: int | None = None) -> None:
+        self.number = next(_numbers) if number is None else number
+        self.device = device
         self.clock: Clock = {}
         self._queue: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self.thread = threading.Thread(
@@ -211,10 +213,9 @@ class SimulatedDevice:
         generator = random.Random(index)  # noqa: S311 - no secret
         self.delays: Delays = lambda stream, what: generator.uniform(0.0, _MOST_DELAY_S)
         self._pinned: dict[int, tuple[int, Block]] = {}  # by address: the end, and the block
-        self._default = SimulatedStream(self)
-        self._streams = {self._default.number: self._default}
+        default = SimulatedStream(self, 0)
+        self._streams = {0: default}
         self._num_asked = 0
-        self._of_thread = threading.local()
 
     def new_stream(self) -> SimulatedStream:
         """Return a new stream, or the one of those that has waited longest: there are so many."""
@@ -227,24 +228,37 @@ class SimulatedDevice:
 
     def current_stream(self) -> SimulatedStream:
         """Return the stream in which this thread queues work."""
-        found: SimulatedStream = getattr(self._of_thread, "stream", self._default)
-        return found
+        number: int = guard().get_stream(self.torch_device.index)
+        return self._streams[number]
 
     @contextmanager
     def use(self, stream: Stream | None = None) -> Iterator[None]:
-        """Make one of the streams that of this thread for a while."""
-        before = self.current_stream()
-        self._of_thread.stream = stream or before
+        """Make this device, and one of its streams, those of this thread for a while."""
+        index, device = self.torch_device.index, guard().get_device()
+        before = guard().get_stream(index)
+        guard().set_device(index)
+        if stream is not None:
+            assert isinstance(stream, SimulatedStream)
+            guard().set_stream(index, stream.number)
         try:
             yield
         finally:
-            self._of_thread.stream = before
+            guard().set_stream(index, before)
+            guard().set_device(device)
+
+    def stream(self, number: int) -> SimulatedStream:
+        """Return the stream with that number."""
+        return self._streams[number]
 
     def synchronize(self) -> None:
         """Wait until all work in all streams is done; raise what has failed."""
+        self.await_all()
+        self.check()
+
+    def await_all(self) -> None:
+        """Wait until all work in all streams is done, whatever has failed."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
-        self.check()
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory; return what undoes it."""

@@ -5,6 +5,7 @@ types of results are known at once, from the same operation on tensors without v
 """
 
 import atexit
+import itertools
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,17 +18,47 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from paceline.core.errors import InvalidInput
 from paceline.devices.ordering import Block
 from paceline.devices.simulated import (
     NAME,
     Memory,
     SimulatedDevice,
+    SimulatedEvent,
     extent_nbytes,
     poison,
 )
+from paceline.devices.simulated_guard import guard, set_calls
 
 aten: Any = torch.ops.aten
+_MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for
+_library = torch.library.Library("aten", "IMPL")
 _devices: list[SimulatedDevice] = []
+
+
+class _Module:
+    """Answers what torch asks `torch.simulated`."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return len(_devices)
+
+    def current_device(self) -> int:
+        return 0
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Do nothing: random numbers are the host's."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
 
 
 class _Owner:
@@ -44,7 +75,9 @@ class SimulatedTensor(Tensor):
     __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, raw: Tensor, *_: object) -> "SimulatedTensor":
+    def __new__(
+        cls, raw: Tensor, block: Block, owner: _Owner, device: torch.device
+    ) -> "SimulatedTensor":
         """Return a tensor of the same shape, strides and type, which torch takes for a device's."""
         made: SimulatedTensor = Tensor._make_wrapper_subclass(
             cls,
@@ -52,11 +85,11 @@ class SimulatedTensor(Tensor):
             strides=raw.stride(),
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
-            device=torch.device(NAME, 0),
+            device=device,
         )
         return made
 
-    def __init__(self, raw: Tensor, block: Block, owner: _Owner) -> None:
+    def __init__(self, raw: Tensor, block: Block, owner: _Owner, device: torch.device) -> None:
         self.raw, self.owner = raw, owner
         start = int(raw.storage_offset()) * raw.element_size()
         self.memory = Memory(block, start, start + extent_nbytes(raw))
@@ -68,6 +101,27 @@ class SimulatedTensor(Tensor):
     def __format__(self, spec: str) -> str:
         """Format the only value."""
         return format(self.item() if self.dim() == 0 else repr(self), spec)
+
+    def data_ptr(self) -> int:
+        """Return the address, by which it is known whether tensors share memory."""
+        return self.raw.data_ptr()
+
+    def tolist(self) -> Any:
+        """Return the values as numbers, which torch does itself for its own tensors alone."""
+        return self.detach().cpu().tolist()
+
+    @property
+    def data(self) -> Tensor:
+        """The same memory, unknown to autograd."""
+        found: Tensor = Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return found
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        """Take over another tensor's memory, as modules do that are moved or cast."""
+        assert isinstance(value, SimulatedTensor)
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.raw, self.memory, self.owner = value.raw, value.memory, value.owner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy that the device makes, with a copy of the gradient."""
@@ -81,6 +135,11 @@ class SimulatedTensor(Tensor):
             memo[id(self)] = copied
         return memo[id(self)]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how to make it again from its values."""
+        values, is_parameter = self.detach().cpu(), isinstance(self, nn.Parameter)
+        return _rebuilt, (values, self.device.index, is_parameter, self.requires_grad)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # a class method, as torch wants it
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -89,19 +148,45 @@ class SimulatedTensor(Tensor):
         return _dispatch(func, args, kwargs or {})
 
 
+def _rebuilt(values: Tensor, index: int, is_parameter: bool, requires_grad: bool) -> Tensor:
+    made = values.to(devices(index + 1)[index].torch_device)
+    return (nn.Parameter(made) if is_parameter else made).requires_grad_(requires_grad)
+
+
 def devices(count: int) -> list[SimulatedDevice]:
     """Return the first so many simulated devices, making torch know them."""
     if not _devices:
-        # A thread that is killed inside torch when the interpreter ends would abort the process.
-        atexit.register(_end)
-        _setup_privateuseone_for_python_backend(NAME)
-        for packet, overload in (("empty", "memory_format"), ("empty_strided", "default")):
-            func = getattr(getattr(aten, packet), overload)
-            name = packet if overload == "default" else f"{packet}.{overload}"
-            _library.impl(name, partial(_created, func), "PrivateUse1")
-    while len(_devices) < count:
-        _devices.append(SimulatedDevice(len(_devices)))
+        _register()
+    if count > len(_devices):
+        raise InvalidInput(f"{count} simulated GPUs asked for; there are {len(_devices)} at most")
     return _devices[:count]
+
+
+def _register() -> None:
+    num_devices = guard().num_devices()  # before torch registers one that is written in Python
+    _setup_privateuseone_for_python_backend(NAME, _Module())
+    for packet, overload in (("empty", "memory_format"), ("empty_strided", "default")):
+        func = getattr(getattr(aten, packet), overload)
+        name = packet if overload == "default" else f"{packet}.{overload}"
+        _library.impl(name, partial(_created, func), "PrivateUse1")
+    # Where torch leaves out the dispatch to Python, as torch.tensor() does, it comes here.
+    _library.impl("_copy_from", _copied_from, "PrivateUse1")
+    _devices.extend(SimulatedDevice(index) for index in range(num_devices))
+    events: dict[int, SimulatedEvent] = {}  # of autograd, between the streams of its nodes
+    numbers = itertools.count()
+
+    def record(device: int, stream: int) -> int:
+        number = next(numbers)
+        events[number] = _devices[device].stream(stream).record()
+        events.pop(number - _MOST_EVENTS, None)
+        return number
+
+    def wait(event: int, device: int, stream: int) -> None:
+        _devices[device].stream(stream).wait(events[event])
+
+    set_calls(record, wait)
+    # A thread that is killed inside torch when the interpreter ends would abort the process.
+    atexit.register(_end)
 
 
 def _end() -> None:
@@ -110,15 +195,13 @@ def _end() -> None:
             device.synchronize()
 
 
-_library = torch.library.Library("aten", "IMPL")
-
-
 def _created(func: Any, *args: Any, **kwargs: Any) -> Any:
     return _dispatch(func, args, kwargs)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator] # as torch has it
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    device = _devices[0]
+    device = _device_of(args, kwargs)
     if func is aten.copy_.default:
         return _copied(device, *args, **kwargs)
     if func is aten._to_copy.default and _names_host(kwargs):
@@ -130,6 +213,17 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if any(alias is not None and not alias.is_write for alias in aliases):
         return _viewed(func, args, kwargs)
     return _queued(device, func, args, kwargs)
+
+
+def _device_of(args: Any, kwargs: Any) -> SimulatedDevice:
+    """Return the device of the tensors, or that on which one is to be made."""
+    numbers = {one.device.index for one in _simulated(args, kwargs)}
+    asked = torch.device(kwargs.get("device") or "cpu")
+    if asked.type == NAME:
+        numbers.add(guard().get_device() if asked.index is None else asked.index)
+    if len(numbers) > 1:
+        raise RuntimeError(f"an operation between simulated devices {sorted(numbers)}")
+    return _devices[numbers.pop()]
 
 
 def _tensors(*values: Any) -> list[Tensor]:
@@ -156,13 +250,14 @@ def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return views: that touches no values."""
     base = _simulated(args, kwargs)[0]
     found = func(*tree_map(_raw, args), **tree_map(_raw, kwargs))
-    return tree_map(lambda raw: SimulatedTensor(raw, base.memory.block, base.owner), found)
+    block, owner, device = base.memory.block, base.owner, base.device
+    return tree_map(lambda raw: SimulatedTensor(raw, block, owner, device), found)
 
 
 def _owned(device: SimulatedDevice, raw: Tensor) -> SimulatedTensor:
     block, owner = Block(device.current_stream().number), _Owner()
     weakref.finalize(owner, device.free, block, raw).atexit = False
-    return SimulatedTensor(raw, block, owner)
+    return SimulatedTensor(raw, block, owner, device.torch_device)
 
 
 def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
@@ -243,6 +338,10 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             found |= {id(one) for one in _tensors(value)}
     return found
+
+
+def _copied_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    return _copied(_device_of((target, source), {}), target, source, non_blocking)
 
 
 def _copied(

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from paceline.core.machine import Device, DeviceKind, Host, Machine
+from paceline.core.machine import Device, Host, Machine
 from paceline.core.workload import Cost, Workload
+from paceline.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
@@ -50,7 +51,7 @@ def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
     hosts. There are no links: a strategy's `calibrate` adds them. The hosts' memory counts as fast
     as the slowest device's, which is a lower bound.
     """
-    kind = DeviceKind.GPU if group.device.type == "cuda" else DeviceKind.CPU
+    kind = device_of(group.device).kind
     places = [(member.boot_id, member.pid_namespace) for member in group.members]
     different = dict.fromkeys(places)
     names = {
@@ -92,7 +93,6 @@ def host_here(
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return the machine and the versions that a measurement was made with."""
-    on_gpu = device.type == "cuda"
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -100,7 +100,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "instruction_sets": instruction_sets(),
         "memory_bytes": memory_bytes(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "device": device_of(device).name,
         "system": f"{platform.system()} {platform.release()}",
         "threads_per_worker": torch.get_num_threads(),
         "python": platform.python_version(),

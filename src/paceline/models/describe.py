@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
 from paceline.models.layers import LayerModule, duplicate, layers_of
 
@@ -107,11 +108,10 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
 
 def _trace(model: nn.Module, batch: _Batch, label: str) -> _Step:
     """Run a step of a copy without values, or else of a copy with them; restore the generators."""
-    devices = {parameter.device for parameter in model.parameters()}
-    cuda = [device for device in devices if device.type == "cuda"]
+    devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     state = random.getstate()
     try:
-        with torch.random.fork_rng(cuda), torch.inference_mode(False), torch.enable_grad():
+        with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
             try:
                 meta_batch = tuple(tensor.detach().to("meta") for tensor in batch)
                 empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.devices import Device, Event, device_of
+
 _ANCHOR_EVERY_S = 5.0
 
 
@@ -31,47 +33,55 @@ class HostClock:
         return [mark * 1e-9 for mark in marks]
 
 
-CudaMark = tuple[torch.cuda.Event, int]  # and the number of the anchor from which it is timed
+DeviceMark = tuple[Event, int]  # and the number of the anchor from which it is timed
 
 
-class CudaClock:
-    """CUDA events: a mark is reached when the work issued before it on its stream is done.
+class DeviceClock:
+    """Events of a device: a mark is reached when the work issued before it on its stream is done.
+
+    That is the stream in which the thread queues work for this device, whichever device is current.
 
     CUDA tells the time between two events as a float32 of milliseconds, which after an hour counts
     in quarters of one. So every few seconds a mark becomes an anchor for those that follow.
     """
 
-    def __init__(self) -> None:
-        origin = torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        origin.record()
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        device.synchronize()
+        origin = device.current_stream().record(timed=True)
         origin.synchronize()
         self._anchored_s = time.monotonic_ns() * 1e-9
-        self._anchors = [origin]
+        self._anchors: list[Event] = [origin]
         self._anchor_times = [self._anchored_s]
 
-    def mark(self) -> CudaMark:
+    def mark(self) -> DeviceMark:
         """Record an event on the current stream; does not wait for the device."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event = self._device.current_stream().record(timed=True)
         now = time.monotonic_ns() * 1e-9
         if now - self._anchored_s > _ANCHOR_EVERY_S:
             self._anchors.append(event)
             self._anchored_s = now
         return event, len(self._anchors) - 1
 
-    def seconds(self, marks: Sequence[CudaMark]) -> list[float]:
+    def seconds(self, marks: Sequence[DeviceMark]) -> list[float]:
         """Wait for the device, then return when each event was reached."""
-        torch.cuda.synchronize()
+        self._device.synchronize()
         for i in range(len(self._anchor_times), len(self._anchors)):
             self._anchor_times.append(self._after(i - 1, self._anchors[i]))
         return [self._after(anchor, event) for event, anchor in marks]
 
-    def _after(self, anchor: int, event: torch.cuda.Event) -> float:
-        elapsed_ms: float = self._anchors[anchor].elapsed_time(event)
-        return self._anchor_times[anchor] + elapsed_ms * 1e-3
+    def _after(self, anchor: int, event: Event) -> float:
+        return self._anchor_times[anchor] + event.seconds_after(self._anchors[anchor])
+
+
+class CudaClock(DeviceClock):
+    """The clock of CUDA's current device."""
+
+    def __init__(self) -> None:
+        super().__init__(device_of(torch.device("cuda")))
 
 
 def clock_for(device: torch.device) -> Clock:
     """Return the clock that sees when work on this device is done."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    found = device_of(device)
+    return DeviceClock(found) if found.is_asynchronous else HostClock()

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,10 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from paceline import DataParallel
+from paceline.devices import device_of, gpus
+from paceline.devices.simulated import SimulatedDevice
 
 DEADLINE_S = 20.0
 QUICK_S = 2.0  # of cases in which a rank waits in vain
 BATCH = 4
+DEVICE = gpus()[0] if gpus() else torch.device("cpu")  # tests have simulated ones at the most
 
 Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
 
@@ -38,10 +42,11 @@ class Place:
 
     def build(self, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
         """Return a module with this rank's own values, and one with those of rank 0."""
-        torch.manual_seed(self.rank)
-        module = make()
-        torch.manual_seed(0)
-        return module, make()
+        with torch.device(DEVICE):  # and not moved there, which would leave hooks behind
+            torch.manual_seed(self.rank)
+            module = make()
+            torch.manual_seed(0)
+            return module, make()
 
     def parallel(self, module: nn.Module, **options: Any) -> DataParallel:
         options = {"exchange": self.exchange, "chunk": 1, "deadline_s": self.deadline_s} | options
@@ -72,7 +77,7 @@ def quick(function: Case) -> Case:
 def batch(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """The samples of a rank in a step, the same wherever they are asked for."""
     generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
-    return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype)
+    return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype).to(DEVICE)
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
@@ -129,7 +134,7 @@ def bits(model: nn.Module | Iterable[Tensor]) -> str:
     tensors = model.parameters() if isinstance(model, nn.Module) else model
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().flatten().clone().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -172,10 +177,18 @@ def main(exchanges: Iterable[str], names: Iterable[str] = ()) -> None:
 
 
 def _outcome(case: Case, place: Place) -> dict[str, Any]:
+    device = device_of(DEVICE)
     try:
-        return case(place)
+        outcome = case(place)
+        device.synchronize()  # raises what went wrong on a device after the last wait for it
+        return outcome
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        if isinstance(device, SimulatedDevice):
+            with suppress(Exception):
+                device.synchronize()
+            device.errors.clear()
 
 
 def all_nan(tensors: Iterable[Tensor]) -> bool:

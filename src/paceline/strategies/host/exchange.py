@@ -7,7 +7,7 @@ the leaders, the first rank of each, all-reduce the sums.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from torch import Tensor
 from paceline.core.chunks import ChunkTimes
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
+from paceline.devices import device_of
 from paceline.exchange.codec_choice import CodecChoice, choice_of, name_of
 from paceline.exchange.compressed import CompressedAllReduce, Compression
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
@@ -29,6 +30,7 @@ from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import transfer
+from paceline.strategies.host.device_transfer import DeviceTransfer
 
 _NO_WAY_BACK = (
     "across several machines a step cannot be taken back, because sums are under way: end the run"
@@ -52,9 +54,10 @@ class HostExchange:
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
         self._layout: Layout | None = None
-        self._exposed_s = self._hidden_s = 0.0
+        self._times = transfer.ExchangeTimes()
         self._between: LeaderAllReduce | None = None
         self._guard: NonFiniteGuard | None = None
+        self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
         """Make the arena, which every layout of the same gradients fits."""
@@ -67,15 +70,31 @@ class HostExchange:
                 self._guard.watch(slot.parameter for slot in layout.slots)
         # Setting an element of a tensor takes microseconds, for every parameter in every step.
         self._flags = self._arena.flags.numpy()
+        self._pin(layout)
         self._set_layout(layout)
+
+    def _pin(self, layout: Layout) -> None:
+        """Pin the arena's memory for a GPU; InvalidInput on all ranks if one cannot."""
+        device, problem = device_of(layout.slots[0].parameter.device), None
+        memory = self._arena.slot, self._arena.shared_result(0), self._arena.shared_result(1)
+        try:
+            for part in memory if device.is_asynchronous else ():
+                self._pinned.append(device.pin(part))
+        except InvalidInput as error:
+            problem = f"worker {self._group.rank}: {error}"
+        problems = [one for one in self._group.gather(problem) if one is not None]
+        if problems:
+            raise InvalidInput(problems[0])
 
     def _set_layout(self, layout: Layout) -> None:
         if self._layout is not None:
             self._transfer.close()
         self._layout = layout
-        self._transfer: transfer.CpuTransfer | transfer.CudaTransfer
-        if self._group.device.type == "cuda":
-            self._transfer = transfer.CudaTransfer(self._arena, layout, self._group.deadline_s)
+        self._transfer: transfer.CpuTransfer | DeviceTransfer
+        self._on_device = device_of(layout.slots[0].parameter.device).is_asynchronous
+        if self._on_device:
+            deadline_s = self._group.deadline_s
+            self._transfer = DeviceTransfer(self._arena, layout, self._times, deadline_s)
         else:
             self._transfer = transfer.CpuTransfer(self._arena, layout, self._as_views)
 
@@ -104,7 +123,7 @@ class HostExchange:
         for slot in chunk.slots:
             self._flags[row, slot.index, parity] = touched[slot.index]
         self._transfer.send(chunk, self.recorder)
-        self._exposed_s += time.monotonic() - started
+        self._add_times(time.monotonic() - started)
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
         """Wait for the sums of all chunks, and take them over."""
@@ -120,14 +139,19 @@ class HostExchange:
             raise
         if self._guard is not None:
             self._guard.found(self._num_nonfinite())
-        self._exposed_s += time.monotonic() - started
+        self._add_times(time.monotonic() - started)
         for chunk in self._chunks:
             posted, summed = self._arena.times(chunk.number)
             # What a chunk's exchange took before `finish` was called ran beside backward.
-            self._hidden_s += max(0.0, min(summed, started) - posted)
+            self._add_times(0.0, max(0.0, min(summed, started) - posted))
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
+
+    def _add_times(self, exposed_s: float, hidden_s: float = 0.0) -> None:
+        # The host's clock says nothing of a GPU, which it runs ahead of: that transfer counts.
+        if not self._on_device:
+            self._times.add(exposed_s, hidden_s)
 
     def times(self) -> list[ChunkTimes]:
         """Return when each chunk of the last step was posted by all ranks, and summed."""
@@ -143,10 +167,20 @@ class HostExchange:
             raise InvalidInput(f"a backward pass failed on this rank; {_NO_WAY_BACK}")
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far."""
+        """Return the traffic and time so far; waits for a GPU's last exchange."""
+        if self._layout is not None:
+            self._transfer.count_times()
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
-        known = self.name, self._step, nbytes, nbytes, self._exposed_s, self._hidden_s, chunk
+        known = (
+            self.name,
+            self._step,
+            nbytes,
+            nbytes,
+            self._times.exposed_s,
+            self._times.hidden_s,
+            chunk,
+        )
         if self._between is None or self._guard is None:
             return Statistics(*known)
         found = self._guard.num_nonfinite, self._guard.num_skipped
@@ -172,6 +206,9 @@ class HostExchange:
             self._transfer.close()
             if self._between is not None:
                 self._between.close()
+            for unpin in self._pinned:
+                unpin()
+            self._pinned = []
             self._arena.close()
 
 

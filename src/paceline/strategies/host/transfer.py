@@ -1,30 +1,31 @@
-"""Transfers between the gradients of a rank's device and the arena of its machine.
-
-On CUDA there are three streams, as in the paper's section 3.1. The default stream computes. The D2H
-stream waits for an event that the gradient's hook records on it, so that the host never waits for
-the device inside backward, and copies the chunk into the arena, whose memory is pinned. The H2D
-stream copies the means back into the gradients, and the default stream waits for its last event
-before the optimizer reads them.
-
-Two threads stand where CUDA would call the host: one posts a chunk once its copy has arrived, the
-other begins the copy back once the sum is there.
-"""
+"""Transfers between gradients in a CPU's memory and the arena of its machine."""
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.links.arena import Arena
-from paceline.links.shared_memory import pin
-from paceline.record.recorder import Recorder, noted
+from paceline.record.recorder import Recorder
+
+
+@dataclass
+class ExchangeTimes:
+    """Seconds so far in which a rank exchanged: in place of computing, and beside it."""
+
+    exposed_s: float = 0.0
+    hidden_s: float = 0.0
+
+    def add(self, exposed_s: float, hidden_s: float) -> None:
+        """Add those of a step, or of a part of it."""
+        self.exposed_s += exposed_s
+        self.hidden_s += hidden_s
 
 
 def changed_on_any(arena: Arena, step: int) -> list[int]:
@@ -74,6 +75,9 @@ class CpuTransfer:
 
     def arrive(self) -> None:
         """Do nothing: `send` has posted its chunk."""
+
+    def count_times(self) -> None:
+        """Do nothing: whoever calls this class sees all of its time."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
@@ -149,117 +153,3 @@ class SerialThread:
                 future.set_exception(error)
             else:
                 future.set_result(None)
-
-
-class CudaTransfer:
-    """Moves gradients on streams of its own, beside the computation."""
-
-    def __init__(self, arena: Arena, layout: Layout, deadline_s: float) -> None:
-        self._arena, self._deadline_s = arena, deadline_s
-        self._device = layout.slots[0].parameter.device
-        self._to_host = torch.cuda.Stream(self._device)
-        self._to_device = torch.cuda.Stream(self._device)
-        memory = (arena.slot, arena.shared_result(0), arena.shared_result(1))
-        self._pinned = [pin(tensor) for tensor in memory]
-        self._own = {slot.index: slot.of(arena.slot) for slot in layout.slots}
-        self._means = [
-            {slot.index: slot.of(arena.shared_result(parity)) for slot in layout.slots}
-            for parity in (0, 1)
-        ]
-        self._made: list[tuple[Tensor, Tensor]] = []
-        self._poster, self._fetcher = SerialThread("post"), SerialThread("fetch")
-        # The current device belongs to a thread.
-        self._fetcher.submit(partial(torch.cuda.set_device, self._device))
-        self._posted: list[Future[None]] = []
-        self._fetched: list[Future[None]] = []
-
-    def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        """Have a thread copy the chunks back as their sums appear."""
-        self._made, self._fetched = [], []
-        for chunk in chunks:
-            self._fetched.append(self._fetcher.submit(partial(self._fetch, step, chunk, recorder)))
-
-    def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
-        """Queue the chunk's copies behind what the current stream has computed."""
-        # An event at this place of the stream: kernels that are queued later are not waited for.
-        self._to_host.wait_stream(torch.cuda.current_stream(self._device))
-        with (
-            torch.cuda.stream(self._to_host),
-            noted(recorder, Kind.D2H, str(chunk.number), alone=True),
-        ):
-            for slot in chunk.slots:
-                gradient = slot.parameter.grad
-                if gradient is None:
-                    self._own[slot.index].zero_()
-                else:
-                    self._own[slot.index].copy_(gradient, non_blocking=True)
-                    # The caching allocator must not reuse the memory before this copy is done.
-                    gradient.record_stream(self._to_host)
-        done = torch.cuda.Event(blocking=True)  # the waiting thread sleeps: spinning needs a core
-        done.record(self._to_host)
-        self._posted.append(self._poster.submit(partial(self._post, chunk, done)))
-
-    def arrive(self) -> None:
-        """Wait until the copies have arrived on the host and are posted."""
-        if error := self._join(self._posted):
-            raise error
-
-    def receive(self, step: int) -> None:
-        """Make the current stream wait for the means of all chunks."""
-        # The thread first: it waits for chunks, which it may not once the step is over.
-        if error := self._join(self._fetched):
-            raise error
-        self._arena.wait_step()
-        stream = torch.cuda.current_stream(self._device)
-        # On the GPU alone: the host goes on and queues the optimizer's step.
-        stream.wait_stream(self._to_device)
-        for parameter, gradient in self._made:
-            gradient.record_stream(stream)
-            parameter.grad = gradient
-
-    def abandon(self) -> None:
-        """Wait until the threads have finished a discarded step."""
-        self._join(self._posted)
-        self._join(self._fetched)
-
-    def _join(self, calls: list[Future[None]]) -> BaseException | None:
-        """Wait for calls, whose own waits have half of this deadline; return the first error."""
-        try:
-            errors = [call.exception(2 * self._deadline_s) for call in calls]
-        except TimeoutError:
-            raise WorkerLost(
-                f"the GPU of this rank does not answer within {2 * self._deadline_s:g} s"
-            ) from None
-        calls.clear()
-        return next((error for error in errors if error is not None), None)
-
-    def close(self) -> None:
-        """End the threads and unpin the memory."""
-        self._poster.close()
-        self._fetcher.close()
-        torch.cuda.synchronize(self._device)  # copies may still use the pinned memory
-        for unpin in self._pinned:
-            unpin()
-
-    def _post(self, chunk: Chunk, done: torch.cuda.Event) -> None:
-        done.synchronize()
-        self._arena.post(chunk.number)
-
-    @torch.no_grad()
-    def _fetch(self, step: int, chunk: Chunk, recorder: Recorder | None) -> None:
-        self._arena.wait_chunk(chunk.number)
-        changed = changed_on_any(self._arena, step)
-        with (
-            torch.cuda.stream(self._to_device),
-            noted(recorder, Kind.H2D, str(chunk.number), alone=True),
-        ):
-            for slot in chunk.slots:
-                if not changed[slot.index]:
-                    continue
-                gradient = slot.parameter.grad
-                if gradient is None:
-                    # This thread must not assign `grad`: backward may still run. `receive` does.
-                    gradient = torch.empty_like(slot.parameter)
-                    self._made.append((slot.parameter, gradient))
-                gradient.copy_(self._means[step % 2][slot.index], non_blocking=True)
-                gradient.record_stream(self._to_device)

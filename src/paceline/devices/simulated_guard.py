@@ -1,0 +1,80 @@
+"""Which simulated device and stream are current in a thread, as torch is told: compiled when used.
+
+Only whoever simulates a GPU needs a C++ compiler for it; the library is kept beside the user's
+other caches.
+"""
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from paceline.core.errors import InvalidInput
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_COMPILE_S = 300.0
+Record = Callable[[int, int], int]
+Wait = Callable[[int, int, int], None]
+_RECORD = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
+_WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
+_calls: list[object] = []  # of Python's that C++ holds
+
+
+@cache
+def guard() -> ctypes.CDLL:
+    """Return the library, whose loading registers the guard with torch."""
+    found = ctypes.CDLL(str(_compiled()))
+    found.get_stream.restype = ctypes.c_int64
+    found.set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
+    return found
+
+
+def set_calls(record: Record, wait: Wait) -> None:
+    """Have torch record events, and make streams wait for them, by these functions.
+
+    `record` returns the number of an event behind a device's stream, given by their numbers.
+    """
+    _calls[:] = _RECORD(record), _WAIT(wait)
+    guard().set_calls(*_calls)
+
+
+def _compiled() -> Path:
+    """Return the path of the library, which is compiled if it is not there for this torch."""
+    source = _SOURCE.read_bytes()
+    digest = hashlib.sha256(source + torch.__version__.encode()).hexdigest()[:16]
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(cache_home) / "paceline" / f"simulated_guard-{digest}.so"
+    if path.exists():
+        return path
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Renamed when it is whole: several processes may be here at once.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        _compile(made)
+        made.rename(path)
+    return path
+
+
+def _compile(target: Path) -> None:
+    torch_folder = Path(torch.__file__).parent
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-shared", "-fPIC"]
+    command += [f"-I{torch_folder / 'include'}", str(_SOURCE), "-o", str(target)]
+    command += [f"-L{torch_folder / 'lib'}", "-lc10"]
+    try:
+        subprocess.run(  # noqa: S603 - the compiler that the user has
+            command, check=True, capture_output=True, text=True, timeout=_COMPILE_S
+        )
+    except OSError as error:
+        raise InvalidInput(
+            f"a simulated GPU needs a C++ compiler: {command[0]}: {error.strerror}; install one, "
+            "or name it in CXX"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        raise InvalidInput(f"a simulated GPU needs a C++ compiler: {lines[0]}") from None

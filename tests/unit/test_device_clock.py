@@ -1,0 +1,204 @@
+"""The clock of a device, on a simulated one: its times are the device's and not the host's.
+
+Gates, which the host opens when it likes, stand for work that takes long: whatever comes behind a
+gate in a stream was reached after it was opened, however slow the machine is.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.compare import conform
+from paceline.core.plan import Kind
+from paceline.core.strategy import Window
+from paceline.devices.simulated import SimulatedDevice
+from paceline.devices.simulated_tensors import devices
+from paceline.exchange.loop import SGD, Share, train_step
+from paceline.links.group import Group
+from paceline.measure.this_machine import Speed, this_machine
+from paceline.models import describe
+from paceline.models.networks import LeNet5
+from paceline.record import clock as module
+from paceline.record.clock import clock_for
+from paceline.record.merge import merge
+from paceline.record.recorder import Recorder
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.allreduce.plan import plan
+
+HELD_S = 0.05
+NEVER_S = 30.0  # after which a gate opens by itself: a test that waits for it fails
+
+
+@pytest.fixture
+def both() -> Iterator[list[SimulatedDevice]]:
+    """Two simulated devices, on which nothing has failed."""
+    found = devices(2)
+    yield found
+    for device in found:
+        with suppress(RuntimeError):
+            device.synchronize()
+        device.errors.clear()
+
+
+@pytest.fixture
+def device(both) -> SimulatedDevice:
+    return both[0]
+
+
+class Gate:
+    """Work that lasts until the host opens the gate."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._opened = threading.Event()
+        self.is_passed = False
+        device.current_stream().put(self._pass, "gate")
+
+    def _pass(self) -> None:
+        self._opened.wait(NEVER_S)
+        self.is_passed = True
+
+    def hold(self) -> tuple[float, float]:
+        """Keep it closed for a while, and then open it; return the times before and after."""
+        before_s = time.monotonic()
+        time.sleep(HELD_S)
+        after_s = time.monotonic()
+        self._opened.set()
+        return before_s, after_s
+
+
+@pytest.mark.parametrize("anchor_every_s", [module._ANCHOR_EVERY_S, 0.0])
+def test_marks_are_reached_when_the_work_before_them_is_done(device, monkeypatch, anchor_every_s):
+    monkeypatch.setattr(module, "_ANCHOR_EVERY_S", anchor_every_s)
+    clock = clock_for(device.torch_device)
+    marks = [clock.mark()]
+    gates = []
+    for _ in range(2):
+        gates.append(Gate(device))
+        marks.append(clock.mark())
+    marks[0][0].synchronize()
+    held = [gate.hold() for gate in gates]
+    first, second, third = clock.seconds(marks)
+    assert second - first >= held[0][1] - held[0][0]
+    assert third > second >= held[0][1]
+    assert third >= held[1][1]
+    assert clock.seconds(marks[::-1]) == [third, second, first]
+
+
+class Gated(nn.Module):
+    """A layer whose forward arithmetic waits for a gate, if it has one; the host does not wait."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self._device, self.gate = device, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.gate = Gate(self._device)
+        return x * self.weight
+
+
+def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
+    """The host is done with the whole step before the device is with the second layer."""
+    on = device.torch_device
+    model = nn.Sequential(Gated(device), Gated(device)).to(on)
+    model[0].eval()
+    recorder = Recorder(clock_for(on), "gpu0", 0)
+    share = Share(torch.randn(2, 3).to(on), torch.tensor([0, 2]).to(on), 1.0)
+    recorder.start_trace(model)
+    train_step(model, SGD().optimizer(model), iter([share]), recorder)
+    assert not model[1].gate.is_passed
+    _, after_s = model[1].gate.hold()
+    recorder.stop_trace()
+    found = {(span.kind, span.part): span for span in recorder.spans()}
+    assert found[Kind.FORWARD, "1"].end_s >= after_s
+    # What comes after it in the stream has not begun before.
+    assert found[Kind.BACKWARD, "1"].start_s >= after_s
+    assert found[Kind.STEP, ""].start_s >= after_s
+
+
+def test_the_time_of_a_layer_is_that_of_its_work(device):
+    """The second layer works twenty times as long; the host takes the same time for both."""
+    before = device.delays
+    clock = clock_for(device.torch_device)
+    ones = torch.ones(4, device=device.torch_device)
+    try:
+        durations = []
+        for seconds in (0.01, 0.2):
+            device.delays = lambda stream, what, seconds=seconds: seconds
+            marks = [clock.mark()]
+            ones.add_(1)
+            durations.append((marks[0], clock.mark(), seconds))
+    finally:
+        device.delays = before
+    for start, end, seconds in durations:
+        start_s, end_s = clock.seconds([start, end])
+        assert end_s - start_s >= seconds
+
+
+@pytest.mark.parametrize("current", [0, 1, None])
+def test_a_clock_sees_the_work_of_its_own_device_whichever_is_current(both, current):
+    busy, idle = both
+    gate = Gate(busy)
+    with nullcontext() if current is None else both[current].use(both[current].new_stream()):
+        clock = clock_for(idle.torch_device)
+        clock.seconds([clock.mark()])
+    assert not gate.is_passed
+    gate.hold()
+
+
+@pytest.mark.parametrize("is_other_current", [False, True])
+def test_and_waits_for_that(both, is_other_current):
+    busy, idle = both
+    clock = clock_for(busy.torch_device)
+    gate = Gate(busy)
+    with idle.use() if is_other_current else nullcontext():
+        mark = clock.mark()
+    _, opened_s = gate.hold()
+    (reached_s,) = clock.seconds([mark])
+    assert reached_s >= opened_s
+
+
+def test_tensors_stay_on_their_own_device(both):
+    one, other = (torch.ones(3, device=device.torch_device) for device in both)
+    gate = Gate(both[0])
+    assert (other + 1).tolist() == [2.0, 2.0, 2.0]
+    assert not gate.is_passed
+    gate.hold()
+    assert (one + 1).device == both[0].torch_device
+    for mixed in (lambda: one + other, lambda: other.to(one.device)):
+        with pytest.raises(RuntimeError, match=r"between simulated devices \[0, 1\]"):
+            mixed()
+
+
+def test_recorded_steps_conform_to_the_plan(device):
+    torch.manual_seed(0)
+    on = device.torch_device
+    model = LeNet5().to(on)
+    inputs = torch.randn(16, 1, 32, 32).to(on)
+    share = Share(inputs, torch.randint(10, (16,)).to(on), 1.0)
+    recorder, optimizer = Recorder(clock_for(on), "gpu0", 0), SGD().optimizer(model)
+    num_steps = 3
+    for step in range(2 * num_steps):
+        if step == num_steps:
+            recorder.start_trace(model)
+        train_step(model, optimizer, iter([share]), recorder)
+    recorder.stop_trace()
+    spans, ends = recorder.spans(), recorder.step_ends()
+    assert all(one < other for one, other in pairwise(ends))
+    for number, (before, after) in enumerate(pairwise(ends[num_steps - 1 :])):
+        own = [span for span in spans if span.step == number]
+        assert len(own) == 1 + 5 + 5 + 1
+        for span in own:
+            assert before <= span.start_s <= span.end_s <= after
+    workload = describe(model, inputs)
+    machine = this_machine(Group.alone(on, 30.0), [Speed(1e9, 1e9)])
+    assert [(one.name, one.kind) for one in machine.devices] == [("gpu0", "gpu")]
+    tasks = plan(workload, machine, AllReduce(workers=1), Window(num_steps))
+    assert conform(tasks, merge([spans], "measured")) == []

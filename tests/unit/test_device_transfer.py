@@ -1,0 +1,319 @@
+"""A rank's gradients on a simulated GPU, its arena, and back: right however long anything takes.
+
+The arena of one rank, which halves what it sums, stands for all: what a rank gets back is half of
+what it gave. Gradients are made by kernels of the stream that computes, as backward makes them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.core.errors import StepDiscarded
+from paceline.devices.simulated import SimulatedDevice
+from paceline.devices.simulated_tensors import devices
+from paceline.exchange.layout import Chunk, Layout, NamedParameter
+from paceline.links.arena import Arena, Segment
+from paceline.links.group import Group
+from paceline.strategies.host.device_transfer import DeviceTransfer, _covered, bytes_of
+from paceline.strategies.host.transfer import ExchangeTimes
+
+DEADLINE_S = 30.0
+LONG_S = 0.03
+SHAPES = ((3, 5), (7,), (2, 3, 4, 4), (1,), (130,))
+
+
+class Rank:
+    """One rank: parameters, an arena, and the transfer between them."""
+
+    def __init__(self, device: SimulatedDevice, chunk_size: int, shapes=SHAPES) -> None:
+        self.device, on = device, device.torch_device
+        self.parameters = [nn.Parameter(torch.zeros(shape).to(on)) for shape in shapes]
+        named = [NamedParameter(f"{i}", f"{i}", one) for i, one in enumerate(self.parameters)]
+        self.layout = Layout.of(named, range(len(named)))
+        self.chunks = self.layout.chunks(chunk_size)
+        sizes = self.layout.nbytes, len(self.layout.layers), self.layout.num_flags
+        self.arena = Arena(Group.alone(on, DEADLINE_S), *sizes, DEADLINE_S, scale=0.5)
+        self.arena.set_chunks(
+            [
+                [Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots]
+                for chunk in self.chunks
+            ]
+        )
+        memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
+        self.unpin = [device.pin(part) for part in memory]
+        self.times = ExchangeTimes()
+        self.transfer = DeviceTransfer(self.arena, self.layout, self.times, DEADLINE_S)
+        self.step = 0
+        post = self.arena.post
+
+        def checked(chunk: int) -> None:
+            """Post, but not what has not arrived: other ranks read it at once."""
+            here = bytes_of(self.chunks[chunk], self.arena.slot)
+            assert device.has_arrived(here), "posted before it has arrived"
+            post(chunk)
+
+        self.arena.post = checked  # type: ignore[method-assign]
+
+    def begin(self) -> None:
+        """Begin a step, in which all gradients change."""
+        self.step += 1
+        self.arena.begin(self.step)
+        self.arena.flags[0, :, self.step % 2] = 1
+        self.transfer.begin(self.step, self.chunks, None)
+
+    def send(self, chunk: Chunk) -> None:
+        """Make the chunk's gradients, and send them."""
+        for slot in chunk.slots:
+            self.make(slot.index)
+        self.transfer.send(chunk, None)
+
+    def make(self, index: int) -> None:
+        """Make a gradient from the values that tell step and parameter."""
+        on = self.device.torch_device
+        gradient = torch.full(SHAPES[index], float(10 * self.step), device=on)
+        self.parameters[index].grad = gradient.add_(index)
+
+    def finish(self) -> None:
+        """Wait for the sums and take them over."""
+        self.transfer.arrive()
+        self.arena.commit()
+        self.transfer.receive(self.step)
+
+    def is_right(self) -> bool:
+        """Return True if all gradients are half of what was made."""
+        return all(
+            bool((parameter.grad == (10 * self.step + index) / 2).all().item())
+            for index, parameter in enumerate(self.parameters)
+        )
+
+    def close(self) -> None:
+        """Close all, in the order in which the exchange does."""
+        self.transfer.close()
+        for unpin in self.unpin:
+            unpin()
+        self.arena.close()
+
+
+@contextmanager
+def rank(chunk_size: int = 1, **options: object) -> Iterator[Rank]:
+    (device,) = devices(1)
+    delays = device.delays
+    found = Rank(device, chunk_size, **options)
+    try:
+        yield found
+        found.close()
+        device.synchronize()
+    finally:
+        device.delays = delays
+        device.await_all()
+        device.errors.clear()
+
+
+def slow(device: SimulatedDevice, *kinds: str) -> None:
+    """Make such work take long: "h2d", "d2h", or "kernel"."""
+    device.delays = lambda stream, what: (
+        LONG_S if (what if what in ("h2d", "d2h") else "kernel") in kinds else 0.0
+    )
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(
+        st.fixed_dictionaries(
+            {"kernel": st.sampled_from([0.0, 3e-4]), "d2h": st.sampled_from([0.0, 1e-3, 5e-3])}
+            | {"h2d": st.sampled_from([0.0, 1e-3, 5e-3]), "in a stream of its own": st.booleans()}
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_means_are_right_whatever_takes_long(chunk_size, steps):
+    with rank(chunk_size) as one:
+        own = one.device.current_stream()
+        for kinds in steps:
+            one.device.delays = lambda stream, what, kinds=kinds: kinds.get(what, kinds["kernel"])
+            stream = one.device.new_stream() if kinds["in a stream of its own"] else own
+            with one.device.use(stream):
+                one.begin()
+                for chunk in one.chunks:
+                    one.send(chunk)
+                one.finish()
+                assert one.is_right()
+                for parameter in one.parameters:
+                    parameter.grad = None
+                stream.synchronize()  # gradients of one stream are given back in another
+
+
+def test_the_host_goes_on_while_chunks_are_on_their_way():
+    """No copy of a step may make it wait: not of gradients, whatever their layout."""
+    with rank(2) as one:
+        for _ in range(2):
+            one.begin()
+            for chunk in one.chunks:
+                for slot in chunk.slots:
+                    one.make(slot.index)
+                    if slot.parameter.dim() == 4:
+                        gradient = slot.parameter.grad.contiguous(memory_format=torch.channels_last)
+                        slot.parameter.grad = gradient
+            before = one.device.num_blocking_copies
+            for chunk in one.chunks:
+                one.transfer.send(chunk, None)
+            one.finish()
+            assert one.device.num_blocking_copies == before
+            assert one.is_right()
+
+
+def test_a_gradient_keeps_its_own_layout():
+    with rank(2) as one:
+        one.begin()
+        for index in range(len(SHAPES)):
+            one.make(index)
+        gradient = one.parameters[2].grad.contiguous(memory_format=torch.channels_last)
+        one.parameters[2].grad = gradient
+        for chunk in one.chunks:
+            one.transfer.send(chunk, None)
+        one.finish()
+        assert one.parameters[2].grad is gradient
+        assert one.is_right()
+
+
+def test_gradients_stay_as_they_are_until_backward_is_over():
+    """Whatever reads them in a hook, now or late on the device, must not find the mean."""
+    with rank(1) as one:
+        slow(one.device, "kernel")
+        one.begin()
+        first, *others = one.chunks
+        one.send(first)
+        gradient = one.parameters[0].grad
+        version = gradient._version
+        read = gradient.clone()  # queued: it is done after the mean is back
+        for chunk in others:
+            one.send(chunk)
+        assert gradient._version == version
+        one.finish()
+        assert (read == 10.0).all().item()
+        assert one.is_right()
+
+
+def test_a_gradient_that_is_missing_counts_as_zero_and_gets_the_mean():
+    with rank(2) as one:
+        one.begin()
+        for index in range(1, len(SHAPES)):
+            one.make(index)
+        for chunk in one.chunks:
+            one.transfer.send(chunk, None)
+        one.finish()
+        assert not one.parameters[0].grad.any().item()
+
+
+def test_one_that_changed_nowhere_stays():
+    with rank(1) as one:
+        one.begin()
+        one.arena.flags[0, 1, one.step % 2] = 0
+        for chunk in one.chunks:
+            one.send(chunk)
+        one.finish()
+        assert (one.parameters[1].grad == 11.0).all().item()
+        assert (one.parameters[0].grad == 5.0).all().item()
+
+
+@pytest.mark.parametrize("sent", [0, 1, 3])
+def test_after_a_step_that_is_discarded_the_next_is_right(sent):
+    with rank(1) as one:
+        slow(one.device, "d2h", "h2d")
+        one.begin()
+        for chunk in one.chunks[:sent]:
+            one.send(chunk)
+        one.arena.discard()
+        one.transfer.abandon()
+        for parameter in one.parameters[:sent]:
+            assert parameter.grad is not None
+        one.begin()
+        for chunk in one.chunks:
+            one.send(chunk)
+        one.finish()
+        assert one.is_right()
+
+
+def test_a_chunk_that_arrives_after_its_step_is_discarded_is_not_posted():
+    with rank(1) as one:
+        slow(one.device, "d2h")
+        one.begin()
+        one.send(one.chunks[0])
+        one.arena.discard()
+        with pytest.raises(StepDiscarded):
+            one.transfer.arrive()
+        one.transfer.abandon()
+
+
+def test_memory_stays_pinned_until_all_copies_are_done():
+    with rank(1) as one:
+        slow(one.device, "h2d")
+        one.begin()
+        for chunk in one.chunks:
+            one.send(chunk)
+        one.finish()  # the host goes on: the means are still on their way
+
+
+def compute(one: Rank, count: int) -> None:
+    """Queue so many kernels, which take long."""
+    values = torch.ones(4, device=one.device.torch_device)
+    for _ in range(count):
+        values = values * 2
+
+
+def test_what_runs_beside_backward_is_hidden_and_what_follows_it_exposed():
+    """Kernels follow the first chunk; the last chunk follows the last kernel."""
+    with rank(4) as one:
+        slow(one.device, "kernel", "d2h", "h2d")
+        one.begin()
+        first, last = one.chunks
+        one.send(first)
+        one.transfer.count_times()
+        compute(one, 8)
+        one.send(last)
+        one.finish()
+        one.transfer.count_times()
+        # Of the first chunk: a copy there and one back. Of the last: the same, and a scatter.
+        assert one.times.hidden_s >= 1.5 * LONG_S
+        assert one.times.exposed_s >= 2 * LONG_S
+
+
+def test_the_host_being_ahead_is_not_taken_for_exchange():
+    """The host is through with a slow backward long before the device: that is no exposed time."""
+    with rank(4) as one:
+        one.begin()
+        for chunk in one.chunks:
+            one.send(chunk)
+        one.finish()
+        one.transfer.count_times()
+        before = one.times.exposed_s
+        slow(one.device, "kernel")
+        compute(one, 40)
+        one.device.delays = lambda stream, what: 0.0
+        one.begin()
+        for chunk in one.chunks:
+            one.send(chunk)
+        one.finish()
+        one.transfer.count_times()
+        assert one.times.exposed_s - before < 40 * LONG_S
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [
+        ([], 0.0),
+        ([(1.0, 2.0)], 1.0),
+        ([(1.0, 2.0), (1.5, 3.0)], 2.0),
+        ([(1.0, 4.0), (2.0, 3.0)], 3.0),
+        ([(5.0, 4.0), (0.0, 1.0)], 1.0),
+        ([(0.0, 1.0), (2.0, 3.0)], 2.0),
+    ],
+)
+def test_spans_that_overlap_count_once(spans, length):
+    assert _covered(spans) == length
