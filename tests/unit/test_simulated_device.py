@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -50,6 +51,19 @@ def test_work_is_done_after_the_call_that_asks_for_it(device):
     event.synchronize()
     assert device.has_arrived(here)
     assert torch.equal(here, torch.ones(8))
+
+
+def test_what_is_made_on_the_device_has_its_shape(device):
+    there = device.torch_device
+    for make in (partial(torch.arange, 5), partial(torch.arange, 2, 9, 3), partial(torch.eye, 3)):
+        found = make(device=there)
+        assert found.shape == make().shape
+        assert torch.equal(found.cpu(), make())
+
+
+def test_a_tensor_is_not_resized_without_a_word(device):
+    with pytest.raises(RuntimeError, match="would resize a tensor"):
+        torch.add(ones(device), 1, out=torch.empty(0, device=device.torch_device))
 
 
 def test_memory_of_the_host_that_is_not_pinned_makes_it_wait(device):

@@ -32,6 +32,13 @@ from paceline.devices.simulated_guard import guard, set_calls
 
 aten: Any = torch.ops.aten
 _MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for
+# Of which torch makes all others, but for those that it would resize when they are allocated.
+_FACTORIES = (
+    ("empty", "memory_format"),
+    ("empty_strided", "default"),
+    *(("arange", overload) for overload in ("default", "start", "start_step")),
+    *(("eye", overload) for overload in ("default", "m")),
+)
 _library = torch.library.Library("aten", "IMPL")
 _devices: list[SimulatedDevice] = []
 
@@ -165,7 +172,7 @@ def devices(count: int) -> list[SimulatedDevice]:
 def _register() -> None:
     num_devices = guard().num_devices()  # before torch registers one that is written in Python
     _setup_privateuseone_for_python_backend(NAME, _Module())
-    for packet, overload in (("empty", "memory_format"), ("empty_strided", "default")):
+    for packet, overload in _FACTORIES:
         func = getattr(getattr(aten, packet), overload)
         name = packet if overload == "default" else f"{packet}.{overload}"
         _library.impl(name, partial(_created, func), "PrivateUse1")
@@ -274,8 +281,11 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(result, found)
 
 
-def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Queue an operation, and return its results, which are not written yet."""
+def _foreseen(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Tensor]] | None:
+    """Return an operation's results without values, and arguments by their twins' ids among them.
+
+    Returns None if it depends on values, is wrong, or gives the host a number.
+    """
     twins: dict[int, Tensor] = {}
 
     def without_values(one: Any) -> Any:
@@ -291,10 +301,21 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
         meta_args, meta_kwargs = tree_map(without_values, (args, _on("meta", kwargs)))
         expected = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, RuntimeError):
-        return _at_once(device, func, args, kwargs)  # it depends on values, or is wrong
-    if any(not isinstance(one, Tensor) for one in tree_leaves(expected) if one is not None):
-        return _at_once(device, func, args, kwargs)  # the host asks for a number
+        return None
     own = {id(twins[id(one)]): one for one in _tensors(args, kwargs)}
+    if any(twin.size() != own[id(twin)].size() for twin in twins.values()):
+        raise RuntimeError(f"{func} would resize a tensor, which simulated devices cannot")
+    if any(not isinstance(one, Tensor) for one in tree_leaves(expected) if one is not None):
+        return None
+    return expected, own
+
+
+def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """Queue an operation, and return its results, which are not written yet."""
+    foreseen = _foreseen(func, args, kwargs)
+    if foreseen is None:
+        return _at_once(device, func, args, kwargs)
+    expected, own = foreseen
     made: list[SimulatedTensor] = []
 
     def result(twin: Any) -> Any:
