@@ -251,6 +251,49 @@ def test_a_chunk_that_arrives_after_its_step_is_discarded_is_not_posted():
         one.transfer.abandon()
 
 
+def wait_for_means(one: Rank) -> None:
+    """Wait until the thread has begun to copy the first chunk's mean back."""
+    one.transfer._fetched[0].result(DEADLINE_S)
+
+
+def test_a_mean_of_a_discarded_step_does_not_meet_the_next_gradients():
+    with rank(1) as one:
+        slow(one.device, "h2d")
+        one.begin()
+        one.send(one.chunks[0])
+        wait_for_means(one)
+        one.arena.discard()
+        one.transfer.abandon()
+        one.begin()
+        for chunk in one.chunks:
+            one.send(chunk)
+        one.finish()
+        assert one.is_right()
+
+
+def test_a_failed_step_unpins_no_memory_that_copies_use():
+    with rank(1) as one:
+        slow(one.device, "h2d")
+        one.begin()
+        one.send(one.chunks[0])
+        wait_for_means(one)
+        one.arena.discard()  # as when another rank is lost: nobody waits for what is on its way
+
+
+def test_steps_in_streams_of_their_own_share_the_buffer_in_order():
+    with rank(2) as one:
+        streams = [one.device.new_stream() for _ in range(3)]
+        for stream in streams:
+            with one.device.use(stream):
+                one.begin()
+                for chunk in one.chunks:
+                    one.send(chunk)
+                one.finish()
+        streams[-1].synchronize()
+        with one.device.use(streams[-1]):
+            assert one.is_right()
+
+
 def test_memory_stays_pinned_until_all_copies_are_done():
     with rank(1) as one:
         slow(one.device, "h2d")

@@ -183,8 +183,8 @@ class DeviceTransfer:
         """Wait until neither threads nor copies work on a discarded step."""
         self._join(self._posted)
         self._join(self._fetched)
-        # A chunk that was on its way to the host or back must not meet the next step's.
-        self._to_host.synchronize()
+        # A mean that is on its way back must not meet the next step's gradients in the buffer. On
+        # the way to the host there is nothing: the thread that posts has waited for it.
         self._to_device.synchronize()
 
     def _join(self, calls: list[Future[None]]) -> BaseException | None:
