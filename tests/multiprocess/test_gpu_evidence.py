@@ -64,7 +64,8 @@ def check_hidden(figures: dict[str, Any]) -> None:
         assert exchange["num_steps"] == 4
         assert exchange["exposed_s"] >= 0
         assert exchange["hidden_s"] >= 0
-        assert 0 <= exchange["hidden_share"] <= 1
+        whole_s = exchange["hidden_s"] + exchange["exposed_s"]
+        assert exchange["hidden_share"] == pytest.approx(exchange["hidden_s"] / whole_s)
 
 
 def check_codecs(figures: dict[str, Any]) -> None:
@@ -103,6 +104,8 @@ def check_predicted(figures: dict[str, Any]) -> None:
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "tests": check_tests,
+    "sums": check_sums,
+    "hidden": check_hidden,
     "codecs": check_codecs,
 }
 
@@ -125,6 +128,17 @@ def test_a_part_runs_whole_on_a_simulated_gpu(start, tmp_path, part: str):
     for line in content["summary"].values():
         assert f"| {part} | done |" in summary
         assert line in summary
+
+
+def test_ranks_on_two_gpus_are_measured_sharing_one_and_with_one_each(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
+    done = start(str(GPU / "main.py"), "out", "sums", "--smoke").finish()
+    assert done.code == 0, done.out + done.err
+    figures = json.loads((tmp_path / "out" / "sums.json").read_text())["figures"]
+    assert [name.partition("float32, ")[2] for name in figures] == [
+        "2 ranks on one GPU",
+        "2 ranks, a GPU each",
+    ]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -20,7 +20,7 @@ from ranks import on_ranks
 from trainee import Task
 
 _HERE = Path(__file__).parent
-_NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 8, 3, 12.0
+_NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
 _BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # of a rank
 _SMOKE_SIZES = {"lenet5": 2, "gpt": 2}
 _SMOKE_GPT = Size(num_tokens=64, length=8, width=8, num_heads=2, num_blocks=1)
@@ -50,7 +50,7 @@ def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
     """Return, on rank 0, the figures of all variants of a model's step."""
     task = _task(name, smoke, group.device)
     if smoke:
-        wraps = steps.wraps(group, "host", buckets_mb=(25,))
+        wraps = steps.wraps(group, *_HOST, buckets_mb=(25,))
         return steps.measure(task, wraps, group, 2, 2)
     return steps.measure(
         task, steps.wraps(group, *_HOST), group, _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S

@@ -34,7 +34,7 @@ _CPU_BATCH, _GPU_BATCH = (1, 64), (64, 8192)
 _SMOKE_CPU_BATCH, _SMOKE_GPU_BATCH = (1, 16), (16, 256)
 _EPOCHS = 100  # a GPU alone makes few updates in each
 _FREE_CORES = 2  # for the coordinator, and the process that feeds the GPU
-_WAY_S, _RUN_S = 20.0, 4.0  # of all runs of a way, and of a run's training
+_WAY_S, _RUN_S = 15.0, 4.0  # of all runs of a way, and of a run's training
 _WORKER = "paceline.strategies.hogbatch.worker"
 
 
