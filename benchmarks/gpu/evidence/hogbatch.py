@@ -26,13 +26,14 @@ from paceline.links.processes import KEEPING_MEMORY
 sys.path.append(str(Path(__file__).parents[2] / "hogbatch"))
 
 from cases import Goal, runner_of, settings, trained
-from target import GOAL, QUICK_GOAL, SEEDS
+from target import GOAL, SEEDS
 
 _RATES = (3.0, 1.0, 10.0, 0.3)  # for the GPU's largest batch, the likeliest first
 _UNCOUNTED_SEED = 100
 _CPU_BATCH, _GPU_BATCH = (1, 64), (64, 8192)
 _SMOKE_CPU_BATCH, _SMOKE_GPU_BATCH = (1, 16), (16, 256)
-_EPOCHS = 100  # a GPU alone makes few updates in each
+_EPOCHS, _SMOKE_EPOCHS = 100, 1  # a GPU alone makes few updates in each
+_PROFILE_S, _SMOKE_PROFILE_S = 1.0, 0.1
 _FREE_CORES = 2  # for the coordinator, and the process that feeds the GPU
 _WAY_S, _RUN_S = 15.0, 4.0  # of all runs of a way, and of a run's training
 _WORKER = "paceline.strategies.hogbatch.worker"
@@ -68,7 +69,7 @@ def ways() -> dict[str, dict[str, Any]]:
 
 def _way(way: dict[str, Any], smoke: bool) -> dict[str, Any]:
     """Return what the runs of a way did, with its best learning rate."""
-    goal = QUICK_GOAL if smoke else Goal(GOAL.loss, _EPOCHS)
+    goal = Goal(GOAL.loss, _SMOKE_EPOCHS if smoke else _EPOCHS)
     begun = time.monotonic()
     tried: dict[float, dict[str, Any] | None] = {}
     for rate in _RATES[:1] if smoke else _RATES:
@@ -124,6 +125,7 @@ def _settings(
         seed=seed,
         batch_size=on_gpu[1],
         epochs=goal.epochs,
+        profile_s=_SMOKE_PROFILE_S if smoke else _PROFILE_S,
     )
 
 

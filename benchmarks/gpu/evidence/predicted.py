@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from part import Part
-
 from evidence.commands import paceline, require_gpu
+from part import Part
 
 # The batch size, the shape and classes of samples, and the steps of an epoch.
 _MODELS = {

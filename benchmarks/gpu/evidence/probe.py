@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from evidence.commands import paceline
 from part import Part, PartFailedError
 
-from evidence.commands import paceline
 from paceline.core.machine import DeviceKind
 
 _SECONDS, _SMOKE_SECONDS = "10", "0.5"

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from part import Part
-
 from evidence.commands import paceline, require_gpu
+from part import Part
 
 _BATCH_SIZES = {"lenet5": 64, "alexnet": 128, "resnet50": 64}
 _STEPS, _SMOKE_STEPS = 20, 4
