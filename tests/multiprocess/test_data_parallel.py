@@ -35,6 +35,13 @@ IN_THREES = [
 IN_THREES_OF_OURS = ["unused_on_one_rank", "twice_in_reentrant_checkpoints"]
 IN_THREES_OF_HOST = ["failure_in_the_middle", "failures_by_turns"]
 
+ON_GPU = [
+    "momentum_float64",
+    "adam_float32",
+    "adam_float32_with_chunks_of_two",
+    "adam_float32_while_chunks_are_sought",
+]
+
 Found = dict[tuple[str, str], list[dict]]
 
 
@@ -53,6 +60,15 @@ def pair(tmp_path_factory) -> Found:
 
 
 @pytest.fixture(scope="module")
+def on_gpus(tmp_path_factory) -> Found:
+    """What two ranks have learned, each on a simulated GPU."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PACELINE_SIMULATED_GPUS", "2")
+        folder = tmp_path_factory.mktemp("on_gpus")
+        return run(folder, 2, "correctness.py", "host", ",".join(ON_GPU))
+
+
+@pytest.fixture(scope="module")
 def three(tmp_path_factory) -> Found:
     """What three ranks have come to."""
     names = ",".join([*IN_THREES, *IN_THREES_OF_OURS, *IN_THREES_OF_HOST])
@@ -66,6 +82,20 @@ def test_two_ranks_learn_what_one_process_learns(pair: Found, exchange: str, nam
     tolerance = 1e-12 if name.endswith("float64") else 1e-5
     assert max(first["worst"], second["worst"]) <= tolerance
     assert first["bits"] == second["bits"]  # after every step
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_two_ranks_on_gpus_learn_what_one_process_learns(on_gpus: Found, name: str):
+    first, second = on_gpus["host", name]
+    assert max(first["worst"], second["worst"]) <= (1e-12 if "float64" in name else 1e-5)
+    assert first["bits"] == second["bits"]  # after every step
+
+
+def test_chunks_change_no_bit_on_gpus_either(on_gpus: Found):
+    outcomes = [one for name in ON_GPU[1:] for one in on_gpus["host", name]]
+    assert len({outcome["bits"] for outcome in outcomes}) == 1
+    tried, _ = on_gpus["host", "adam_float32_while_chunks_are_sought"][0]["chosen"]
+    assert len(set(tried)) == len(tried) >= 1
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -45,6 +45,15 @@ LOST |= {
     "SIGSTOP at any time": scenario("host", "SIGSTOP", "outside", step=chance.random()),
     "leaving": scenario("host", "exit", "optimizer"),
 }
+LOST |= {
+    f"on a simulated GPU: {name} in {phase}": scenario("host", name, phase, on_gpu=True)
+    for name, phase in (
+        ("SIGKILL", "first backward"),
+        ("SIGKILL", "backward"),
+        ("SIGSTOP", "backward"),
+        ("SIGKILL", "optimizer"),
+    )
+}
 OF_TORCH = {
     f"{exchange}: SIGKILL of rank {victim} in {phase}": scenario(
         exchange, "SIGKILL", phase, victim=victim

@@ -8,7 +8,9 @@ difference between their parameters, and `bits` a digest of the parameters.
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,9 @@ FILES = (
     "differences",
 )
 EXCHANGES = ("allreduce", "tree", "host")
+ON_GPU = "host on a simulated GPU"
+# torch has a kernel of its own for LSTMs on GPUs, and no sparse tensors on a simulated one.
+NOT_SIMULATED = ("lstm", "sparse_gradients")
 NAMES = [
     name
     for file in FILES
@@ -102,6 +107,7 @@ REFUSED = {
     "allreduce": EVERYWHERE | OF_ALLREDUCE,
     "tree": EVERYWHERE | OF_OURS | OF_TREE,
     "host": EVERYWHERE | OF_OURS | OF_HOST,
+    ON_GPU: EVERYWHERE | OF_OURS | OF_HOST,
 }
 # Cases that are compared with something else than the oracle's parameters to the last bits.
 TOLERANCE = {"grad_scaler_with_float16_autocast": 1e-6}
@@ -109,12 +115,10 @@ TOLERANCE = {"grad_scaler_with_float16_autocast": 1e-6}
 Found = dict[tuple[str, str], list[dict]]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> Found:
-    """What came of each case with each exchange, on both ranks."""
-    program = [str(PROGRAMS / "readiness.py"), ",".join(EXCHANGES)]
-    command = [sys.executable, "-c", LAUNCH, "2", *program]
-    started = Started(command, tmp_path_factory.mktemp("readiness"))
+def outcomes_of(folder: Path, exchanges: Sequence[str], *names: str) -> Found:
+    """Return what came of each case with each exchange, on both ranks."""
+    program = [str(PROGRAMS / "readiness.py"), ",".join(exchanges), *names]
+    started = Started([sys.executable, "-c", LAUNCH, "2", *program], folder)
     try:
         done = started.finish(300)
     finally:
@@ -124,9 +128,21 @@ def found(tmp_path_factory) -> Found:
     return {(exchange, name): outcomes for exchange, name, outcomes in rows}
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> Found:
+    own = outcomes_of(tmp_path_factory.mktemp("readiness"), EXCHANGES)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PACELINE_SIMULATED_GPUS", "2")
+        names = ",".join(name for name in NAMES if name not in NOT_SIMULATED)
+        on_gpu = outcomes_of(tmp_path_factory.mktemp("on_gpu"), ["host"], names)
+    return own | {(ON_GPU, name): outcomes for (_, name), outcomes in on_gpu.items()}
+
+
 def cases():
-    for exchange in EXCHANGES:
+    for exchange in (*EXCHANGES, ON_GPU):
         for name in NAMES:
+            if exchange == ON_GPU and name in NOT_SIMULATED:
+                continue
             unnoticed = exchange == "allreduce" and name in UNNOTICED
             mark = pytest.mark.xfail(strict=True, reason="torch does not notice")
             yield pytest.param(exchange, name, marks=[mark] if unnoticed else [])
@@ -148,7 +164,7 @@ def test_the_result_is_right_or_refused(found: Found, exchange: str, name: str):
 
 def test_every_expectation_is_one_of_a_case():
     expected = set(UNNOTICED) | set(TOLERANCE) | {name for one in REFUSED.values() for name in one}
-    assert expected <= set(NAMES)
+    assert expected | set(NOT_SIMULATED) <= set(NAMES)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -194,7 +210,8 @@ def test_cases_have_met_what_they_are_about(found: Found, exchange: str):
     ],
 )
 def test_host_discards_a_step_on_all_ranks(found: Found, name: str, caught):
-    assert [outcome["caught"] for outcome in found["host", name]] == caught
+    for exchange in ("host", ON_GPU):
+        assert [outcome["caught"] for outcome in found[exchange, name]] == caught
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

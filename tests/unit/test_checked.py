@@ -2,7 +2,6 @@
 
 import pytest
 
-from paceline.exchange import trials
 from paceline.exchange.trials import Candidate, Checked
 
 TRIAL = 11  # calls until a candidate is judged
@@ -10,6 +9,12 @@ TRIAL = 11  # calls until a candidate is judged
 
 class Clock:
     now = 0.0
+
+    def mark(self):
+        return self.now
+
+    def seconds(self, marks):
+        return list(marks)
 
 
 class Slow:
@@ -41,10 +46,8 @@ class Alone:
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(trials.time, "monotonic", lambda: clock.now)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def run(clock, ways, num_calls=100, num_steps=1000, group=None):
@@ -60,7 +63,7 @@ def run(clock, ways, num_calls=100, num_steps=1000, group=None):
 
     said: list[str] = []
     candidates = [Candidate(name, predicted, maker(real)) for name, predicted, real in ways]
-    found = Checked(candidates, group or Alone(), 0.16, num_steps, said.append)
+    found = Checked(candidates, group or Alone(), clock, 0.16, num_steps, said.append)
     seconds = [found() for _ in range(num_calls)]
     assert [one.closed for one in replicas] == [True] * (len(replicas) - 1) + [False]
     return found, seconds, said

@@ -14,7 +14,6 @@ first candidate             the next one, if the first was much slower than pred
 and that one was predicted to be faster than it turned out
 """
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
@@ -104,18 +103,21 @@ class Checked:
     They do if they exceed the prediction by more than the share `tolerance`; a candidate is tried
     only if it was predicted to be faster than that. In the end the one with the shortest steps is
     used. `on_decision` is called with the reason of each change. All ranks change together, by the
-    times of the slowest rank, and never after `num_steps`.
+    times of the slowest rank, and never after `num_steps`. `clock` is that of the device, which may
+    be far behind the host.
     """
 
     def __init__(
         self,
         candidates: Sequence[Candidate],
         group: Group,
+        clock: Clock,
         tolerance: float,
         num_steps: int,
         on_decision: Callable[[str], None],
     ) -> None:
         self._candidates, self._group, self._tolerance = candidates, group, tolerance
+        self._clock = clock
         self._last_step, self._on_decision = num_steps, on_decision
         self._recorder: Recorder | None = None
         self._use(candidates[0])
@@ -132,7 +134,7 @@ class Checked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass; a step begins with it."""
         if not self._settled and torch.is_grad_enabled():
-            self._starts.append(time.monotonic())
+            self._starts.append(self._clock.mark())
             self._num_steps += 1
             if len(self._starts) > _NUM_CHECKED_SETTLING + _NUM_CHECKED:
                 self._judge()
@@ -150,7 +152,8 @@ class Checked:
         self._replica.close()
 
     def _judge(self) -> None:
-        own = median(end - start for start, end in pairwise(self._starts[_NUM_CHECKED_SETTLING:]))
+        starts = self._clock.seconds(self._starts[_NUM_CHECKED_SETTLING:])
+        own = median(end - start for start, end in pairwise(starts))
         now, first = self._used, self._candidates[0]
         self._measured[now.name] = max(self._group.gather(own))
         fastest_s = min(self._measured.values())
@@ -183,7 +186,7 @@ class Checked:
             self._use(best)
 
     def _use(self, candidate: Candidate) -> None:
-        self._used, self._starts = candidate, list[float]()
+        self._used, self._starts = candidate, list[Any]()
         self._replica = candidate.make()
         if self._recorder is not None:
             self._replica.record(self._recorder)

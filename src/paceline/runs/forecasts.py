@@ -18,6 +18,7 @@ from paceline.exchange.session import Runner, TrainingSession
 from paceline.exchange.trials import Candidate, Checked
 from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
 from paceline.planner.search import with_best_chunk
+from paceline.record.clock import clock_for
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _TOLERANCE = 2 * ERROR_BAR
@@ -108,10 +109,10 @@ def train_best(
         candidates.append(Candidate(name, step_s, make))
     steps = runner.setup.epoch_steps
     last_step = num_untraced(steps[0], len(steps)) + (len(steps) > 1) * steps[0]
-    checked: list[Checked] = []
+    checked, clock = list[Checked](), clock_for(group.device)
 
     def replicate(module: nn.Module) -> ModelReplica:
-        checked.append(Checked(candidates, group, _TOLERANCE, last_step, decide))
+        checked.append(Checked(candidates, group, clock, _TOLERANCE, last_step, decide))
         return checked[0]
 
     first = find_strategy(predicted[0][0])

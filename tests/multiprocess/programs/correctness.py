@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.data import load
-from ranks import Place, batch, bits, case, main, settled
+from ranks import Place, batch, bits, case, device, main, settled
 
-NUM_STEPS = 50
+NUM_STEPS, NUM_STEPS_ON_GPU = 50, 30
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
@@ -39,7 +39,7 @@ def learned(place: Place, name: str, dtype: torch.dtype, **options: object):
     parallel = place.parallel(module, **options)
     optimizers = [OPTIMIZERS[name](model.parameters()) for model in (parallel, oracle)]
     digest = hashlib.sha256()
-    for step in range(NUM_STEPS):
+    for step in range(NUM_STEPS if device().type == "cpu" else NUM_STEPS_ON_GPU):
         samples = [batch(rank, step, dtype=dtype) for rank in range(place.size)]
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from paceline import DataParallel
 from paceline.strategies import EXCHANGES
-from ranks import batch, bits
+from ranks import batch, bits, device
 
 AT_ONCE = 3
 PATIENCE_S = 30.0  # after which a rank that has not ended is a fault of ours
@@ -73,7 +73,8 @@ class Rank:
     def train(self) -> str:
         torch.manual_seed(self.rank)
         options = {"exchange": self.scenario["exchange"], "chunk": 1, "deadline_s": 3.0}
-        module = Victim(self.strike)
+        with torch.device(device()):
+            module = Victim(self.strike)
         parallel = DataParallel(module, **options)
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
         (self.folder / f"ready{self.rank}").touch()
@@ -118,6 +119,7 @@ class Scenario:
             return pid
         place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+        place |= {"PACELINE_SIMULATED_GPUS": size if self.scenario.get("on_gpu") else 0}
         os.environ |= {name: str(value) for name, value in place.items()}
         try:
             Rank(self.scenario, rank, self.folder).run()

@@ -12,8 +12,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,9 +28,18 @@ from paceline.devices.simulated import SimulatedDevice
 DEADLINE_S = 20.0
 QUICK_S = 2.0  # of cases in which a rank waits in vain
 BATCH = 4
-DEVICE = gpus()[0] if gpus() else torch.device("cpu")  # tests have simulated ones at the most
 
 Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
+
+
+@cache
+def device() -> torch.device:
+    """The device of this rank's models: a simulated GPU, if the environment says so.
+
+    It is not made the current one, which stays the first.
+    """
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    return gpus()[own] if gpus() else torch.device("cpu")
 
 
 class Place:
@@ -42,7 +51,7 @@ class Place:
 
     def build(self, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
         """Return a module with this rank's own values, and one with those of rank 0."""
-        with torch.device(DEVICE):  # and not moved there, which would leave hooks behind
+        with torch.device(device()):  # and not moved there, which would leave hooks behind
             torch.manual_seed(self.rank)
             module = make()
             torch.manual_seed(0)
@@ -77,7 +86,7 @@ def quick(function: Case) -> Case:
 def batch(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """The samples of a rank in a step, the same wherever they are asked for."""
     generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
-    return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype).to(DEVICE)
+    return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype).to(device())
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
@@ -177,18 +186,17 @@ def main(exchanges: Iterable[str], names: Iterable[str] = ()) -> None:
 
 
 def _outcome(case: Case, place: Place) -> dict[str, Any]:
-    device = device_of(DEVICE)
+    own = device_of(device())
     try:
         outcome = case(place)
-        device.synchronize()  # raises what went wrong on a device after the last wait for it
+        own.synchronize()  # raises what went wrong on a device after the last wait for it
         return outcome
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
-        if isinstance(device, SimulatedDevice):
-            with suppress(Exception):
-                device.synchronize()
-            device.errors.clear()
+        if isinstance(own, SimulatedDevice):
+            own.await_all()
+            own.errors.clear()
 
 
 def all_nan(tensors: Iterable[Tensor]) -> bool:
