@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.[ch]pp)
 
-.PHONY: demo test test-gpu check format clean
+.PHONY: demo test test-gpu gpu-evidence check format clean
 
 demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
@@ -17,6 +17,12 @@ test: .venv/developed
 
 test-gpu: .venv/developed
 	$(BIN)/python -m pytest tests/gpu
+
+# What needs a GPU, in parts that each leave a file in OUT; PARTS="sums codecs" for some. With BIN=
+# on the command line the Python there is taken as it is, and nothing is installed.
+gpu-evidence: $(if $(filter command line,$(origin BIN)),,.venv/developed)
+	@test -n "$(OUT)" || { echo 'name a folder: make gpu-evidence OUT=folder' >&2; exit 2; }
+	$(BIN)/python3 benchmarks/gpu/main.py $(OUT) $(PARTS)
 
 check: .venv/developed
 	$(BIN)/ruff check .

@@ -2,11 +2,14 @@
 
 Started in the environment that Paceline's launcher makes, for a part that is a module in FOLDER:
 
-    rank.py FOLDER PART OUTPUT [--quick] [--gpu]
+    rank.py FOLDER PART OUTPUT [--quick] [--gpus NUMBER] [--case CASE]
 """
 
+import argparse
+import faulthandler
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import ranks
+from paceline.devices import device_of, gpus
 from paceline.links.group import Group, joined, process_group
 
 
@@ -31,26 +35,36 @@ def pinned_ranks() -> Iterator[Group]:
 
 
 @contextmanager
-def gpu_ranks() -> Iterator[Group]:
-    """Join the others on a GPU of this rank's own, or on a shared one if there are too few."""
+def gpu_ranks(num_gpus: int) -> Iterator[Group]:
+    """Join the others on one of the first GPUs: of this rank's own, or shared if there are more.
+
+    NCCL refuses two ranks on one GPU, so that ranks that share one have gloo.
+    """
     rank, num_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    num_gpus = torch.cuda.device_count()
-    device = torch.device("cuda", rank % num_gpus)
-    torch.cuda.set_device(device)
-    backend = "nccl" if num_gpus >= num_ranks else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=ranks.DEADLINE_S))
-    yield joined(device, ranks.DEADLINE_S)
-    dist.destroy_process_group()
+    found = gpus()[:num_gpus]
+    device = device_of(found[rank % len(found)])
+    backend = device.backend if len(found) >= num_ranks else "gloo"
+    with device.use():
+        dist.init_process_group(backend, timeout=timedelta(seconds=ranks.DEADLINE_S))
+        yield joined(device.torch_device, ranks.DEADLINE_S)
+        dist.destroy_process_group()
 
 
 def main() -> None:
     """Measure a part."""
-    folder, part, output, *options = sys.argv[1:]
-    sys.path.insert(0, folder)
-    with gpu_ranks() if "--gpu" in options else pinned_ranks() as group:
-        figures = import_module(part).measure(group, "--quick" in options)
+    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs says where
+    parser = argparse.ArgumentParser()
+    for name in ("folder", "part", "output"):
+        parser.add_argument(name)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--case", action="append", default=[])
+    given = parser.parse_args()
+    sys.path.insert(0, given.folder)
+    with gpu_ranks(given.gpus) if given.gpus else pinned_ranks() as group:
+        figures = import_module(given.part).measure(group, given.quick, *given.case)
         if group.rank == 0:
-            Path(output).write_text(json.dumps(figures))
+            Path(given.output).write_text(json.dumps(figures))
         group.barrier()
 
 

@@ -24,14 +24,19 @@ Blocks = Mapping[str, Sequence[Sequence[float]]]
 
 
 def on_ranks(
-    folder: Path, part: str, num_ranks: int, quick: bool, on_gpu: bool = False
+    folder: Path, part: str, num_ranks: int, quick: bool, num_gpus: int = 0, case: str | None = None
 ) -> dict[str, Any]:
-    """Have so many ranks measure a part, a module of that folder; return the figures of rank 0."""
+    """Have so many ranks measure a part, a module of that folder; return the figures of rank 0.
+
+    With `num_gpus` they are on the first so many GPUs, and share them if there are more ranks.
+    `case` is handed to the part's `measure`.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         output = Path(temporary) / "figures.json"
         program = Path(__file__).with_name("rank.py")
         command = [sys.executable, str(program), str(folder), part, str(output)]
-        options = [*(["--quick"] if quick else []), *(["--gpu"] if on_gpu else [])]
+        options = [f"--gpus={num_gpus}", *(["--quick"] if quick else [])]
+        options += [] if case is None else [f"--case={case}"]
         launch([*command, *options], num_ranks)
         figures: dict[str, Any] = json.loads(output.read_text())
     return figures
@@ -114,6 +119,18 @@ def alternate(
                 blocks[variant.name].append(variant.run(num_times))
     group.barrier()
     return blocks
+
+
+def rounds_within(
+    budget_s: float, variants: Sequence[Variant], group: Group, num_times: int, most: int
+) -> int:
+    """Return how many rounds of blocks fit into a time, as one shows: 2 at least, at most `most`.
+
+    All ranks return the same.
+    """
+    blocks = alternate(variants, group, 1, num_times)
+    own_s = sum(sum(chain.from_iterable(times)) for times in blocks.values())
+    return max(2, min(most, int(budget_s / max(group.gather(own_s)))))
 
 
 def compare(blocks: Blocks, baseline: str) -> dict[str, dict[str, Any]]:

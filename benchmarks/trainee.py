@@ -55,8 +55,3 @@ class Trainee:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    """Return what waits for the work that a device still has queued: on a CPU, none."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None

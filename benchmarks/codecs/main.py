@@ -13,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 _THREADS = 2
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are gpu.py's
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
 os.environ["OMP_NUM_THREADS"] = str(_THREADS)  # bitsandbytes cannot be told later
 
 import tables  # noqa: E402

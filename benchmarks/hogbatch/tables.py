@@ -1,4 +1,4 @@
-"""The tables of result.json and gpu.json, as the README shows them: tables.py puts them there."""
+"""The tables of result.json, as the README shows them: tables.py puts them there."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,6 @@ def of(part: str, figures: dict[str, Any]) -> str:
         "ratios": _ratios,
         "target": _target,
         "public": _public,
-        "gpu": _gpu,
     }[part](figures)
 
 
@@ -74,24 +73,6 @@ def _public(figures: dict[str, Any]) -> str:
     return table("Public alternatives", ("way", "s an epoch", "s to the target"), rows)
 
 
-def _gpu(figures: dict[str, Any]) -> str:
-    rows = [
-        (
-            way,
-            _shown(row["rate"]),
-            _shown(row["median_s"]),
-            f"{row['samples_per_s']:,.0f}",
-            ", ".join(f"{name} {count:,.0f}" for name, count in row["updates"].items()),
-            ", ".join(f"{name} {share:.1%}" for name, share in row["utilisation"].items()),
-        )
-        if row["runs"]
-        else (way, "-", "not reached", "-", "-", "-")
-        for way, row in figures.items()
-    ]
-    head = ("way", "learning rate", "median s to the target", "samples/s", "updates", "busy")
-    return table("Cores beside a GPU", head, rows)
-
-
 def _list(values: list[float | None]) -> str:
     return ", ".join(map(_shown, values))
 
@@ -101,4 +82,4 @@ def _shown(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    fill(HERE, ["result.json", "gpu.json"], of)
+    fill(HERE, ["result.json"], of)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import steps
-
 from paceline.links.group import Group
 from trainee import Task
 

@@ -14,7 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are gpu.py's
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
 
 import mpi  # noqa: E402
 import tables  # noqa: E402

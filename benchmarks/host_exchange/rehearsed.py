@@ -8,9 +8,9 @@ share them as the machine of machines/power8-p100.toml would. They hold for all 
 from pathlib import Path
 from typing import Any
 
-import steps
 import torch
 
+import steps
 from paceline.core.cost import LayerTimes, Rate, Roofline, Totals, compute_lane, layer_times
 from paceline.core.workload import Workload
 from paceline.links.group import Group

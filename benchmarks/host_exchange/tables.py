@@ -126,10 +126,8 @@ _PARTS = {
     "lenet": ("LeNet-5", _steps),
     "rehearsed": ("Rehearsed: AlexNet on four P100", _steps),
     "chunks": ("Rehearsed: the chunk of ResNet-152 on four P100", _chunks),
-    "gpu sums": ("Sums of gradients on GPUs", _sums),
-    "gpu steps": ("Steps on GPUs", _steps),
 }
 
 
 if __name__ == "__main__":
-    fill(HERE, ("result.json", "gpu.json"), of)
+    fill(HERE, ("result.json",), of)

@@ -37,7 +37,7 @@ KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_"
 STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # for a process to end its own children and write what it knows
 _ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
-_PARENT = "PACELINE_LAUNCHER"
+PARENT = "PACELINE_LAUNCHER"
 
 
 class Process:
@@ -148,7 +148,7 @@ def start(
     `environment` is added to that of this process. Freed memory is kept for the next step unless
     the user has it otherwise. Raises OSError if the process cannot be started.
     """
-    added = {_PARENT: str(os.getpid())} | dict(environment or {})
+    added = {PARENT: str(os.getpid())} | dict(environment or {})
     whole = KEEPING_MEMORY | os.environ | added
     what = command[1] if len(command) > 1 else "-"
     is_python = command[0] == sys.executable and (what in ("-m", "-c") or what[0] != "-")
@@ -267,7 +267,7 @@ def output(
 
 def main() -> None:
     """Run the module that the first argument names, until the process that started it ends."""
-    die_with_parent(int(os.environ[_PARENT]))
+    die_with_parent(int(os.environ[PARENT]))
     del sys.argv[0]
     run_module()
 

@@ -14,10 +14,12 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import DataParallel
+from paceline.devices import device_of
+from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena
 from paceline.links.group import Group
-from ranks import DEADLINE_S, Variant, alternate, compare, timed
-from trainee import Task, Trainee, Wrap, synchronizer
+from ranks import DEADLINE_S, Variant, alternate, compare, rounds_within, timed
+from trainee import Task, Trainee, Wrap
 
 _NUM_WARM_UP = 2  # DistributedDataParallel forms its buckets anew after its first step
 _INTERVAL = 11  # steps in which a chunk search has measured another size, if it is not done
@@ -28,7 +30,7 @@ class Together:
     """A model whose backward pass ends when all ranks have ended theirs, and exchanges nothing."""
 
     def __init__(self, model: nn.Module, group: Group) -> None:
-        self._model = model
+        self._model, self._device = model, device_of(group.device)
         self._arena = Arena(group, 8, 1, 0, DEADLINE_S)
         self._arena.set_chunks([[]])
         self._steps = itertools.count(1)
@@ -40,6 +42,7 @@ class Together:
         return outputs
 
     def _meet(self) -> None:
+        self._device.synchronize()  # the host is ahead of a GPU, whose backward is not over
         self._arena.begin(next(self._steps))
         self._arena.post(0)
         self._arena.commit()
@@ -56,6 +59,7 @@ def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) ->
     ours = partial(DataParallel, deadline_s=DEADLINE_S, gradient_as_bucket_view=True)
     known: dict[str, Wrap] = {
         "host": partial(ours, exchange="host", chunk=1),
+        "host, chunk auto": partial(ours, exchange="host", chunk="auto"),
         "host, copied": partial(DataParallel, exchange="host", chunk=1, deadline_s=DEADLINE_S),
         "tree": partial(ours, exchange="tree"),
         "auto": partial(ours, exchange="auto"),
@@ -76,25 +80,24 @@ def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) ->
 
 
 def measure(
-    task: Task, wraps: Mapping[str, Wrap], group: Group, num_blocks: int, num_steps: int
+    task: Task,
+    wraps: Mapping[str, Wrap],
+    group: Group,
+    num_blocks: int,
+    num_steps: int,
+    budget_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the figures of all variants: seconds, ratios to host's, and what was chosen."""
-    synchronize = synchronizer(group.device)
-    trainees, variants = {}, []
-    for name, wrap in wraps.items():
-        num_ranks = 1 if name == "lone" else group.world_size
-        group.barrier()
-        if group.rank < num_ranks:
-            trainees[name] = trainee = Trainee(task, wrap)
-            for _ in range(_NUM_WARM_UP):
-                trainee.step()
-            if name == "auto":
-                _settle(trainee, group)
-            variants.append(Variant(name, timed(trainee.step, 0, synchronize), num_ranks))
-        else:
-            variants.append(Variant(name, _never, num_ranks))
+    """Return the figures of all variants: seconds, ratios to host's, and what was chosen.
+
+    With `budget_s` there are as many blocks of each as take so long, and at most `num_blocks`.
+    """
+    trainees: dict[str, Trainee] = {}
+    variants = [_variant(name, wrap, task, group, trainees) for name, wrap in wraps.items()]
+    if budget_s is not None:
+        num_blocks = rounds_within(budget_s, variants, group, num_steps, num_blocks)
+    before = _statistics(trainees)
     blocks = alternate(variants, group, num_blocks, num_steps)
-    figures = _figures(blocks, trainees) if group.rank == 0 else {}
+    figures = _figures(blocks, trainees, before) if group.rank == 0 else {}
     for trainee in trainees.values():
         if isinstance(trainee.parallel, DataParallel):
             trainee.parallel.close()
@@ -102,6 +105,31 @@ def measure(
     variants.clear()
     gc.collect()  # modules lie in cycles, and the memory of one case is needed for the next
     return figures
+
+
+def _variant(
+    name: str, wrap: Wrap, task: Task, group: Group, trainees: dict[str, Trainee]
+) -> Variant:
+    """Return a variant that is warm, and whose trainee, if this rank has one, is in `trainees`."""
+    num_ranks = 1 if name == "lone" else group.world_size
+    group.barrier()
+    if group.rank >= num_ranks:
+        return Variant(name, _never, num_ranks)
+    trainees[name] = trainee = Trainee(task, wrap)
+    for _ in range(_NUM_WARM_UP):
+        trainee.step()
+    if name.endswith("auto"):
+        _settle(trainee, group)
+    synchronize = device_of(group.device).synchronize
+    return Variant(name, timed(trainee.step, 0, synchronize), num_ranks)
+
+
+def _statistics(trainees: Mapping[str, Trainee]) -> dict[str, Statistics]:
+    return {
+        name: trainee.parallel.statistics()
+        for name, trainee in trainees.items()
+        if isinstance(trainee.parallel, DataParallel)
+    }
 
 
 def _never(num_times: int) -> list[float]:
@@ -119,13 +147,31 @@ def _settle(trainee: Trainee, group: Group) -> None:
         before, now = now, group.gather(len(parallel.trials))[0]
 
 
+def _exchange_of(before: Statistics, after: Statistics) -> dict[str, Any]:
+    """Return what a step's exchange took between two moments, and how much of it was hidden."""
+    num_steps = after.num_steps - before.num_steps
+    figures = {"exchange": after.exchange, "chunk": after.chunk, "num_steps": num_steps}
+    if None in (before.exposed_s, before.hidden_s, after.exposed_s, after.hidden_s):
+        return figures  # torch's own reducer does not show it
+    exposed_s, hidden_s = (
+        (getattr(after, name) - getattr(before, name)) / num_steps
+        for name in ("exposed_s", "hidden_s")
+    )
+    share = hidden_s / (hidden_s + exposed_s) if hidden_s + exposed_s else None
+    return figures | {"exposed_s": exposed_s, "hidden_s": hidden_s, "hidden_share": share}
+
+
 def _figures(
-    blocks: Mapping[str, list[list[float]]], trainees: Mapping[str, Trainee]
+    blocks: Mapping[str, list[list[float]]],
+    trainees: Mapping[str, Trainee],
+    before: Mapping[str, Statistics],
 ) -> dict[str, Any]:
     rows = compare(blocks, "host")
     for name, row in compare(blocks, "lone").items():
         rows[name]["added_s"] = row["difference_s"]
         del rows[name]["difference_s"]
+    for name, after in _statistics(trainees).items():
+        rows[name]["exchange"] = _exchange_of(before[name], after)
     ddp = [name for name in rows if name.startswith("DDP")]
     figures: dict[str, Any] = {
         "variants": rows,

@@ -1,0 +1,71 @@
+"""The share of the host's exchange that runs beside the backward pass, and what steps take.
+
+Steps as in `benchmarks/steps.py`: by the host with chunks of one layer and with those that a search
+finds, by DistributedDataParallel with buckets of several sizes, by ranks that exchange nothing, and
+by ranks that only wait for each other.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpt import GPT, GPT2, Size
+from part import Part
+
+import steps
+from figures import shown
+from paceline.exchange.loop import SGD
+from paceline.links.group import Group
+from ranks import on_ranks
+from trainee import Task
+
+_HERE = Path(__file__).parent
+_NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
+_BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # of a rank
+_SMOKE_SIZES = {"lenet5": 2, "gpt": 2}
+_SMOKE_GPT = Size(num_tokens=64, length=8, width=8, num_heads=2, num_blocks=1)
+_HOST = ("host", "host, chunk auto")
+
+
+def run(part: Part) -> None:
+    """Have ranks take steps of each model, on one GPU and on a GPU each."""
+    for where, (num_ranks, num_gpus) in part.worlds().items():
+        for name, batch_size in (_SMOKE_SIZES if part.smoke else _BATCH_SIZES).items():
+            found = on_ranks(
+                _HERE.parent, "evidence.hidden", num_ranks, part.smoke, num_gpus, case=name
+            )
+            part.keep(f"{name}, {batch_size} samples a rank, {where}", found, _line(found))
+
+
+def _line(figures: dict[str, Any]) -> str:
+    rows = figures["variants"]
+    ways = ("lone", "together", figures["best_ddp"], *_HOST)
+    seconds = (f"{name} {shown(rows[name]['seconds'], 1e3, 1)} ms" for name in ways)
+    shares = (rows[name]["exchange"].get("hidden_share") for name in _HOST)
+    hidden = " and ".join("unknown" if one is None else f"{one:.0%}" for one in shares)
+    return f"{', '.join(seconds)}; hidden of the host's exchange: {hidden}"
+
+
+def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
+    """Return, on rank 0, the figures of all variants of a model's step."""
+    task = _task(name, smoke, group.device)
+    if smoke:
+        wraps = steps.wraps(group, *_HOST, buckets_mb=(25,))
+        return steps.measure(task, wraps, group, 2, 2)
+    return steps.measure(
+        task, steps.wraps(group, *_HOST), group, _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S
+    )
+
+
+def _task(name: str, smoke: bool, device: torch.device) -> Task:
+    if name != "gpt":
+        return Task.synthetic(name, (_SMOKE_SIZES if smoke else _BATCH_SIZES)[name], device)
+    size, batch_size = (_SMOKE_GPT, _SMOKE_SIZES[name]) if smoke else (GPT2, _BATCH_SIZES[name])
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(size.num_tokens, (batch_size, size.length + 1), generator=generator)
+    return Task(
+        build=lambda: GPT(size).to(device),
+        optimizer=SGD(learning_rate=1e-4).optimizer,
+        inputs=tokens[:, :-1].to(device),
+        targets=tokens[:, 1:].flatten().to(device),
+    )

@@ -1,0 +1,78 @@
+"""The sum of gradients that lie on GPUs: brought to the host, summed there and brought back.
+
+Beside it torch's own, by NCCL where each rank has a GPU, and by gloo; and only the two copies. The
+host's sum is of one tensor, and of sixteen, whose copies and sums overlap.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from part import Part
+
+from figures import shown
+from paceline.devices import device_of
+from paceline.exchange.replicas import prober
+from paceline.links.group import Group
+from paceline.strategies import STRATEGIES
+from paceline.strategies.host.config import HostReduce
+from ranks import Variant, alternate, compare, on_ranks, timed
+
+_HERE = Path(__file__).parent
+_COUNTS = {60_000_000: (8, 5), 60_000: (12, 100)}  # values: blocks, and sums in each
+_SMOKE_COUNTS = {4_000: (2, 2)}
+_NUM_LAYERS = 16
+_BASELINE = "host"
+
+
+def run(part: Part) -> None:
+    """Have ranks sum, on one GPU and on all there are."""
+    for where, (num_ranks, num_gpus) in part.worlds().items():
+        found = on_ranks(_HERE.parent, "evidence.sums", num_ranks, part.smoke, num_gpus)
+        for case, rows in found.items():
+            ways = (f"{name} {shown(row['seconds'], 1e3, 2)} ms" for name, row in rows.items())
+            part.keep(f"{case}, {where}", rows, ", ".join(ways))
+
+
+def measure(group: Group, smoke: bool) -> dict[str, Any]:
+    """Return, on rank 0, the seconds of each way for each number of values."""
+    counts = _SMOKE_COUNTS if smoke else _COUNTS
+    return {f"{count:,} float32": _case(count, group, *size) for count, size in counts.items()}
+
+
+def _case(count: int, group: Group, num_blocks: int, num_sums: int) -> dict[str, Any]:
+    make = prober(STRATEGIES["host"], HostReduce(workers=group.world_size), group).make
+    layer_nbytes = 4 * count // _NUM_LAYERS // 4 * 4
+    probes = {
+        _BASELINE: make([[4 * count]]),
+        f"{_BASELINE}, {_NUM_LAYERS} layers": make([[layer_nbytes]] * _NUM_LAYERS),
+    }
+    gradients = torch.zeros(count, device=group.device)
+    ways: dict[str, Callable[[], object]] = {
+        **probes,
+        dist.get_backend(): lambda: dist.all_reduce(gradients),
+        "copies": _copies(gradients),
+    }
+    if dist.get_backend() != "gloo":
+        ways["gloo"] = lambda: dist.all_reduce(gradients, group=group.control)
+    synchronize = device_of(group.device).synchronize
+    variants = [
+        Variant(name, timed(way, 2, synchronize), group.world_size) for name, way in ways.items()
+    ]
+    blocks = alternate(variants, group, num_blocks, num_sums)
+    for probe in probes.values():
+        probe.close()
+    return compare(blocks, _BASELINE) if group.rank == 0 else {}
+
+
+def _copies(gradients: torch.Tensor) -> Callable[[], None]:
+    """Return what copies to pinned memory of the host and back: what no sum there goes below."""
+    here = device_of(gradients.device).pinned_like(gradients)
+
+    def copy() -> None:
+        here.copy_(gradients, non_blocking=True)
+        gradients.copy_(here, non_blocking=True)
+
+    return copy

@@ -1,0 +1,91 @@
+"""The evidence of an hour on a GPU, in one command: parts with deadlines, a JSON file each.
+
+    python benchmarks/gpu/main.py FOLDER [PART...] [--smoke]
+
+Without PART all are measured, in under ten minutes. With --smoke everything is tiny, and shows that
+it works; with PACELINE_SIMULATED_GPUS=1 in the environment that needs no GPU. Exit code 0 if all
+parts were done, 1 if not, 2 if nothing can be measured here.
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+# The seconds after which a part is ended: together less than ten minutes.
+DEADLINES_S = {
+    "tests": 140.0,
+    "sums": 35.0,
+    "hidden": 170.0,
+    "codecs": 40.0,
+    "hogbatch": 70.0,
+    "probe": 25.0,
+    "profile": 50.0,
+    "predicted": 65.0,
+}
+_SMOKE_DEADLINE_S = 600.0  # on a machine that may be busy with anything
+
+
+def main() -> int:
+    """Run the parts that are asked for, and show what came of them."""
+    parser = argparse.ArgumentParser(description="Measure Paceline on this machine's GPUs.")
+    parser.add_argument("folder", type=Path, help="where each part leaves its JSON")
+    known = ", ".join(DEADLINES_S)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"only these: {known}")
+    parser.add_argument("--smoke", action="store_true", help="only show that everything works")
+    given = parser.parse_args()
+    if unknown := [name for name in given.parts if name not in DEADLINES_S]:
+        parser.error(f"no part is called {unknown[0]!r}; known: {known}")
+    if problem := _problem(smoke=given.smoke):
+        print(f"gpu-evidence: {problem}", file=sys.stderr)
+        return 2
+    return _measured(given.folder, given.parts or list(DEADLINES_S), smoke=given.smoke)
+
+
+def _problem(*, smoke: bool) -> str | None:
+    """Return why nothing can be measured here."""
+    try:
+        from paceline.core.errors import InvalidInput
+        from paceline.devices import gpus
+    except ImportError as error:
+        return (
+            f"{sys.executable} cannot import paceline ({error}); install it there, or name the "
+            "folder of a Python that has it: make gpu-evidence OUT=... BIN=/usr/bin"
+        )
+    try:
+        found = gpus()
+    except InvalidInput as error:
+        return str(error)
+    if not found:
+        return "there is no GPU here; PACELINE_SIMULATED_GPUS=1 and --smoke show that it works"
+    if found[0].type != "cuda" and not smoke:
+        return "simulated GPUs have no speed to measure; take --smoke"
+    return None
+
+
+def _measured(folder: Path, names: list[str], *, smoke: bool) -> int:
+    import summary
+    from supervise import Planned, run_all
+
+    # Parts are ended by `finally`, which an unhandled SIGTERM would not reach.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [
+        Planned(name, f"evidence.{name}", _SMOKE_DEADLINE_S if smoke else DEADLINES_S[name])
+        for name in names
+    ]
+    try:
+        were_done = run_all(parts, folder, ["--smoke"] if smoke else [])
+    finally:
+        found = summary.text(folder, DEADLINES_S)
+        (folder / "README.md").write_text(found + "\n")
+        print(f"\n{found}", flush=True)
+    return 0 if were_done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
