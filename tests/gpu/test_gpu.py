@@ -4,6 +4,8 @@ Everything is skipped on a machine without one.
 """
 
 import json
+import subprocess
+import sys
 import time
 from itertools import pairwise
 
@@ -22,7 +24,7 @@ from paceline.models import describe, find
 from paceline.models.networks import LeNet5
 from paceline.planner import forecast
 from paceline.record import clock as clock_module
-from paceline.record.clock import CudaClock, clock_for
+from paceline.record.clock import DeviceClock, clock_for
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
@@ -68,7 +70,7 @@ class Slow(nn.Module):
 def test_marks_are_reached_when_the_work_before_them_is_done(cuda, monkeypatch, anchor_every_s):
     monkeypatch.setattr(clock_module, "_ANCHOR_EVERY_S", anchor_every_s)
     clock = clock_for(cuda)
-    assert isinstance(clock, CudaClock)
+    assert isinstance(clock, DeviceClock)
     torch.cuda.synchronize()
     began = time.monotonic()
     first = clock.mark()
@@ -204,10 +206,41 @@ def test_a_gpu_takes_the_same_steps_as_a_cpu(paceline, monkeypatch):
         assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.05)
 
 
-def test_more_workers_than_gpus_compute_on_cores(paceline):
+def test_more_workers_than_gpus_are_refused_and_train_on_cores_where_gpus_are_hidden(
+    paceline, monkeypatch
+):
+    how = ("train", "lenet5", "--json", "--workers", str(NUM_GPUS + 1), "--epochs", "2")
+    refused = paceline(*how)
+    assert refused.code == 2
+    (line,) = refused.err.splitlines()
+    assert line.startswith(f"paceline: workers: {NUM_GPUS + 1} on a machine with ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     result = trained(paceline, "--workers", str(NUM_GPUS + 1), "--epochs", "2")
     assert result["machine"]["device"] == "cpu"
     assert result["faults"] == []
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason="there is no second CUDA device")
+def test_a_clock_sees_its_own_device_whichever_is_current(cuda):
+    other = torch.device("cuda", 1)
+    clock = clock_for(other)
+    with torch.cuda.device(other):
+        torch.cuda._sleep(1)
+    torch.cuda.synchronize(other)
+    torch.cuda._sleep(20 * CYCLES)  # on the first GPU, which stays the current one
+    start, end = clock.seconds([clock.mark(), clock.mark()])
+    assert not torch.cuda.current_stream(cuda).query()
+    assert start <= end
+
+
+def test_a_launcher_does_not_initialise_cuda():
+    code = (
+        "import torch; from paceline.links.group import check_gpus; check_gpus(1); "
+        "assert not torch.cuda.is_initialized(); "
+        "from paceline.devices.cuda import can_fork; assert can_fork()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(NUM_GPUS < 2, reason="there is no second CUDA device")

@@ -19,6 +19,7 @@ class CountsInFloat32:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.late_s = iter(())  # by how much the host is told too late of each event
 
     def synchronize(self) -> None: ...
 
@@ -32,8 +33,11 @@ class CountsInFloat32:
         def seconds_after(earlier: SimpleNamespace) -> float:
             return float(np.float32((reached_s - earlier.reached_s) * 1e3)) * 1e-3
 
+        def synchronize() -> None:
+            self.now_s += next(self.late_s, 0.0)
+
         return SimpleNamespace(
-            reached_s=reached_s, seconds_after=seconds_after, synchronize=lambda: None
+            reached_s=reached_s, seconds_after=seconds_after, synchronize=synchronize
         )
 
 
@@ -70,6 +74,15 @@ def test_marks_may_be_asked_for_in_any_order_and_again(device):
     assert forward == pytest.approx([1000, 1004, 1008, 1012, 1016])
     assert clock.seconds(marks[::-1]) == forward[::-1]
     assert clock.seconds([]) == []
+
+
+def test_its_origin_is_the_event_of_which_the_host_was_told_soonest(device):
+    device.late_s = iter([0.02, 0.5, 1e-4, 0.3, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02])
+    clock = DeviceClock(device)
+    for _ in range(3):
+        device.now_s += 1.0
+        (time_s,) = clock.seconds([clock.mark()])
+        assert time_s - device.now_s == pytest.approx(1e-4, abs=1e-6)
 
 
 def test_the_host_clock_is_the_monotonic_one():

@@ -89,6 +89,19 @@ def test_so_is_a_copy_to_the_host(device):
         unordered(device, lambda there: here.copy_(there, non_blocking=True))
 
 
+def test_so_is_what_the_host_does_for_the_device(device):
+    with pytest.raises(RaceError, match=r"reads memory \(aten._local_scalar_dense"):
+        unordered(device, lambda there: there[0].item())
+
+
+def test_what_the_host_has_written_belongs_to_the_stream_that_asked(device):
+    there, beside = ones(device), device.new_stream()
+    device.synchronize()
+    there.normal_()  # by the host's random numbers
+    with device.use(beside), pytest.raises(RaceError, match="may not have written yet"):
+        there + 1
+
+
 def test_so_is_writing_what_another_stream_still_reads(device):
     there, beside = ones(device), device.new_stream()
     beside.wait_stream(device.current_stream())

@@ -266,8 +266,14 @@ def _owned(device: SimulatedDevice, raw: Tensor) -> SimulatedTensor:
 
 
 def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Have the host do it, once the current stream is done: it needs values."""
-    device.current_stream().synchronize()
+    """Have the host do it, once the current stream is done: it needs values.
+
+    What is written is there for others only after this stream, as after a collective of NCCL's.
+    """
+    stream, what, written = device.current_stream(), str(func), _written(func, args, kwargs)
+    used = [(one.memory, id(one) in written) for one in _simulated(args, kwargs)]
+    stream.put(_nothing, what, used)
+    stream.synchronize()
     own = {id(_raw(one)): one for one in _tensors(args, kwargs)}
     found = func(*tree_map(_raw, args), **_on("cpu", tree_map(_raw, kwargs)))
 
@@ -276,7 +282,14 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
             return one
         return own[id(one)] if id(one) in own else _owned(device, one)
 
-    return tree_map(result, found)
+    results = tree_map(result, found)
+    made = [(one.memory, True) for one in _simulated(results) if id(one) not in map(id, args)]
+    stream.put(_nothing, what, made + [access for access in used if access[1]])
+    return results
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _without_values(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Tensor]] | None:
@@ -351,6 +364,10 @@ def _now(value: Any) -> Any:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:
     """Return the ids of the tensors that an operation writes to."""
+    if func.namespace == "c10d":  # whose schemas say nothing of it
+        return (
+            set() if func is torch.ops.c10d.send.default else {id(one) for one in _tensors(args[0])}
+        )
     found: set[int] = set()
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

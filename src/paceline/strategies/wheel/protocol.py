@@ -262,8 +262,8 @@ class Endpoint:
             device.use(stream),
             self.recorder.work(step, Kind.H2D, purpose, Lane.H2D),
         ):
+            # It waits for each: what has come lies in memory that is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
-            stream.synchronize()
         for buffer in moved:
             device.current_stream().keep(buffer)  # by which they are decoded
         return moved

@@ -1,0 +1,178 @@
+"""Codecs and messages on a simulated GPU: the bytes of the CPU, however long work takes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import codec_cases as cases
+from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.codec import Codec, Payload
+from paceline.codecs.names import find_codec
+from paceline.core.plan import Kind
+from paceline.core.wire_format import Purpose
+from paceline.devices.simulated import RaceError, SimulatedDevice
+from paceline.devices.simulated_tensors import devices
+from paceline.record.clock import Clock, clock_for
+from paceline.record.recorder import LayerMarks
+from paceline.rpc.frames import Message
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.protocol import CopyLane, Endpoint
+from paceline.strategies.wheel.trace import HalfRecorder
+
+NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES)
+SLOW_S = 0.01
+
+
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    """A simulated device, on which nothing has failed."""
+    (found,) = devices(1)
+    before = found.delays
+    yield found
+    found.delays = before
+    with suppress(RuntimeError):
+        found.synchronize()
+    found.errors.clear()
+
+
+def facts(payload: Payload) -> tuple[object, ...]:
+    buffers = [buffer.tolist() for buffer in payload.buffers]
+    return payload.codec, payload.count, payload.num_nonfinite, buffers
+
+
+def check(here: Codec, there: Codec, values: Tensor, moved: Tensor) -> None:
+    """Compare payloads, what they decode to, and what they add up to."""
+    payload, other = here.encode(values), there.encode(moved)
+    assert all(buffer.device == moved.device for buffer in other.buffers)
+    assert facts(other) == facts(payload)
+    assert torch.equal(there.decode(other).cpu(), here.decode(payload))
+    total = cases.normal(values.numel(), 1)
+    summed = total.to(moved.device)
+    here.add_to(total, payload)
+    there.add_to(summed, other)
+    assert torch.equal(summed.cpu(), total)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_payloads_are_those_of_the_cpu(device, name):
+    values = cases.normal(5_001)
+    values[[5, 77]] = torch.nan
+    here, there = find_codec(name), find_codec(name)
+    for _ in range(2):  # the second time with the errors of the first, where a codec keeps them
+        check(here, there, values, values.to(device.torch_device))
+
+
+def test_scales_may_be_fixed_and_values_lie_apart(device):
+    values = cases.normal(4_002).view(-1, 2)
+    codec = EightBit("linear8", block_size=100, offset=3.0)
+    check(codec, codec, values[:, 1], values.to(device.torch_device)[:, 1])
+
+
+@given(
+    st.lists(st.floats(width=32), max_size=40),
+    st.integers(1, 50),
+    st.sampled_from(list(TABLES)),
+)
+def test_any_values_are_encoded_alike(values, block_size, name):
+    (device,) = devices(1)
+    codec, numbers = EightBit(name, block_size=block_size), torch.tensor(values)
+    check(codec, codec, numbers.float(), numbers.float().to(device.torch_device))
+
+
+def test_a_codec_works_in_the_stream_that_is_current(device):
+    """Values that another stream has not made yet are an error only where nobody waits for them."""
+    device.delays = lambda stream, what: SLOW_S
+    codec, values = find_codec("dynamic8"), cases.normal(500)
+    own, beside = device.current_stream(), device.new_stream()
+    moved = values.to(device.torch_device) * 1.0
+    with device.use(beside), pytest.raises(RaceError, match="let it wait"):
+        codec.encode(moved)
+    device.errors.clear()
+    beside.wait_stream(own)
+    with device.use(beside):
+        payload = codec.encode(moved)
+        found = codec.decode(payload)
+    beside.synchronize()
+    assert torch.equal(found.cpu(), codec.decode(codec.encode(values)))
+
+
+def endpoint_on(copies: CopyLane, clock: Clock, worker: int = 0, **codecs: str) -> Endpoint:
+    recorder = HalfRecorder(worker, "gpu1", LayerMarks((), clock), clock)
+    return Endpoint(Wheel(**codecs), torch.float32, recorder, copies)
+
+
+def arrived(message: Message) -> Message:
+    """Return a message as it comes out of a socket."""
+    return replace(message, parts=tuple(bytearray(part) for part in message.parts))
+
+
+@pytest.mark.parametrize("codec", [None, "dynamic8", "half", "onebit"])
+def test_messages_between_devices_carry_the_values(device, codec):
+    device.delays = lambda stream, what: SLOW_S
+    codecs = {} if codec is None else {"gradients": codec}
+    copies, purpose = CopyLane(device.torch_device), Purpose.GRADIENTS
+    clock = clock_for(device.torch_device)
+    ends = [endpoint_on(copies, clock, **codecs) for _ in range(2)]
+    values = torch.randn(6, 50).t()
+    sent = ends[0].message(purpose, 3, 0, values.to(device.torch_device) + 1.0)
+    found = ends[1].values(purpose, arrived(sent), 0.0, 300)
+    expected = (values + 1.0).reshape(-1)
+    if codec is not None:
+        other = find_codec(codec)
+        expected = other.decode(other.encode(expected))
+    assert found.device == device.torch_device
+    assert torch.equal((found * 2.0).cpu(), expected * 2.0)
+    kinds = [[span.kind for span in end.recorder.trace.spans] for end in ends]
+    assert kinds[0] == ([] if codec is None else [Kind.ENCODE]) + [Kind.D2H]
+    assert kinds[1] == [Kind.H2D] + ([] if codec is None else [Kind.DECODE])
+
+
+def test_what_has_come_stays_while_a_later_stream_reads_it(device):
+    """It was allocated in the stream of copies, and is freed while another one works on it."""
+    device.delays = lambda stream, what: SLOW_S
+    end = endpoint_on(CopyLane(device.torch_device), clock_for(device.torch_device))
+    values = torch.randn(64)
+    message = arrived(end.message(Purpose.PARAMETERS, 0, 0, values.to(device.torch_device)))
+    with device.use(device.new_stream()):
+        found = end.values(Purpose.PARAMETERS, message, 0.0, 64) * 3.0
+        for _ in range(3):
+            end.values(Purpose.PARAMETERS, message, 0.0, 64)
+        assert torch.equal(found.cpu(), values * 3.0)
+    device.synchronize()
+
+
+def test_workers_of_one_device_copy_one_after_another(device):
+    """As in plans, which have one lane for the copies to a device."""
+    device.delays = lambda stream, what: SLOW_S
+    copies, clock = CopyLane(device.torch_device), clock_for(device.torch_device)
+    ends = [endpoint_on(copies, clock, worker) for worker in range(3)]
+    together = threading.Barrier(len(ends))
+    failed: list[Exception] = []
+
+    def receive(end: Endpoint) -> None:
+        try:
+            for step in range(4):
+                together.wait()
+                end.to_device(step, Purpose.PARAMETERS, (memoryview(bytearray(4000)),))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=receive, args=(end,)) for end in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    spans = sorted(
+        (span for end in ends for span in end.recorder.trace.spans), key=lambda span: span.start_s
+    )
+    assert len(spans) == 12
+    assert all(one.end_s <= other.start_s for one, other in pairwise(spans))
