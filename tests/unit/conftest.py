@@ -3,6 +3,11 @@
 import pytest
 
 from command_line import Line
+from paceline.devices.simulated_tensors import devices
+
+# Autograd starts its threads, one for each device that torch knows, with a process's first backward
+# pass: so torch gets to know the simulated device before any test.
+devices(1)
 
 
 @pytest.fixture

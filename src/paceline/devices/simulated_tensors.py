@@ -81,6 +81,17 @@ class SimulatedTensor(Tensor):
             memo[id(self)] = copied
         return memo[id(self)]
 
+    @property
+    def data(self) -> Tensor:
+        """The values without their history; assigning makes this tensor look at others' memory."""
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, SimulatedTensor)
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.raw, self.memory, self.owner = other.raw, other.memory, other.owner
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # a class method, as torch wants it
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -95,6 +106,8 @@ def devices(count: int) -> list[SimulatedDevice]:
         # A thread that is killed inside torch when the interpreter ends would abort the process.
         atexit.register(_end)
         _setup_privateuseone_for_python_backend(NAME)
+        # As with CUDA a parameter stays the same object when its module is moved: ties stay tied.
+        torch.__future__.set_swap_module_params_on_conversion(True)
         for packet, overload in (("empty", "memory_format"), ("empty_strided", "default")):
             func = getattr(getattr(aten, packet), overload)
             name = packet if overload == "default" else f"{packet}.{overload}"
