@@ -110,15 +110,19 @@ def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> flo
     return size / batch_size / (1 + decay * staleness)
 
 
-def wants_more(assigned_s: Sequence[float], left_s: float) -> bool:
+def wants_more(assigned_s: Sequence[float], left_s: float, depth: int = 1) -> bool:
     """Return True if a worker gets another batch beside those that it has been assigned.
 
     A message wakes a process, which takes as long as a short batch does: a worker is given several
     short batches in advance. `assigned_s`: their expected seconds. `left_s`: the seconds that all
-    workers together need for the rest of the epoch.
+    workers together need for the rest of the epoch. `depth`: the batches that the worker has in
+    work at once. Of these the last is only copied in beside the others, and not given where it
+    would have others wait for it at the end of an epoch.
     """
-    if not assigned_s:
+    if len(assigned_s) < max(1, depth - 1):
         return True
+    if len(assigned_s) < depth:
+        return sum(assigned_s) < left_s
     most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED)
     return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
