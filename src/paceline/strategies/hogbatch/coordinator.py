@@ -180,11 +180,12 @@ class Coordinator:
         Short batches come in advance, and a GPU has one being copied in beside those it works on.
         """
         speeds = sum(one.samples_per_s or 0.0 for one in self._active)
-        decays = self._config.staleness_decay > 0  # with what its latest batch has missed
+        # Learning rates may fall with what its latest batch has missed: then none is given early.
+        prefetches = self._config.staleness_decay == 0
         while self._queue:
-            left_s = 0.0 if decays else len(self._queue) / speeds
+            left_s = len(self._queue) / speeds
             assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
-            if not policy.wants_more(assigned_s, left_s, worker.depth):
+            if not policy.wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
                 return
             self._assign(worker)
 

@@ -202,14 +202,13 @@ class GpuReplica:
         self._losses_here = device.pinned_like(self._losses)
         self._buffers = [_SampleBuffer(device, samples) for _ in range(depth)]
         self._adders = ThreadPoolExecutor(threads)
-        self._clock = EventClock(device)
+        self._clock = EventClock(device)  # waits for what was made in the current stream
         self._marks = LayerMarks(layers_of(self._model), self._clock)
         self._num_loaded = self._num_finished = 0
         self._loaded: _Batch | None = None
         self._begun: deque[_Batch] = deque()
         self._taken: Event | None = None  # reached when `copied` may be written again
         self.spans: list[Span] = []
-        self._compute.synchronize()  # before other streams use what was made in this one
 
     def _run(self, dtype: torch.dtype, shared: Tensor, own: Tensor) -> _Run:
         values = own.view(dtype)

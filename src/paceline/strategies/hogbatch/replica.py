@@ -275,19 +275,20 @@ def median_seconds(
     them warm up, and are not counted.
     """
     rows = torch.arange(size) % num_samples
+    ended_ns: list[int] = []
     took: list[float] = []
-    ended_ns = 0
-    for number, done in enumerate(_repeated(replica, rows)):
-        if number >= _NUM_WARM_UP:
-            took.append((done.ended_ns - max(done.started_ns, ended_ns)) * _NS)
-        ended_ns = done.ended_ns
-        if len(took) >= fewest and sum(took) >= seconds:
-            break
+    while len(took) < fewest or sum(took) < seconds:
+        for done in _steadily(replica, rows):
+            if len(ended_ns) >= _NUM_WARM_UP:
+                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
+            ended_ns.append(done.ended_ns)
     while replica.num_begun:
         replica.finish()
     return median(took)
 
 
-def _repeated(replica: WorkerReplica, rows: Tensor) -> Iterator[BatchResult]:
-    while True:
-        yield from train_next(replica, rows, 1.0, None)
+def _steadily(replica: WorkerReplica, rows: Tensor) -> Iterator[BatchResult]:
+    """Begin a batch, and yield the results of those that are done by then."""
+    yield from train_next(replica, rows, 1.0, None)
+    while replica.num_begun and replica.is_done:
+        yield replica.finish()
