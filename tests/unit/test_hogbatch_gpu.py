@@ -367,6 +367,16 @@ def test_without_momentum_such_a_batch_might_as_well_not_have_been(device):
         assert_alike(case.memory.tensors, tensors_of(expected), exact=True)
 
 
+def test_it_leaves_the_shared_model_alone_bit_by_bit(device):
+    """Not even zeros are added, which others could lose an update by, and which end a minus."""
+    inputs, targets = samples()
+    with sharing(device, data=(inputs * torch.nan, targets)) as case:
+        case.memory.tensors["3.bias"].fill_(-0.0)
+        before = case.memory.memory.clone()
+        case.train(batches(4))
+        assert torch.equal(case.memory.memory, before)
+
+
 def test_sparse_gradients_are_cleared_too():
     table = nn.Embedding(5, 3, sparse=True)
     (table(torch.tensor([1, 1, 4])) * torch.nan).sum().backward()
