@@ -5,9 +5,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.links.shared_memory import SharedTensors, pin
+from paceline.devices import device_of
+from paceline.links.shared_memory import SharedTensors
 from paceline.models.factory import optimizer_of
-from paceline.strategies.hogbatch.replica import CudaReplica, tensors_of
+from paceline.strategies.hogbatch.gpu_replica import GpuReplica
+from paceline.strategies.hogbatch.replica import tensors_of, train_next
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,39 +22,57 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def test_a_gpu_trains_as_torch_does_and_others_updates_are_kept():
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_gpu_alone_trains_as_torch_does(depth: int):
     generator = torch.Generator().manual_seed(1)
     samples = (
         torch.randn(40, 6, generator=generator),
         torch.randint(4, (40,), generator=generator),
     )
     memory = SharedTensors.of(tensors_of(net()), "a model")
-    unpin = pin(memory.memory)
-    make, device = optimizer_of("sgd", 0.1, 0.9), torch.device("cuda", 0)
-    replica = CudaReplica(net, memory.tensors, make, samples, 0, device)
-    expected = net().to(device).train()
+    on = torch.device("cuda", 0)
+    device = device_of(on)
+    unpin = device.pin(memory.memory)
+    make, done = optimizer_of("sgd", 0.1, 0.9), []
+    replica = GpuReplica(net, memory, make, samples, 0, device, depth, threads=2)
+    expected = net().to(on).train()
     optimizer = make(expected.parameters())
-    for start, rate in ((0, 1.0), (10, 0.5), (30, 2.0)):
-        rows = torch.arange(start, start + 10)
-        done = replica.train(rows, rate, 0 if start == 30 else None)
-        inputs, targets = (part[rows].to(device) for part in samples)
-        optimizer.param_groups[0]["lr"] = 0.1 * rate
+    batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]
+    for number, rows in enumerate(3 * batches):
+        done += train_next(replica, rows, (1.0, 0.5, 2.0)[number % 3], number)
+    while replica.num_begun:
+        done.append(replica.finish())
+    for number, (rows, result) in enumerate(zip(3 * batches, done, strict=True)):
+        inputs, targets = (part[rows].to(on) for part in samples)
+        optimizer.param_groups[0]["lr"] = 0.1 * (1.0, 0.5, 2.0)[number % 3]
         loss = cross_entropy(expected(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert done.loss == pytest.approx(10 * float(loss.detach()), rel=1e-5)
-        with torch.no_grad():  # somebody else's update, which the next copy takes in
-            for tensor in (
-                memory.tensors["0.weight"],
-                dict(expected.named_parameters())["0.weight"],
-            ):
-                tensor.add_(0.01)
+        assert result.loss == pytest.approx(len(rows) * float(loss.detach()), rel=1e-4)
     for name, tensor in tensors_of(expected).items():
         torch.testing.assert_close(memory.tensors[name], tensor.cpu(), rtol=1e-4, atol=1e-5)
     names = {span.name for span in replica.spans}
     for task in ("h2d[batch]", "h2d[model]", "forward[0]", "backward[3]", "step", "d2h[update]"):
-        assert f"s0/{task}@worker0" in names
-    assert "s0/reduce[update]@worker0" in names
+        assert f"s8/{task}@worker0" in names
+    assert "s8/reduce[update]@worker0" in names
+    unpin()
+    memory.close()
+
+
+def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
+    """A learning rate of zero changes nothing: what is left is what others have added."""
+    samples = torch.randn(40, 6), torch.randint(4, (40,))
+    memory = SharedTensors.of(tensors_of(net()), "a model")
+    device = device_of(torch.device("cuda", 0))
+    unpin = device.pin(memory.memory)
+    replica = GpuReplica(net, memory, optimizer_of("sgd", 0.1, 0.0), samples, 0, device)
+    before = memory.tensors["0.weight"].clone()
+    for _ in range(20):
+        for _ in train_next(replica, torch.arange(40), 0.0, None):
+            memory.tensors["0.weight"].add_(0.25)
+    while replica.num_begun:
+        replica.finish()
+    torch.testing.assert_close(memory.tensors["0.weight"], before + 18 * 0.25)
     unpin()
     memory.close()

@@ -24,12 +24,14 @@ JOIN = "join/adaptive/cpu:2@slow=3/100000"
 NAN = "nan/adaptive/cpu:1,cpu:1/2"
 LABEL = "label/adaptive/cpu:1/1"
 LARGE = "large/hogbatch/cpu:1/1"
+ON_GPU = "gpu/cpu_gpu/gpu:0/3"
+BESIDE_GPU = {kind: f"{kind}/cpu_gpu/cpu:1,gpu:0/3" for kind in ("kill", "stop", "nan")}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, dict]:
     """What came of each run; one process coordinates them one after another."""
-    asked = [*KILLS.values(), STOP, JOIN, NAN, LABEL, LARGE]
+    asked = [*KILLS.values(), STOP, JOIN, NAN, LABEL, LARGE, ON_GPU, *BESIDE_GPU.values()]
     program = Started([sys.executable, UNEVEN, *asked], tmp_path_factory.mktemp("uneven"))
     try:
         done = program.finish(300)
@@ -73,6 +75,28 @@ def test_the_worker_whose_loss_is_no_number_is_named(found):
     assert f"process {pid}) became nan in epoch 1" in error
 
 
+def test_a_simulated_gpu_uses_every_sample_once_an_epoch(found):
+    run = found[ON_GPU]
+    assert run["uses"] == [3.0] * 600
+    assert run["samples"] == 3 * 600
+    assert (run["lost"], run["faults"]) == ([], [])
+
+
+@pytest.mark.parametrize(("case", "why"), [("kill", "SIGKILL"), ("stop", "did not answer")])
+def test_beside_a_simulated_gpu_the_samples_of_a_lost_worker_are_not(found, case: str, why: str):
+    """Whichever of the two is lost; without locks, one may overwrite what the other has added."""
+    run = found[BESIDE_GPU[case]]
+    assert run["samples"] == 3 * 600
+    assert max(run["uses"]) <= 3.0
+    (lost,) = run["lost"]
+    assert why in lost
+
+
+def test_a_simulated_gpu_does_not_push_a_loss_that_is_no_number(found):
+    error = found[BESIDE_GPU["nan"]]["error"]
+    assert error.startswith("InvalidInput: learning_rate: the loss of worker ")
+
+
 def test_a_label_out_of_range_is_named(found):
     assert found[LABEL]["error"] == (
         "InvalidInput: numbers: training sample 7 has label 2; labels of 2 classes are 0 to 1"
@@ -104,6 +128,26 @@ def test_a_run_from_the_command_line(paceline, tmp_path: Path):
     again = paceline("report", str(folder))
     assert again.code == 0, again.err
     assert (folder / "model.safetensors").stat().st_size > 4 * 64 * 32
+
+
+@pytest.mark.parametrize("workers", ["cpu:1,gpu:0", "gpu:0"])
+def test_a_run_on_a_simulated_gpu_learns_and_conforms_to_its_plan(
+    paceline, monkeypatch, workers: str
+):
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "1")
+    options = ("--policy", "cpu_gpu", "--set", "cpu_batch=[8,64]", "--profile-s", "0.1", "--force")
+    done = paceline(
+        *TRAIN[2:],
+        *("--workers", workers, *options, "--learning-rate", "0.1", "--epochs", "4", "--json"),
+    )
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["accuracy"] > 0.85
+    assert (result["faults"], result["lost"]) == ([], [])
+    assert sum(row["samples"] for row in result["workers"]) == 4 * 1438
+    assert all(0 < share <= 1 for share in result["utilisation"].values())
+    on_gpu = next(row for row in result["workers"] if row["spec"] == "gpu:0")
+    assert on_gpu["samples"] > 0
 
 
 @pytest.mark.parametrize(

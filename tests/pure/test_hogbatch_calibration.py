@@ -16,7 +16,7 @@ from paceline.strategies.hogbatch.calibration import (
     plan_of_batches,
     traced_sizes,
 )
-from paceline.strategies.hogbatch.config import WorkerSpec
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
 
 def workload() -> Workload:
@@ -36,7 +36,7 @@ def workload() -> Workload:
 def seconds(threads: int, measured: dict[int, float], size: int, kind="cpu") -> float:
     spec = WorkerSpec(kind, threads=threads)
     machine = machine_of(workload(), [SpeedTrial(0, spec, measured)])
-    plan = plan_of_batches(workload(), machine, {0: spec}, {0: [size]})
+    plan = plan_of_batches(workload(), machine, Hogbatch(), {0: spec}, {0: [size]})
     return simulate(plan, Roofline.of(machine)).makespan_s
 
 
@@ -70,7 +70,7 @@ def test_a_replay_has_the_batches_of_the_trace():
     trials = [SpeedTrial(n, spec, {spec.threads: 1e-3, 32: 4e-3}) for n, spec in specs.items()]
     machine = machine_of(workload(), trials)
     sizes = {0: [1, 2, 4], 1: [8, 2], 2: [32]}
-    plan = plan_of_batches(workload(), machine, specs, sizes)
+    plan = plan_of_batches(workload(), machine, Hogbatch(), specs, sizes)
     timeline = simulate(plan, Roofline.of(machine))
     assert conform(plan, timeline) == []
     assert traced_sizes(timeline.spans) == sizes

@@ -20,7 +20,7 @@ FLOATS = st.floats(allow_nan=False)
 WORK = st.builds(
     ExecuteWork, st.sampled_from(Command), NUMBERS, NUMBERS, NUMBERS, FLOATS, st.booleans()
 )
-RESULT = st.builds(BatchResult, NUMBERS, FLOATS, *[NUMBERS] * 6)
+RESULT = st.builds(BatchResult, NUMBERS, FLOATS, *[NUMBERS] * 7)
 SCHEDULE = st.builds(ScheduleWork, NUMBERS, NUMBERS, RESULT)
 
 

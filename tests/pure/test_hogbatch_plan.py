@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,12 +8,12 @@ from hypothesis import strategies as st
 
 from boxes import box, link
 from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
-from paceline.core.plan import Kind
+from paceline.core.plan import Kind, Lane
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import plan, plan_until
+from paceline.strategies.hogbatch.plan import period_s, plan, plan_until, priced_batches
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 
 
@@ -100,37 +101,89 @@ def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor
     policy=st.sampled_from(POLICIES),
     links=st.sampled_from([WAYS, SHARED]),
     numel=st.integers(1, 2000),
+    gpu_depth=st.integers(1, 3),
 )
-def test_the_simulator_reproduces_what_the_coordinator_decided(speeds, policy, links, numel):
+def test_the_simulator_reproduces_what_the_coordinator_decided(
+    speeds, policy, links, numel, gpu_depth
+):
     # An oracle that knows the simulated times alone: the policy is asked again, with the updates
     # that stand in the timeline by the time at which each worker asked.
     machine = at_speeds(*speeds, kinds=["cpu", "gpu", "gpu"], links=links)
-    config = Hogbatch(workers=3, policy=policy, threads=3, beta=0.5)
-    work = per_sample(16, numel, 1e-2)
-    timeline = simulate(plan(work, machine, config, Window(8)), roof(machine))
-    assert sum(statistics.num_samples(timeline).values()) >= 8 * 16 * 3
+    config = Hogbatch(workers=3, policy=policy, threads=3, beta=0.5, gpu_depth=gpu_depth)
+    timeline = simulate(
+        plan_until(per_sample(16, numel, 1e-2), machine, config, 0.25), roof(machine)
+    )
     if policy == "proportional":  # its sizes come from prices, which are not in the timeline
         return
-    workers = [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")]
+    workers, depths = (
+        [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")],
+        (1, *[gpu_depth] * 2),
+    )
     asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
-    done = [statistics.updates(timeline).get(name, []) for name in ("cpu0", "gpu1", "gpu2")]
-    handed = [
-        (done[worker][i - 1].end_s if i else 0.0, worker, update.num_samples)
-        for worker in range(3)
-        for i, update in enumerate(done[worker])
+    done = [statistics.updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
+    asks = [
+        (done[worker][i - depth].end_s if i >= depth else 0.0, min(i, depth), worker, i)
+        for worker, depth in enumerate(depths)
+        for i in range(len(done[worker]))
     ]
-    said = [0, 0, 0]
-    for time_s, worker, size in sorted(handed):
-        made = [
-            sum(
-                updates_of(workers[other], update.num_samples, 0.5)
-                for update in done[other]
-                if update.end_s <= time_s
-            )
-            for other in range(3)
+    said, handed = [0, 0, 0], [0, 0, 0]
+
+    def expected(other: int, worker: int, time_s: float) -> float:
+        """Its own are counted as if they were done, and those of others but the latest."""
+        known = [
+            updates_of(workers[other], update.num_samples, 0.5)
+            for i, update in enumerate(done[other][: handed[other]])
+            if update.end_s <= time_s or other == worker or i < handed[other] - 1
         ]
+        return sum(known)
+
+    for time_s, _, worker, i in sorted(asks):
+        made = [expected(other, worker, time_s) for other in range(3)]
         said[worker] = asked.next_batch(worker, made, said)
-        assert size == said[worker], (time_s, worker)
+        assert done[worker][i].num_samples == said[worker], (time_s, worker)
+        handed[worker] += 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    speed=st.floats(0.5, 500),
+    numel=st.integers(1, 20_000),
+    sample_nbytes=st.integers(0, 20_000),
+    gpu_depth=st.integers(1, 3),
+    alone=st.booleans(),
+)
+def test_the_period_of_a_gpu_is_that_of_the_simulated_plan(
+    speed, numel, sample_nbytes, gpu_depth, alone
+):
+    kinds = ["gpu"] if alone else ["gpu", "cpu"]
+    machine = at_speeds(*[speed, 1e-3][: len(kinds)], kinds=kinds, links=[link("gpu0", "h", 1e6)])
+    config = Hogbatch(workers=len(kinds), policy="hogbatch", threads=1, gpu_depth=gpu_depth)
+    work = replace(per_sample(4, numel, 1e-2), input_nbytes=sample_nbytes * 4)
+    specs = [WorkerSpec(kind) for kind in kinds]
+    batch = priced_batches(work, machine, specs, shared=not alone)(0, 4)
+    timeline = simulate(plan_until(work, machine, config, 150 * sum(batch[1])), roof(machine))
+    ends = [update.end_s for update in statistics.updates(timeline)["gpu0"]]
+    # Two stages that take nearly as long as each other need many batches to fill the pipeline.
+    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "took"),
+    [
+        # samples in, model in, compute, update out, update added
+        ((1, 1, 10, 1, 1), 10),  # all else is beside the computing
+        ((9, 3, 10, 1, 1), 12),  # what is copied in takes one lane
+        ((1, 4, 5, 1, 7), 11),  # the model is not copied while an update is added
+        ((1, 6, 8, 8, 4), 13),  # the last but one is to be in the model: half of all but samples
+    ],
+)
+def test_batches_of_a_gpu_overlap(seconds, took):
+    machine = box("gpu", "cpu", links=[link("gpu0", "h", 1.0)])
+    stages, _ = priced_batches(per_sample(4), machine, [WorkerSpec("gpu")], shared=True)(0, 4)
+    computing = [stage for stage in stages if stage.on[0].lane is Lane.COMPUTE]
+    kept = [*stages[:2], computing[0], *stages[-2:]]
+    assert period_s((tuple(kept), seconds), 3) == took
+    assert period_s((tuple(kept), seconds), 1) == sum(seconds)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -177,7 +230,8 @@ def test_a_gpu_alone_keeps_the_model():
     machine = box("gpu", links=[link("gpu0", "h", 1000.0)])
     tasks = plan(per_sample(2), machine, Hogbatch(workers=1, policy="hogbatch"), Window(2)).tasks
     kinds = Counter(task.kind for task in tasks)
-    assert (kinds[Kind.H2D], kinds[Kind.D2H], kinds[Kind.STEP]) == (2, 0, 2)
+    assert (kinds[Kind.D2H], kinds[Kind.REDUCE], kinds[Kind.STEP]) == (0, 0, 2)
+    assert {task.part for task in tasks if task.kind is Kind.H2D} == {"batch"}
     assert all(task.on[0].owner == "gpu0" for task in tasks)
 
 

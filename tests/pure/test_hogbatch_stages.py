@@ -1,6 +1,7 @@
 """What batches cost, what training holds, and what a plan refuses."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -55,8 +56,11 @@ def test_memory_holds_the_largest_batch_and_one_shared_model():
     assert memory(work, machine, config) == {
         "h": 800,
         "cpu0": 2 * 800 + 3 * 320,
-        "gpu1": 2 * 800 + 160 + 200,
+        # Replica, gradient, the copy of the model, two changes; samples of three batches.
+        "gpu1": 5 * 800 + 160 + 3 * 200,
     }
+    in_turn = replace(config, gpu_depth=1)
+    assert memory(work, machine, in_turn)["gpu1"] == 4 * 800 + 160 + 200
 
 
 def test_a_horizon_is_reached_by_all_workers():

@@ -3,7 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies.hogbatch.config import MOST_WORKERS, WorkerSpec, parse_workers
+from paceline.strategies.hogbatch.config import (
+    MOST_WORKERS,
+    WorkerSpec,
+    adding_threads,
+    parse_workers,
+)
 
 CPUS = st.builds(
     WorkerSpec,
@@ -71,3 +76,18 @@ def test_what_is_no_worker_is_named(text: str, message: str):
     with pytest.raises(InvalidInput) as raised:
         parse_workers(text, 2)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "threads"),
+    [
+        ("gpu:0", 16, 16),
+        ("cpu:12,gpu:0", 16, 4),
+        ("cpu:4,gpu:0,cpu:4,gpu:1", 16, 4),
+        ("cpu:16,gpu:0", 16, 1),
+        ("cpu:32,gpu:0,gpu:1", 16, 1),
+        ("cpu:3", 16, 13),
+    ],
+)
+def test_updates_of_gpus_are_added_on_the_cores_that_others_leave(workers, cores, threads):
+    assert adding_threads(parse_workers(workers, cores), cores) == threads

@@ -3,10 +3,11 @@
 import pytest
 
 from command_line import Line
-from paceline.devices import simulated_tensors
+from paceline.devices.simulated_tensors import devices
 
-# Before the first backward pass of this process, at which torch makes a thread for each device.
-simulated_tensors.devices(1)
+# Autograd starts its threads, one for each device that torch knows, with a process's first backward
+# pass: so torch gets to know the simulated device before any test.
+devices(1)
 
 
 @pytest.fixture

@@ -284,6 +284,35 @@ def test_what_is_recomputed_drops_out_the_same_units(device, use_reentrant):
     assert {0.0, 2.0} == set(weight.grad.tolist())
 
 
+def test_weights_that_are_tied_stay_tied_when_their_module_is_moved(device):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    model.to(device.torch_device)
+    assert model[1].weight is model[0].weight
+    assert len(list(model.parameters())) == 3
+
+
+def test_a_parameter_looks_at_the_memory_that_it_is_given(device):
+    memory = torch.zeros(64, dtype=torch.uint8, device=device.torch_device)
+    weight = nn.Parameter(ones(device))
+    weight.data = memory[32:].view(torch.float32)
+    (weight * 2).sum().backward()
+    torch.optim.SGD([weight], lr=1.0).step()
+    assert memory.view(torch.float32).cpu().tolist() == [0.0] * 8 + [-2.0] * 8
+    memory.zero_()
+    assert weight.sum().item() == 0
+
+
+def test_an_event_is_not_reached_before_the_work_in_front_of_it(device):
+    slow(device)
+    there = ones(device)
+    event = device.current_stream().record()
+    assert not event.is_reached
+    event.synchronize()
+    assert event.is_reached
+    assert there.sum().item() == 8
+
+
 def test_a_copy_of_a_module_is_one_of_its_own(device):
     model = network().to(device.torch_device)
     copied = copy.deepcopy(model)

@@ -77,6 +77,11 @@ class CudaEvent:
         self.event = torch.cuda.Event(enable_timing=timed, blocking=True)
         self.event.record(stream)
 
+    @property
+    def is_reached(self) -> bool:
+        """True once it is reached."""
+        return bool(self.event.query())
+
     def synchronize(self) -> None:
         """Wait on the host until it is reached."""
         self.event.synchronize()

@@ -19,6 +19,10 @@ from paceline.core.machine import DeviceKind
 class Event(Protocol):
     """A place in a stream, reached when all work queued there before it is done."""
 
+    @property
+    def is_reached(self) -> bool:
+        """True once it is reached: `synchronize` returns at once then."""
+
     def synchronize(self) -> None:
         """Wait on the host until it is reached; the waiting thread sleeps."""
 

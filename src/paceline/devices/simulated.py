@@ -70,6 +70,11 @@ class SimulatedEvent:
         self.reached = threading.Event()
         self.reached_s = 0.0
 
+    @property
+    def is_reached(self) -> bool:
+        """True once it is reached; the host is not ordered after it before it synchronizes."""
+        return self.reached.is_set()
+
     def happen(self) -> None:
         """Be reached, now."""
         self.reached_s = time.monotonic()

@@ -170,6 +170,8 @@ def devices(count: int) -> list[SimulatedDevice]:
 def _register() -> None:
     num_devices = guard().num_devices()  # before torch registers one that is written in Python
     _setup_privateuseone_for_python_backend(NAME, _Module())
+    # As with CUDA a parameter stays the same object when its module is moved: ties stay tied.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     for name in _CREATING:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(aten, packet), overload or "default")

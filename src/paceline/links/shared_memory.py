@@ -163,6 +163,20 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def end(self) -> int:
+        """The offset of the byte after its last."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return self.offset + prod(self.shape) * dtype.itemsize
+
+
+def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    """Return the tensors that lie at these places of memory, which is a tensor of bytes."""
+    return {
+        one.name: memory[one.offset : one.end].view(getattr(torch, one.dtype)).view(one.shape)
+        for one in entries
+    }
+
 
 class SharedTensors:
     """Named tensors in anonymous memory of mode 0600, which goes with its last user.
@@ -173,12 +187,7 @@ class SharedTensors:
     def __init__(self, fd: int, entries: Sequence[TensorSpec]) -> None:
         self.fd, self.entries = fd, tuple(entries)
         self.memory = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
-        self.tensors: dict[str, Tensor] = {}
-        for name, dtype_name, shape, offset in self.entries:
-            dtype: torch.dtype = getattr(torch, dtype_name)
-            nbytes = prod(shape) * dtype.itemsize
-            values = self.memory[offset : offset + nbytes].view(dtype)
-            self.tensors[name] = values.view(shape)
+        self.tensors = tensors_in(self.memory, self.entries)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:

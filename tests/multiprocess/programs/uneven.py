@@ -181,6 +181,7 @@ def _data(case: str):
 
 def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    os.environ["PACELINE_SIMULATED_GPUS"] = "1"
     for asked in sys.argv[1:]:
         case, policy, workers, epochs = asked.split("/")
         before = _num_memories()

@@ -2,7 +2,8 @@
 
 A batch takes a latency for each call, and its arithmetic at a rate: two unknowns, two batch sizes
 that were tried. The latency contains what a small batch pays for memory, and for copies of the
-model. Bytes cost nothing then, so that a plan takes as long as was measured at both sizes.
+model. Bytes cost nothing then, so that a plan takes as long as was measured at both sizes. Batches
+of a GPU overlap: theirs is the time from the end of one to that of the next.
 
 Workers are admitted by the speed of whole epochs with and without them. No worker waits for a slow
 one but at the end of an epoch, when no samples are left to hand out: the others then wait for its
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from paceline.core.calibration import LinearTime, linked
 from paceline.core.cost import Roofline
 from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import Kind, Lane, Plan, Task, TaskId
+from paceline.core.plan import Kind, Lane, Plan, Task
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Span
@@ -28,7 +29,14 @@ from paceline.core.workload import Workload
 from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
 from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import HOST, BatchCosts, plan, priced_batches
+from paceline.strategies.hogbatch.plan import (
+    HOST,
+    BatchCosts,
+    BatchTasks,
+    period_s,
+    plan,
+    priced_batches,
+)
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 
 _SOURCE = "measured by the workers' trials before this run"
@@ -103,6 +111,7 @@ def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, floa
 def plan_of_batches(
     workload: Workload,
     machine: Machine,
+    config: Hogbatch,
     specs: Mapping[int, WorkerSpec],
     sizes: Mapping[int, Sequence[int]],
 ) -> Plan:
@@ -113,13 +122,11 @@ def plan_of_batches(
     devices = {device.name: device for device in machine.devices}
     tasks: list[Task] = []
     for number, own in sizes.items():
-        device, threads = devices[specs[number].name(number)], specs[number].threads
-        costs = BatchCosts(workload, machine, device, threads, shared=True)
-        after: tuple[TaskId, ...] = ()
-        for step, size in enumerate(own):
-            for stage in costs.stages(size):
-                tasks.append(stage.task(step, number, size, after))
-                after = (tasks[-1].id,)
+        spec = specs[number]
+        costs = BatchCosts(workload, machine, devices[spec.name(number)], spec.threads, shared=True)
+        batches = BatchTasks(number, config.depth_of(spec.kind))
+        for size in own:
+            tasks += batches.of(costs.stages(size), size)
     return Plan(tasks)
 
 
@@ -270,7 +277,8 @@ def samples_per_s(epochs: Epochs, trials: Sequence[SpeedTrial]) -> float:
     speeds = [trial.samples_per_s for trial in trials]
     policy = policy_of(epochs.config, specs, speeds, workload.batch_size)
     batch = priced_batches(workload, machine_of(workload, trials), specs, shared=True)
-    batch_s = cache(lambda worker, size: sum(batch(worker, size)[1]))
+    depths = [epochs.config.depth_of(spec.kind) for spec in specs]
+    batch_s = cache(lambda worker, size: period_s(batch(worker, size), depths[worker]))
     updates, sizes = [0.0] * len(specs), [0] * len(specs)  # as the policy last returned them
     num_epochs, whole_s = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS), 0.0
     for _ in range(num_epochs):

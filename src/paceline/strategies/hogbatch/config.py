@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from math import inf
 from typing import Annotated, Literal
@@ -45,7 +46,9 @@ class Hogbatch:
     smallest and GPUs the largest. `alpha` is the factor by which `adaptive` changes a batch, and
     `beta` the fraction of a CPU worker's updates that survive (Ma, Rusu et al. 2020, algorithm 2).
     The learning rate of a worker whose latest batch missed k updates of others is divided by
-    1 + k * `staleness_decay`.
+    1 + k * `staleness_decay`. `gpu_depth` is the number of batches that a GPU has in work at once:
+    of three, the samples of one are copied in, one is computed, and the update of one is added to
+    the model. With one, all is done one after another, as in the paper.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -56,6 +59,11 @@ class Hogbatch:
     alpha: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
     beta: Annotated[float, Field(gt=0, le=1)] = 1.0
     staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    gpu_depth: Annotated[int, Field(ge=1, le=3)] = 3
+
+    def depth_of(self, kind: DeviceKind) -> int:
+        """Return the number of batches that a worker on such a device has in work at once."""
+        return self.gpu_depth if kind == DeviceKind.GPU else 1
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -124,3 +132,10 @@ def _parsed(item: str, number: int) -> WorkerSpec:
     if not 1 <= factor < inf:
         raise InvalidInput(f"workers: {item!r}: a worker can be slowed down only from 1 up")
     return WorkerSpec(DeviceKind.CPU, threads=count, slow=factor)
+
+
+def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:
+    """Return the threads with which each GPU's worker adds updates: all cores that are left."""
+    on_cores = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
+    num_gpus = sum(spec.kind == DeviceKind.GPU for spec in specs)
+    return max(1, (num_cores - on_cores) // max(1, num_gpus))

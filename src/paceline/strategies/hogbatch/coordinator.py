@@ -150,7 +150,9 @@ class Coordinator:
                     f"{self._epoch + 1}, on a batch of {size}; choose a smaller one than "
                     f"{self._settings.learning_rate:g}"
                 )
-            worker.latest = (work.size, (result.ended_ns - result.started_ns) * _NS)
+            # Batches of a GPU overlap: one takes as long as it ends after the one before.
+            took_ns = result.ended_ns - max(result.started_ns, worker.ended_ns)
+            worker.latest, worker.ended_ns = (work.size, took_ns * _NS), result.ended_ns
             self._count(worker, work, result.updates)
             self._loss_sum += result.loss
             self._num_reported += work.size
@@ -160,11 +162,10 @@ class Coordinator:
             self._log(worker, work, result)
 
     def _count(self, worker: WorkerProcess, work: ExecuteWork, updates: int) -> None:
-        worker.complete()
+        worker.complete(self._num_updates - worker.num_updates)
         worker.updates += policy.updates_of(worker.spec, work.size, self._config.beta)
-        worker.staleness = self._num_updates - worker.updates_at_start
+        worker.num_updates += updates
         self._num_updates += updates
-        worker.updates_at_start = self._num_updates  # it begins the next batch now
         self._queue.complete(work.places)
 
     def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
@@ -174,13 +175,17 @@ class Coordinator:
         self._progress.advance(work.size)
 
     def _hand_out(self, worker: WorkerProcess) -> None:
-        """Assign the next samples to a worker, if there are any; short batches in advance."""
+        """Assign the next samples to a worker, if there are any.
+
+        Short batches come in advance, and a GPU has one being copied in beside those it works on.
+        """
         speeds = sum(one.samples_per_s or 0.0 for one in self._active)
-        decays = self._config.staleness_decay > 0  # with what its latest batch has missed
+        # Learning rates may fall with what its latest batch has missed: then none is given early.
+        prefetches = self._config.staleness_decay == 0
         while self._queue:
-            left_s = 0.0 if decays else len(self._queue) / speeds
+            left_s = len(self._queue) / speeds
             assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
-            if not policy.wants_more(assigned_s, left_s):
+            if not policy.wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
                 return
             self._assign(worker)
 
@@ -200,13 +205,10 @@ class Coordinator:
         is_traced_epoch = self._epoch == min(1, self._settings.epochs - 1)
         traced = is_traced_epoch and worker.num_traced < _MOST_TRACED
         worker.num_traced += traced
-        if not worker.assigned:
-            worker.updates_at_start = self._num_updates
         number = self._num_batches
         self._num_batches += 1
         work = ExecuteWork(Command.TRAIN, number, taken.start, len(taken), rate, traced)
-        worker.assigned.append(work)
-        worker.send(work)
+        worker.assign(work, self._num_updates - worker.num_updates)
 
     def _hand_out_to_idle(self) -> None:
         for worker in self._active:
@@ -220,13 +222,13 @@ class Coordinator:
         self._choose_policy()  # before samples go to the others
         for work in tuple(worker.assigned):
             if int(self._committed[worker.number]) < work.batch:
-                worker.complete()
+                worker.assigned.popleft()
                 self._queue.give_back(work.places)
                 continue
             # Its update is in the model, although it was not reported.
             updates = min(worker.spec.threads, work.size)
             self._count(worker, work, updates)
-            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 6))
+            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 7))
         if not self.processes.running:
             raise WorkerLost(f"{reason}: no worker is left")
         logger.warning("%s: the others go on", reason)

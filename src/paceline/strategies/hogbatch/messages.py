@@ -15,7 +15,7 @@ from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _EXECUTE = struct.Struct("<BqqqdB")
-_SCHEDULE = struct.Struct("<Bqqqd6q")
+_SCHEDULE = struct.Struct("<Bqqqd7q")
 _SCHEDULED, _FAILED = 1, 2
 _MOST_TEXT = 4096
 MOST_NBYTES = 1 + _MOST_TEXT
@@ -49,11 +49,13 @@ class Training(Record):
 class ProcessSettings(Record):
     """The settings of a worker process, and the descriptors that it inherits.
 
-    `cores` are the processors that it is pinned to; none leaves it where it is.
+    `cores` are the processors that it is pinned to; none leaves it where it is. `depth` is the
+    number of batches that it has in work at once.
     """
 
     number: int
     spec: WorkerSpec
+    depth: int
     cores: tuple[int, ...]
     socket: int
     trace: int

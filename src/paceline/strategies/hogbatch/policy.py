@@ -7,7 +7,7 @@ updates that each worker has made (u of algorithm 2), and the sizes of the lates
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, isinf
 from typing import Self
 
 from paceline.core.machine import DeviceKind
@@ -110,16 +110,23 @@ def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> flo
     return size / batch_size / (1 + decay * staleness)
 
 
-def wants_more(assigned_s: Sequence[float], left_s: float) -> bool:
+def wants_more(
+    assigned_s: Sequence[float], left_s: float, depth: int = 1, *, prefetches: bool = True
+) -> bool:
     """Return True if a worker gets another batch beside those that it has been assigned.
 
-    A message wakes a process, which takes as long as a short batch does: a worker is given several
-    short batches in advance. `assigned_s`: their expected seconds. `left_s`: the seconds that all
-    workers together need for the rest of the epoch.
+    `assigned_s`: their expected seconds, inf as long as no batch is done. `left_s`: the seconds
+    that all workers together need for the rest of the epoch. A worker gets the `depth` of batches
+    that it has in work at once, unless others would have to wait for it at the end of the epoch.
+    And a message wakes a process, which takes as long as a short batch does: short batches are
+    given in advance, if the worker `prefetches`.
     """
     if not assigned_s:
         return True
-    most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED)
+    if len(assigned_s) < depth:
+        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first is on its way
+        return isinf(assigned_s[0]) or busy_s <= left_s
+    most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED) if prefetches else 0.0
     return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
 

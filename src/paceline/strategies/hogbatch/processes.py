@@ -21,7 +21,7 @@ from paceline.links.group import physical_cores
 from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.calibration import SpeedTrial
-from paceline.strategies.hogbatch.config import MOST_WORKERS, WorkerSpec
+from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Training
 
 _MODULE = "paceline.strategies.hogbatch.worker"
@@ -36,10 +36,11 @@ class WorkerProcess:
     """A worker process, its socket and its progress, as the coordinator knows them.
 
     `samples_per_s`: its speed in the trials, None before them. `updates`: as the policy counts
-    them. `size`: that of its last batch by the policy. `assigned`: the batch that it works on, and
-    those after it. `staleness`: the updates of others that its latest batch has missed.
-    `updates_at_start`: all workers' updates when it began its batch. While it is awaited, it has
-    been silent since `awaited_since_s`.
+    them, and `num_updates` all of them. `size`: that of its last batch by the policy. `assigned`:
+    the batches that it works on, of which it has up to `depth` in work, and those after them.
+    `staleness`: the updates of others that its latest batch has missed. `missed_from`: the updates
+    of others when each of the batches read the model on which it works now. While it is awaited, it
+    has been silent since `awaited_since_s`.
     """
 
     number: int
@@ -47,6 +48,7 @@ class WorkerProcess:
     process: Process
     socket: socket.socket
     trace: int
+    depth: int = 1
     assigned: deque[ExecuteWork] = field(default_factory=deque)
     untried: list[int] = field(default_factory=list)
     tried: dict[int, float] = field(default_factory=dict)
@@ -54,11 +56,13 @@ class WorkerProcess:
     is_ready: bool = False
     is_ended: bool = False
     updates: float = 0.0
+    num_updates: int = 0
     size: int = 0
-    updates_at_start: int = 0
+    missed_from: deque[int] = field(default_factory=deque)
     staleness: int = 0
     num_traced: int = 0
     latest: tuple[int, float] = (1, inf)  # samples of a batch, and the seconds it took
+    ended_ns: int = 0  # of that batch
     awaited_since_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -81,10 +85,26 @@ class WorkerProcess:
         latest, seconds = self.latest
         return seconds * max(1.0, size / latest)
 
-    def complete(self) -> None:
-        """Remove the batch that it worked on: it goes on with the next, if it has one."""
+    def assign(self, work: ExecuteWork, num_others: int) -> None:
+        """Send a batch, when others have made that many updates: it may begin with it now."""
+        self.assigned.append(work)
+        self._begin(num_others)
+        self.send(work)
+
+    def complete(self, num_others: int) -> None:
+        """Remove the oldest batch that it worked on: it begins the next that it has, if any.
+
+        Others have made that many updates by now.
+        """
         self.assigned.popleft()
+        self.staleness = num_others - self.missed_from.popleft()
+        self._begin(num_others)
         self.awaited_since_s = time.monotonic() if self.assigned else inf
+
+    def _begin(self, num_others: int) -> None:
+        # The last of several batches waits for the end of the oldest before it reads the model.
+        if len(self.missed_from) < min(len(self.assigned), max(1, self.depth - 1)):
+            self.missed_from.append(num_others)
 
     def send(self, work: ExecuteWork) -> None:
         """Send a message. If the process has ended, `poll` tells so later."""
@@ -107,8 +127,8 @@ class WorkerProcesses:
     a context: at its end no worker is left.
     """
 
-    def __init__(self, training: Training, deadline_s: float) -> None:
-        self._training, self._deadline_s = training, deadline_s
+    def __init__(self, training: Training, config: Hogbatch, deadline_s: float) -> None:
+        self._training, self._config, self._deadline_s = training, config, deadline_s
         self._selector = selectors.DefaultSelector()
         self._free_cores = physical_cores(os.sched_getaffinity(0))
         self._checked_s = 0.0
@@ -146,6 +166,7 @@ class WorkerProcesses:
         settings = messages.ProcessSettings(
             number=number,
             spec=spec,
+            depth=self._config.depth_of(spec.kind),
             cores=tuple(cpu for core in taken for cpu in core),
             socket=other.fileno(),
             trace=trace,
@@ -164,7 +185,7 @@ class WorkerProcesses:
             own.close()
             os.close(trace)
             raise
-        worker = WorkerProcess(number, spec, process, own, trace)
+        worker = WorkerProcess(number, spec, process, own, trace, settings.depth)
         self.workers.append(worker)
         self._selector.register(own, selectors.EVENT_READ, worker)
 

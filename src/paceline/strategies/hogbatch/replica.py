@@ -1,33 +1,37 @@
-"""The replicas of workers: the shared model itself on CPU cores, and a copy of it on a GPU."""
+"""The replicas of workers. On CPU cores it is the shared model itself; `gpu_replica` has GPUs'."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import Kind, Lane, Resource
+from paceline.core.cost import compute_lane
+from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.models.factory import OptimizerFactory
 from paceline.models.layers import layers_of
 from paceline.models.objective import objective_for
-from paceline.record.clock import CudaClock, HostClock
+from paceline.record.clock import HostClock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
-from paceline.strategies.hogbatch.plan import HOST, MODEL
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
+_NUM_WARM_UP = 2
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by their names, shared ones once."""
+    """Return the parameters and buffers of a model by their names, shared ones once.
+
+    Those of a type stand together, so that a GPU's are copied and added as one.
+    """
     named: dict[str, Tensor] = dict(model.named_parameters())
-    return named | dict(model.named_buffers())
+    named |= dict(model.named_buffers())
+    return dict(sorted(named.items(), key=lambda item: str(item[1].dtype)))
 
 
 def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
@@ -37,11 +41,43 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
+class WorkerReplica(Protocol):
+    """Trains on batches, of which up to `depth` are in work at once.
+
+    A batch is loaded, begun and finished. There is room for one that is loaded, and for `depth - 1`
+    that have begun, at least one. `spans`: those of the batches that were traced.
+    """
+
+    depth: int
+    spans: list[Span]
+
+    @property
+    def num_begun(self) -> int:
+        """The batches that have begun, and are not finished."""
+
+    @property
+    def is_done(self) -> bool:
+        """True if the oldest of these can be finished without waiting."""
+
+    def load(self, rows: Tensor) -> None:
+        """Take these samples for the next batch."""
+
+    def begin(self, rate: float, step: int | None) -> None:
+        """Begin to train on the loaded samples, with `rate` times the learning rate.
+
+        The batch is traced as `step`, if any.
+        """
+
+    def finish(self) -> BatchResult:
+        """Wait until the update of the oldest batch is in the shared model."""
+
+
 class ScaledOptimizer:
     """An optimizer of a model, of which each step scales the learning rates."""
 
     def __init__(self, model: nn.Module, make: OptimizerFactory) -> None:
-        self._optimizer = make([p for p in model.parameters() if p.requires_grad])
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = make(self.parameters)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
 
     def step(self, rate: float) -> None:
@@ -115,8 +151,12 @@ class CpuReplica:
 
     `build` makes a model for each thread, whose parameters and buffers become the shared ones. In a
     trace the first thread's layers stand for all; the update ends with that of the last thread.
-    `samples` are the inputs and the targets of all samples.
+    `samples` are the inputs and the targets of all samples. One batch is in work, and done when
+    `begin` returns.
     """
+
+    depth = 1
+    is_done = True
 
     def __init__(
         self,
@@ -134,7 +174,29 @@ class CpuReplica:
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self._marks = LayerMarks(layers_of(self._threads[0].model), HostClock())
         self._worker = worker
+        self._rows: Tensor | None = None
+        self._result: BatchResult | None = None
         self.spans: list[Span] = []
+
+    @property
+    def num_begun(self) -> int:
+        """One, if there is a result that has not been fetched."""
+        return int(self._result is not None)
+
+    def load(self, rows: Tensor) -> None:
+        """Take these samples for the next batch."""
+        self._rows = rows
+
+    def begin(self, rate: float, step: int | None) -> None:
+        """Train on the loaded samples."""
+        assert self._rows is not None
+        self._result = self.train(self._rows, rate, step)
+
+    def finish(self) -> BatchResult:
+        """Return the result of the batch."""
+        assert self._result is not None
+        result, self._result = self._result, None
+        return result
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
         """Train on a part in each thread that gets a sample; each makes its own update.
@@ -153,6 +215,7 @@ class CpuReplica:
             loss=sum(part.loss for part in parts),
             started_ns=started_ns,
             read_ns=started_ns,  # the model is not copied
+            begun_ns=started_ns,
             forward_ns=first.forward_ns,
             backward_ns=first.backward_ns,
             stepped_ns=ended_ns,
@@ -188,121 +251,19 @@ class CpuReplica:
         )
 
 
-class CudaReplica:
-    """A copy of the shared model on a GPU, whose update is pushed into it (section VI-B).
+def train_next(
+    replica: WorkerReplica, rows: Tensor, rate: float, step: int | None
+) -> Iterator[BatchResult]:
+    """Begin a batch, yielding the results of those that have to end before there is room for it.
 
-    One stream copies batch and model to the device, the default stream computes, and a third copies
-    the update back. The host then adds it to the model as it is by then: other workers have changed
-    it meanwhile, and no worker waits for another. Host memory is pinned, so that copies are
-    asynchronous. `samples` are the inputs and targets of all samples.
+    Take all that it yields. The samples are copied in before the last that is waited for is done.
     """
-
-    def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        shared: Mapping[str, Tensor],
-        make: OptimizerFactory,
-        samples: tuple[Tensor, Tensor],
-        worker: int,
-        device: torch.device,
-    ) -> None:
-        self._device, self._worker, self._samples = device, worker, samples
-        self._loss = objective_for(samples[1]).loss
-        self._model = build().to(device).train()
-        self._optimizer = ScaledOptimizer(self._model, make)
-        own = tensors_of(self._model)
-        # Updates of bool tensors cannot be added; these stay as they were built.
-        names = [name for name, tensor in own.items() if tensor.dtype != torch.bool]
-        self._pairs = [(own[name], shared[name]) for name in names]
-        self._before = [torch.empty_like(tensor) for tensor, _ in self._pairs]
-        self._updates = [torch.empty_like(t, device="cpu").pin_memory() for t, _ in self._pairs]
-        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._clock = CudaClock()
-        self._marks = LayerMarks(layers_of(self._model), self._clock)
-        self.spans: list[Span] = []
-
-    def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Copy batch and model in, train as on cores, and add the change to the shared model."""
-        self._marks.watch(step is not None)
-        marks: dict[str, Any] = {}  # in the order of their times
-        inputs, targets = self._copy_in(rows, marks)
-        loss = self._loss(self._model(inputs), targets)
-        marks["forward"] = self._clock.mark()
-        loss.backward()
-        marks["backward"] = self._clock.mark()
-        self._optimizer.step(rate)
-        marks["step"] = self._clock.mark()
-        self._copy_out(marks)
-        value = float(loss.detach())
-        if isfinite(value):
-            with torch.no_grad():
-                for (_, shared), update in zip(self._pairs, self._updates, strict=True):
-                    shared.add_(update)
-        ended_s = time.monotonic_ns() * _NS
-        times = dict(zip(marks, self._clock.seconds(list(marks.values())), strict=True))
-        times["end"] = max(ended_s, times["update"])
-        if step is not None:
-            self._trace(step, len(rows), times)
-        moments = (times[key] for key in ("start", "model", "forward", "backward", "step", "end"))
-        return BatchResult(1, value * len(rows), *(round(moment / _NS) for moment in moments))
-
-    def _copy_in(self, rows: Tensor, marks: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        current = torch.cuda.current_stream(self._device)
-        self._in.wait_stream(current)
-        with torch.cuda.stream(self._in), torch.no_grad():
-            marks["start"] = self._clock.mark()
-            inputs, targets = (
-                part.index_select(0, rows).pin_memory().to(self._device, non_blocking=True)
-                for part in self._samples
-            )
-            marks["batch"] = self._clock.mark()
-            for (tensor, shared), before in zip(self._pairs, self._before, strict=True):
-                tensor.copy_(shared, non_blocking=True)
-                before.copy_(tensor)
-            marks["model"] = self._clock.mark()
-        current.wait_stream(self._in)
-        # The allocator of the copying stream must not reuse them while the default stream computes.
-        inputs.record_stream(current)
-        targets.record_stream(current)
-        return inputs, targets
-
-    @torch.no_grad()
-    def _copy_out(self, marks: dict[str, Any]) -> None:
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._out):
-            for (tensor, _), before, update in zip(
-                self._pairs, self._before, self._updates, strict=True
-            ):
-                update.copy_(torch.sub(tensor, before, out=before), non_blocking=True)
-            marks["update"] = self._clock.mark()
-        self._out.synchronize()  # the host reads the update next
-
-    def _trace(self, step: int, size: int, times: Mapping[str, float]) -> None:
-        worker, device = self._worker, f"gpu{self._worker}"
-        lane, to_device = compute_lane(device), (Resource(device, Lane.H2D),)
-        adding = (exchange_lane(device), Resource(HOST, Lane.REDUCE))
-        borders = self._marks.seconds()
-        start_s, forward_s, backward_s = times["model"], times["forward"], times["backward"]
-        phases = (
-            Phase(Kind.FORWARD, start_s, forward_s, forward_s, borders[0]),
-            Phase(Kind.BACKWARD, forward_s, backward_s, backward_s, borders[1]),
-        )
-
-        def span(kind: Kind, part: str, on: tuple[Resource, ...], first: str, last: str) -> Span:
-            start_s, end_s = times[first], times[last]
-            return Span(kind, step, part, worker, on, start_s, end_s, num_samples=size)
-
-        self.spans += [
-            span(Kind.H2D, "batch", to_device, "start", "batch"),
-            span(Kind.H2D, MODEL, to_device, "batch", "model"),
-            *layer_spans(step, worker, lane, self._marks.names, phases),
-            span(Kind.STEP, "", (lane,), "backward", "step"),
-            span(Kind.D2H, "update", (Resource(device, Lane.D2H),), "step", "update"),
-            span(Kind.REDUCE, "update", adding, "update", "end"),
-        ]
-
-
-WorkerReplica = CpuReplica | CudaReplica
+    while replica.num_begun >= replica.depth:
+        yield replica.finish()
+    replica.load(rows)
+    while replica.num_begun >= max(1, replica.depth - 1):
+        yield replica.finish()
+    replica.begin(rate, step)
 
 
 def median_seconds(
@@ -310,13 +271,24 @@ def median_seconds(
 ) -> float:
     """Return the median seconds of batches of `size`, which are repeated for about `seconds`.
 
-    Two batches before them warm up, and are not counted.
+    Where batches overlap, a batch's are those since the end of the one before. Two batches before
+    them warm up, and are not counted.
     """
     rows = torch.arange(size) % num_samples
-    for _ in range(2):
-        replica.train(rows, 1.0, None)
+    ended_ns: list[int] = []
     took: list[float] = []
     while len(took) < fewest or sum(took) < seconds:
-        done = replica.train(rows, 1.0, None)
-        took.append((done.ended_ns - done.started_ns) * _NS)
+        for done in _steadily(replica, rows):
+            if len(ended_ns) >= _NUM_WARM_UP:
+                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
+            ended_ns.append(done.ended_ns)
+    while replica.num_begun:
+        replica.finish()
     return median(took)
+
+
+def _steadily(replica: WorkerReplica, rows: Tensor) -> Iterator[BatchResult]:
+    """Begin a batch, and yield the results of those that are done by then."""
+    yield from train_next(replica, rows, 1.0, None)
+    while replica.num_begun and replica.is_done:
+        yield replica.finish()

@@ -74,7 +74,7 @@ def runner_of(session: TrainingSession, trained: Fitted) -> Iterator["HogbatchRu
             data=messages.SharedMemoryHandle(samples.fd, samples.entries),
         )
         refer(trained.model, model.tensors)
-        with WorkerProcesses(training, settings.deadline_s) as processes:
+        with WorkerProcesses(training, session.config, settings.deadline_s) as processes:
             coordinator = Coordinator(session, processes, samples.tensors)
             runner = HogbatchRunner(session, trained, specs, coordinator)
             try:
@@ -172,7 +172,7 @@ class HogbatchRunner:
         traced = Timeline(spans, Origin.MEASURED)
         specs = {worker.number: worker.spec for worker in workers}
         sizes_in_turn = calibration.traced_sizes(spans)
-        plan = calibration.plan_of_batches(self.workload, machine, specs, sizes_in_turn)
+        plan = calibration.plan_of_batches(self.workload, machine, config, specs, sizes_in_turn)
         num_samples = len(self._data.train) * len(self._epochs)
         prediction = None
         # The plan knows neither workers that were lost nor those that joined late.

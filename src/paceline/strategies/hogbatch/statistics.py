@@ -18,22 +18,23 @@ from paceline.core.timeline import Origin, Span, Timeline, length, union
 from paceline.strategies.hogbatch.plan import MODEL
 
 _NS = 1e-9
-_BATCH = struct.Struct("<iqqqqd6q")
+_BATCH = struct.Struct("<iqqqqd7q")
 _UPDATE_KINDS = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
 Points = list[tuple[float, int]]  # seconds, and a number
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch: its updates, the sum of its samples' losses, and six times in ns.
+    """The result of a batch: its updates, the sum of its samples' losses, and seven times in ns.
 
-    The model was read at `read_ns`; the update was computed at `stepped_ns`, and in the model at
-    `ended_ns`.
+    The model was read from `started_ns` to `read_ns`, and the device began with it at `begun_ns`;
+    the update was computed at `stepped_ns`, and in the model at `ended_ns`.
     """
 
     updates: int = 0
     loss: float = 0.0
     started_ns: int = 0
     read_ns: int = 0
+    begun_ns: int = 0
     forward_ns: int = 0
     backward_ns: int = 0
     stepped_ns: int = 0
@@ -56,7 +57,7 @@ class BatchRecord(NamedTuple):
 class BatchLog:
     """All batches, in the order in which the coordinator received their reports.
 
-    There may be millions, so each is kept as 92 bytes.
+    There may be millions, so each is kept as 100 bytes.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class BatchLog:
 
 def _spans_of(batch: BatchRecord, device: str, number: int) -> Iterator[Span]:
     times_s = (moment * _NS for moment in batch.result[2:])
-    start_s, read_s, forward_s, backward_s, stepped_s, end_s = times_s
+    start_s, read_s, begun_s, forward_s, backward_s, stepped_s, end_s = times_s
 
     def span(kind: Kind, on: Resource, start_s: float, end_s: float, part: str = "") -> Span:
         worker, size = batch.worker, batch.size
@@ -111,7 +112,7 @@ def _spans_of(batch: BatchRecord, device: str, number: int) -> Iterator[Span]:
     on_gpu, lane = device.startswith("gpu"), compute_lane(device)
     if on_gpu:
         yield span(Kind.H2D, Resource(device, Lane.H2D), start_s, read_s, MODEL)
-    yield span(Kind.FORWARD, lane, read_s, forward_s)
+    yield span(Kind.FORWARD, lane, begun_s, forward_s)
     yield span(Kind.BACKWARD, lane, forward_s, backward_s)
     yield span(Kind.STEP, lane, backward_s, stepped_s)
     if on_gpu:
@@ -130,26 +131,32 @@ class Update(NamedTuple):
 
 
 def updates(timeline: Timeline) -> dict[str, list[Update]]:
-    """Return the updates that each device made, one for each of its batches."""
-    spans: dict[str, list[Span]] = defaultdict(list)
-    for span in sorted(timeline.spans, key=lambda span: span.end_s):
+    """Return the updates that each device made, one for each of its batches.
+
+    The batches of a GPU overlap: a batch's spans are those of its number.
+    """
+    spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in timeline.spans:
         if span.kind in _UPDATE_KINDS:
-            spans[span.on[0].owner].append(span)
-    found: dict[str, list[Update]] = {device: [] for device in spans}
-    for device, own in spans.items():
-        pushes = any(span.part == MODEL for span in own)
-        read_s: float | None = None
-        size = 0
-        for span in own:
-            if span.part == MODEL or (span.kind is Kind.FORWARD and read_s is None):
-                read_s = span.start_s
-            if span.kind is Kind.STEP:
-                size = span.num_samples
-            if span.kind is (Kind.REDUCE if pushes else Kind.STEP):
-                begun_s = span.start_s if read_s is None else read_s
-                found[device].append(Update(begun_s, span.end_s, size))
-                read_s = None
+            spans[span.on[0].owner][span.step].append(span)
+    found: dict[str, list[Update]] = {}
+    for device, batches in spans.items():
+        pushes = any(span.part == MODEL for own in batches.values() for span in own)
+        made = (_update_of(own, pushes) for own in batches.values())
+        found[device] = sorted((one for one in made if one is not None), key=lambda one: one.end_s)
     return found
+
+
+def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
+    """Return the update of a batch with these spans; None if it is not in the model."""
+    last = Kind.REDUCE if pushes else Kind.STEP
+    ends = [span.end_s for span in spans if span.kind is last]
+    if not ends:
+        return None
+    step = next(span for span in spans if span.kind is Kind.STEP)
+    reading = Kind.H2D if pushes else Kind.FORWARD
+    reads = (span.start_s for span in spans if span.kind is reading and span.part != "batch")
+    return Update(min(reads, default=step.start_s), ends[0], step.num_samples)
 
 
 def num_updates(

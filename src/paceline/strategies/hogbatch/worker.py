@@ -8,105 +8,153 @@ it has traced to a file in memory, which is inherited too.
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
-from paceline.links.shared_memory import SharedTensors, pin
+from paceline.devices import Device, device_of, gpus
+from paceline.links.shared_memory import SharedTensors
 from paceline.models import find
 from paceline.models.factory import optimizer_of
 from paceline.strategies.hogbatch import messages, replica
+from paceline.strategies.hogbatch.config import WorkerSpec, adding_threads, parse_workers
+from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
 _REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do
+_POLL_S = 1e-3  # an event of a GPU has no descriptor that one could wait for
 
 
 class _Executor:
-    """Executes the coordinator's commands, one after another."""
+    """Executes the coordinator's commands: up to the replica's `depth` of batches at once."""
 
-    def __init__(self, settings: messages.ProcessSettings, wire: socket.socket) -> None:
-        self._settings, self._wire = settings, wire
-        training, spec = settings.training, settings.spec
-        parameters, data = SharedTensors(*training.parameters), SharedTensors(*training.data)
-        for tensors in (parameters, data):
+    def __init__(
+        self, settings: messages.ProcessSettings, wire: socket.socket, device: Device
+    ) -> None:
+        self._settings, self._wire, self._device = settings, wire, device
+        training = settings.training
+        self._parameters, data = SharedTensors(*training.parameters), SharedTensors(*training.data)
+        for tensors in (self._parameters, data):
             tensors.close()  # the inherited descriptor; the memory stays mapped
-        if spec.kind == DeviceKind.GPU:
-            if spec.index >= torch.cuda.device_count():
-                raise InvalidInput(
-                    f"workers: {spec}: this machine has {torch.cuda.device_count()} GPUs"
-                )
-            torch.cuda.set_device(spec.index)
-            pin(parameters.memory)
-        self._parameters, shared = parameters.tensors, data.tensors
+        self._unpin = device.pin(self._parameters.memory)
+        shared = data.tensors
         self._samples = shared[messages.INPUTS], shared[messages.TARGETS]
         self._order, self._committed = shared[messages.ORDER], shared[messages.COMMITTED]
         self._num_traced = 0
         self._replica = self._new_replica(self._parameters)
-        self._trial: replica.WorkerReplica | None = None
+        self._trial: tuple[replica.WorkerReplica, Callable[[], None]] | None = None
+        self._begun: deque[ExecuteWork] = deque()
         self._unreported: list[ScheduleWork] = []
 
     def run(self) -> list[Span]:
         """Ask for work until told to stop, or the coordinator is gone; return what was traced."""
         self._unreported.append(ScheduleWork(messages.READY))
-        while (work := self._next()).command is not Command.STOP:
-            done = self._try(work) if work.command is Command.TRY else self._train(work)
-            self._unreported.append(done)
+        while (work := self._next()) is None or work.command is not Command.STOP:
+            if work is None:
+                self._complete(self._replica.finish())
+            elif work.command is Command.TRAIN:
+                self._train(work)
+            else:
+                self._unreported.append(self._try(work))
+        while self._begun:
+            self._complete(self._replica.finish())
+        self._unpin()
         return self._replica.spans
 
-    def _next(self) -> ExecuteWork:
-        """Return the next command. Report what was done before waiting for it."""
+    def _next(self) -> ExecuteWork | None:
+        """Return the next command, or None if the oldest batch in work is done before it comes.
+
+        Report what was done before waiting for it.
+        """
+        if self._begun and self._replica.is_done:
+            return None
         packet, unreported = None, self._unreported
         oldest_ns = time.monotonic_ns() - unreported[0].result.ended_ns if unreported else 0
         if len(unreported) < MOST_REPORTED and oldest_ns * _NS <= _REPORT_WITHIN_S:
             with suppress(BlockingIOError):  # nothing has come yet
                 packet = self._wire.recv(messages.MOST_NBYTES, socket.MSG_DONTWAIT)
         if packet is None:
-            self._wire.send(b"".join(message.pack() for message in self._unreported))
-            self._unreported.clear()
+            if unreported:
+                self._wire.send(b"".join(message.pack() for message in unreported))
+                unreported.clear()
+            while self._begun and not select.select([self._wire], [], [], _POLL_S)[0]:
+                if self._replica.is_done:
+                    return None
             packet = self._wire.recv(messages.MOST_NBYTES)
         return ExecuteWork.unpack(packet) if packet else ExecuteWork(Command.STOP)
 
-    def _train(self, work: ExecuteWork) -> ScheduleWork:
-        self._trial = None
+    def _train(self, work: ExecuteWork) -> None:
+        if self._trial is not None:
+            (_, unpin), self._trial = self._trial, None
+            unpin()
         step = self._num_traced if work.traced else None
         self._num_traced += work.traced
         rows = self._order[work.first : work.places.stop]
-        result = self._replica.train(rows, work.rate, step)
+        for result in replica.train_next(self._replica, rows, work.rate, step):
+            self._complete(result)
+        self._begun.append(work)
+
+    def _complete(self, result: BatchResult) -> None:
+        work = self._begun.popleft()
         # In shared memory, so that a batch counts even if this process is killed before it reports.
         self._committed[self._settings.number] = work.batch
-        return ScheduleWork(work.batch, work.size, result)
+        self._unreported.append(ScheduleWork(work.batch, work.size, result))
 
     def _try(self, work: ExecuteWork) -> ScheduleWork:
         if self._trial is None:
-            copied = {name: tensor.clone() for name, tensor in self._parameters.items()}
-            self._trial = self._new_replica(copied)
-        seconds = replica.median_seconds(self._trial, len(self._order), work.size, work.rate)
+            copied = SharedTensors.of(self._parameters.tensors, "the model in a trial")
+            copied.close()
+            unpin = self._device.pin(copied.memory)
+            self._trial = self._new_replica(copied), unpin
+        trial, _ = self._trial
+        seconds = replica.median_seconds(trial, len(self._order), work.size, work.rate)
         return ScheduleWork(messages.TRIED, work.size, BatchResult(ended_ns=round(seconds / _NS)))
 
-    def _new_replica(self, parameters: Mapping[str, Tensor]) -> replica.WorkerReplica:
+    def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
         training, spec, number = self._settings.training, self._settings.spec, self._settings.number
         settings = training.settings
         make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
         build = partial(find(training.model).build, training.num_classes)
         if spec.kind == DeviceKind.GPU:
-            device = torch.device("cuda", spec.index)
-            return replica.CudaReplica(build, parameters, make, self._samples, number, device)
+            num_cores = len(os.sched_getaffinity(0))
+            threads = adding_threads(parse_workers(settings.workers), num_cores)
+            return GpuReplica(
+                build,
+                parameters,
+                make,
+                self._samples,
+                number,
+                self._device,
+                self._settings.depth,
+                threads,
+            )
         return replica.CpuReplica(
-            build, parameters, make, self._samples, number, spec.threads, spec.slow
+            build, parameters.tensors, make, self._samples, number, spec.threads, spec.slow
         )
+
+
+def _device_of(spec: WorkerSpec) -> Device:
+    """Return a worker's device; InvalidInput if this machine does not have it."""
+    if spec.kind == DeviceKind.CPU:
+        return device_of(torch.device("cpu"))
+    found = gpus()
+    if spec.index >= len(found):
+        raise InvalidInput(f"workers: {spec}: this machine has {len(found)} GPUs")
+    return device_of(found[spec.index])
 
 
 def main() -> None:
@@ -119,7 +167,9 @@ def main() -> None:
     torch.manual_seed(settings.training.settings.seed + 1 + settings.number)
     wire = socket.socket(fileno=settings.socket)
     try:
-        spans = _Executor(settings, wire).run()
+        device = _device_of(settings.spec)
+        with device.use():
+            spans = _Executor(settings, wire, device).run()
     except ConnectionError:
         return  # the coordinator is gone, or has dropped this worker
     except (Exception, SystemExit) as error:

@@ -29,6 +29,7 @@ _SIGMOID = 4  # operations: 1 / (1 + exp(-x))
 _SIGMOID_BACKWARD = 3  # g y (1 - y)
 THREADS = 56  # of the CPU worker, section VII-A
 CPU_THREADS = 64  # of the machine, of which figure 7 shows the share
+GPU_DEPTH = 1  # by algorithm 2 a worker asks for its next batch when its update is in the model
 HORIZON_S = 10.0  # less than Hogwild needs for an epoch of any data set, as in the paper
 ALMOST_ALL = 0.9  # our reading of "almost exclusive"
 
@@ -129,7 +130,8 @@ def epoch_s(data: DataSet, device: str) -> float:
     on_cores = device == "cpu0"
     size = THREADS if on_cores else data.gpu_batch[1]
     work, machine = workload(data, size), devices(device)
-    config = Hogbatch(workers=1, policy="hogwild" if on_cores else "hogbatch", threads=THREADS)
+    policy: PolicyName = "hogwild" if on_cores else "hogbatch"
+    config = Hogbatch(workers=1, policy=policy, threads=THREADS, gpu_depth=GPU_DEPTH)
     batch_s = period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), 2)
     return batch_s * data.num_examples / size
 
@@ -144,7 +146,7 @@ def run(data: DataSet, policy: PolicyName) -> tuple[Plan, Timeline]:
 
 def run_alone(data: DataSet, size: int) -> tuple[Plan, Timeline]:
     """Return the plan and the timeline of the GPU alone with batches of that size."""
-    machine, config = devices("gpu0"), Hogbatch(workers=1, policy="hogbatch")
+    machine, config = devices("gpu0"), Hogbatch(workers=1, policy="hogbatch", gpu_depth=GPU_DEPTH)
     tasks = plan(workload(data, size), machine, config, Window(8))
     return tasks, simulate(tasks, Roofline.of(machine))
 
@@ -163,7 +165,14 @@ def kernels(tasks: Plan, timeline: Timeline) -> float:
 def configuration(data: DataSet, policy: PolicyName) -> Hogbatch:
     """Return the paper's configuration of CPU and GPU for a data set (table II)."""
     cpu, gpu = data.cpu_batch, data.gpu_batch
-    return Hogbatch(workers=2, policy=policy, threads=THREADS, cpu_batch=cpu, gpu_batch=gpu)
+    return Hogbatch(
+        workers=2,
+        policy=policy,
+        threads=THREADS,
+        cpu_batch=cpu,
+        gpu_batch=gpu,
+        gpu_depth=GPU_DEPTH,
+    )
 
 
 def cpu_share(data: DataSet, policy: PolicyName) -> float:

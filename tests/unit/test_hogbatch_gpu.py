@@ -1,0 +1,642 @@
+"""A worker's replica on a GPU, on the simulated device: torch's training on the host is the oracle.
+
+What others add to the shared model is added where no copy of it is on its way: elsewhere it would
+be in some of the copies and not in others, as it is in training.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.core.compare import conform
+from paceline.core.plan import Kind
+from paceline.core.timeline import Origin, Timeline
+from paceline.devices.simulated import RaceError, SimulatedDevice, SimulatedStream
+from paceline.devices.simulated_tensors import devices
+from paceline.links.shared_memory import SharedTensors
+from paceline.models import describe
+from paceline.models.factory import OptimizerFactory, optimizer_of
+from paceline.strategies.hogbatch import gpu_replica
+from paceline.strategies.hogbatch.calibration import SpeedTrial, machine_of, plan_of_batches
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.gpu_replica import EventClock, GpuReplica, clear_gradients
+from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
+from paceline.strategies.hogbatch.statistics import BatchResult
+
+DEPTHS = (1, 2, 3)
+SIZES = (10, 7, 10, 3, 12, 2, 9, 9, 5, 12, 4, 10)  # of batches: also larger and smaller than before
+LATE_S = 0.05  # of work that is not done before other work, unless something waits for it
+OTHERS = 0.25  # what another worker adds to all of the model: exact in any float
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def double_net() -> nn.Module:
+    return net().double()
+
+
+def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(40, 6, generator=generator, dtype=dtype)
+    return inputs, torch.randint(4, (40,), generator=generator)
+
+
+def batches(num: int = len(SIZES)) -> list[Tensor]:
+    """Return the samples of each batch."""
+    return [(torch.arange(size) + 5 * number) % 40 for number, size in enumerate(SIZES[:num])]
+
+
+def rate(number: int) -> float:
+    return (1.0, 0.5, 2.0)[number % 3]
+
+
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    """A simulated device, on which nothing has failed."""
+    with unharmed() as found:
+        yield found
+
+
+@contextmanager
+def unharmed() -> Iterator[SimulatedDevice]:
+    (found,) = devices(1)
+    before = found.delays
+    found.delays = lambda stream, what: 0.0
+    try:
+        yield found
+    finally:
+        found.delays = before
+        with suppress(RaceError):
+            found.synchronize()
+        found.errors.clear()
+
+
+class Case(NamedTuple):
+    """A replica, and the memory of the model that it shares."""
+
+    replica: GpuReplica
+    memory: SharedTensors
+
+    def train(self, rows: Sequence[Tensor], *, others: bool = False) -> list[BatchResult]:
+        """Train on batches; after each of them another worker adds to the model, if asked."""
+        done: list[BatchResult] = []
+
+        def add(result: BatchResult) -> None:
+            done.append(result)
+            if others:
+                add_others(self.memory.tensors)
+
+        for number, one in enumerate(rows):
+            for result in train_next(self.replica, one, rate(number), None):
+                add(result)
+        while self.replica.num_begun:
+            add(self.replica.finish())
+        return done
+
+
+def add_others(model: dict[str, Tensor]) -> None:
+    for tensor in model.values():
+        if tensor.is_floating_point():
+            tensor.add_(OTHERS)
+
+
+@contextmanager
+def sharing(
+    device: SimulatedDevice,
+    build: Callable[[], nn.Module] = net,
+    make: OptimizerFactory = optimizer_of("SGD", 0.1, 0.9),  # noqa: B008 - a function
+    data: tuple[Tensor, Tensor] | None = None,
+    *,
+    depth: int = 3,
+    threads: int = 1,
+) -> Iterator[Case]:
+    memory = SharedTensors.of(tensors_of(build()), "a model")
+    memory.close()
+    unpin = device.pin(memory.memory)
+    replica = GpuReplica(
+        build, memory, make, data or samples(), 0, device, depth=depth, threads=threads
+    )
+    yield Case(replica, memory)
+    unpin()
+
+
+class Naive:
+    """The same on the host, without streams: a model for each batch, and updates by subtraction.
+
+    `places` is the number of batches that have begun and are not added to the shared model.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], make: OptimizerFactory, data: tuple[Tensor, Tensor]
+    ) -> None:
+        self.model, self._data = build().train(), data
+        self.own = tensors_of(self.model)
+        self.shared = {name: tensor.detach().clone() for name, tensor in self.own.items()}
+        self._optimizer = make(list(self.model.parameters()))
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._in_work: list[dict[str, Tensor]] = []
+        self.losses: list[float] = []
+
+    def train(self, rows: Sequence[Tensor], places: int, *, others: bool = False) -> None:
+        for number, one in enumerate(rows):
+            while len(self._in_work) >= places:
+                self._finish(others)
+            self._begin(one, rate(number))
+        while self._in_work:
+            self._finish(others)
+
+    def _finish(self, others: bool) -> None:
+        for name, change in self._in_work.pop(0).items():
+            self.shared[name] += change
+        if others:
+            add_others(self.shared)
+
+    @torch.no_grad()
+    def _begin(self, rows: Tensor, factor: float) -> None:
+        for name, tensor in self.own.items():
+            tensor.copy_(self.shared[name])
+            for change in self._in_work:
+                tensor += change[name]
+        before = {name: tensor.clone() for name, tensor in self.own.items()}
+        inputs, targets = (part[rows] for part in self._data)
+        with torch.enable_grad():
+            loss = cross_entropy(self.model(inputs), targets)
+            loss.backward()
+        is_lost = not loss.isfinite()
+        for parameter in self.model.parameters() if is_lost else ():
+            parameter.grad = torch.zeros_like(parameter)
+        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = own * factor
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        changed = self.own if not is_lost else before
+        self._in_work.append({name: changed[name] - before[name] for name in before})
+        self.losses.append(float(loss) * len(rows))
+
+
+def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor], exact: bool) -> None:
+    within = {"rtol": 1e-10, "atol": 1e-10} if exact else {"rtol": 1e-4, "atol": 1e-5}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor.detach(), **within, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "depth"),
+    [("SGD", 0.9, depth) for depth in DEPTHS]
+    + [(name, 0.0, DEPTHS[-1]) for name in ("sgd", "adam", "rmsprop")],
+)
+@pytest.mark.parametrize("exact", [False, True], ids=["float32", "float64"])
+def test_alone_it_trains_as_torch_does(device, depth, name, momentum, exact):
+    build, dtype = (double_net, torch.float64) if exact else (net, torch.float32)
+    make, data = optimizer_of(name, 0.05, momentum), samples(dtype)
+    with sharing(device, build, make, data, depth=depth, threads=2) as case:
+        done = case.train(batches())
+        expected = build().train()
+        optimizer = make(list(expected.parameters()))
+        own_rate = optimizer.param_groups[0]["lr"]
+        for number, (rows, result) in enumerate(zip(batches(), done, strict=True)):
+            optimizer.param_groups[0]["lr"] = own_rate * rate(number)
+            loss = cross_entropy(expected(data[0][rows]), data[1][rows])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert result.updates == 1
+            assert result.loss == pytest.approx(
+                len(rows) * loss.item(), rel=1e-10 if exact else 1e-4
+            )
+        assert_alike(case.memory.tensors, tensors_of(expected), exact)
+        assert int(case.memory.tensors["1.num_batches_tracked"]) == len(SIZES)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_with_others_it_does_what_a_naive_version_does(device, depth):
+    make, data = optimizer_of("SGD", 0.05, 0.9), samples(torch.float64)
+    naive = Naive(double_net, make, data)
+    naive.train(batches(), max(1, depth - 1), others=True)
+    with sharing(device, double_net, make, data, depth=depth) as case:
+        done = case.train(batches(), others=True)
+        assert [one.loss for one in done] == pytest.approx(naive.losses, rel=1e-10)
+        assert_alike(case.memory.tensors, naive.shared, exact=True)
+
+
+class Count:
+    """Adds one to all parameters, whatever their gradients."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.param_groups = [{"params": list(parameters), "lr": 1.0}]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(1)
+
+    def zero_grad(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
+class Seen(nn.Module):
+    """Keeps what its weight was in each batch, in an order that is that of the computing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 6))
+        self.register_buffer("mask", torch.rand(6) > 2)  # nothing
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.seen: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.weight.detach().clone())
+        return inputs.masked_fill(self.mask, 0) @ self.weight.t()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("late", ["h2d", "d2h", "kernel", ""])
+def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(device, depth, late):
+    """Each batch adds one, and others add after each: all of it can be counted."""
+    num_batches = 8
+    device.delays = delayed({late: [LATE_S / 20]})
+    built: list[Seen] = []
+
+    def build() -> Seen:
+        built.append(Seen())
+        return built[-1]
+
+    with sharing(device, build, Count, depth=depth) as case:  # type: ignore[arg-type]
+        case.train(batches(num_batches), others=True)
+        weight, calls = case.memory.tensors["weight"], int(case.memory.tensors["calls"])
+        assert weight.tolist() == [[num_batches * (1 + OTHERS)] * 6] * 4
+        assert calls == num_batches
+        seen = [one.cpu()[0, 0].item() for one in built[-1].seen]
+    added_by_then = [max(0, number - max(1, depth - 1) + 1) for number in range(num_batches)]
+    assert seen == [number + OTHERS * added for number, added in enumerate(added_by_then)]
+
+
+def delayed(
+    seconds: dict[str, Sequence[float]],
+) -> Callable[[SimulatedStream, str], float]:
+    """Return delays of kernels ("kernel") and copies ("h2d", "d2h"), which come again and again."""
+    turns = {what: cycle(some) for what, some in seconds.items()}
+
+    def delay(stream: SimulatedStream, what: str) -> float:
+        kind = what if what in ("h2d", "d2h") else "kernel"
+        return next(turns[kind]) if kind in turns else 0.0
+
+    return delay
+
+
+def bits_after(delays: Callable[[SimulatedStream, str], float], depth: int) -> list[bytes]:
+    """Return the bytes of the shared model after some batches, and of their losses."""
+    with unharmed() as device, sharing(device, depth=depth, threads=2) as case:
+        device.delays = delays
+        done = case.train(batches(7), others=True)
+        losses = torch.tensor([one.loss for one in done], dtype=torch.float64)
+        return [bytes(case.memory.memory.numpy()), bytes(losses.numpy())]
+
+
+AT_ONCE: dict[int, list[bytes]] = {}  # found when first asked for
+DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
+
+
+@settings(max_examples=15)
+@given(kernel=DELAYS, h2d=DELAYS, d2h=DELAYS, depth=st.sampled_from(DEPTHS))
+def test_the_result_is_the_same_bits_whatever_takes_long(kernel, h2d, d2h, depth):
+    if depth not in AT_ONCE:
+        AT_ONCE[depth] = bits_after(lambda stream, what: 0.0, depth)
+    expected = AT_ONCE[depth]
+    assert bits_after(delayed({"kernel": kernel, "h2d": h2d, "d2h": d2h}), depth) == expected
+
+
+@pytest.mark.parametrize("late", ["kernel", "h2d", "d2h"])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_result_is_the_same_bits_if_one_kind_of_work_is_late(late, depth):
+    expected = bits_after(lambda stream, what: 0.0, depth)
+    assert bits_after(delayed({late: [LATE_S / 20]}), depth) == expected
+
+
+@pytest.mark.parametrize("name", ["sgd", "SGD", "adam"])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_batch_whose_loss_is_not_finite_changes_nothing_and_spoils_none(device, name, depth):
+    momentum = 0.9 if name == "SGD" else 0.0
+    make, data = optimizer_of(name, 0.05, momentum), samples(torch.float64)
+    inputs = data[0].clone()
+    inputs[batches()[4][0]] = torch.nan  # a sample of the fifth batch, and of some others
+    is_lost = [bool(inputs[rows].isnan().any()) for rows in batches()]
+    assert 1 < sum(is_lost) < len(is_lost) - 2
+    bad = inputs, data[1]
+    naive = Naive(double_net, make, bad)
+    naive.train(batches(), max(1, depth - 1))
+    with sharing(device, double_net, make, bad, depth=depth) as case:
+        done = case.train(batches())
+        assert [one.loss != one.loss for one in done] == is_lost
+        assert_alike(case.memory.tensors, naive.shared, exact=True)
+        assert not any(one.isnan().any() for one in case.memory.tensors.values())
+
+
+def test_without_momentum_such_a_batch_might_as_well_not_have_been(device):
+    make, (inputs, targets) = optimizer_of("SGD", 0.05, 0.0), samples(torch.float64)
+    inputs[39] = torch.inf
+    rows = batches(5)
+    rows[2] = torch.tensor([9, 39, 8])
+    assert not any((one == 39).any() for one in (*rows[:2], *rows[3:]))
+    with sharing(device, double_net, make, (inputs, targets)) as case:
+        for one in rows:
+            list(train_next(case.replica, one, 1.0, None))
+        while case.replica.num_begun:
+            case.replica.finish()
+        expected = double_net().train()
+        optimizer = make(list(expected.parameters()))
+        for one in (*rows[:2], *rows[3:]):
+            cross_entropy(expected(inputs[one]), targets[one]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_alike(case.memory.tensors, tensors_of(expected), exact=True)
+
+
+def test_it_leaves_the_shared_model_alone_bit_by_bit(device):
+    """Not even zeros are added, which others could lose an update by, and which end a minus."""
+    inputs, targets = samples()
+    with sharing(device, data=(inputs * torch.nan, targets)) as case:
+        case.memory.tensors["3.bias"].fill_(-0.0)
+        before = case.memory.memory.clone()
+        case.train(batches(4))
+        assert torch.equal(case.memory.memory, before)
+
+
+def test_sparse_gradients_are_cleared_too():
+    table = nn.Embedding(5, 3, sparse=True)
+    (table(torch.tensor([1, 1, 4])) * torch.nan).sum().backward()
+    clear_gradients([table.weight], torch.tensor(False))
+    assert table.weight.grad.coalesce().values().isnan().any()
+    clear_gradients([table.weight], torch.tensor(True))
+    assert table.weight.grad.to_dense().tolist() == [[0.0] * 3] * 5
+
+
+class Masked(nn.Module):
+    """Has a mask that every worker draws anew, and a count of its own."""
+
+    drawn = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Masked.drawn += 1
+        self.head = nn.Linear(6, 4)
+        self.register_buffer("mask", torch.arange(6) % 3 == Masked.drawn % 3)
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen[1].add_(2)
+        self.seen[0].add_(1)
+        return self.head(inputs.masked_fill(self.mask, 0))
+
+
+def test_buffers_of_bool_are_the_shared_ones_and_those_of_integers_are_counted(device):
+    with sharing(device, Masked) as case:
+        mask = case.memory.tensors["mask"].clone()
+        case.train(batches(6))
+        assert torch.equal(case.memory.tensors["mask"], mask)
+        assert case.memory.tensors["seen"].tolist() == [6, 12]
+        start = Masked.drawn  # the replica has drawn another mask than the shared model
+        unused = Masked().head.weight[:, mask]
+        assert start > 1
+        assert unused.shape == (4, 2)
+        moved = case.memory.tensors["head.weight"][:, mask]
+        assert moved.std() > 0
+
+
+def test_weights_that_are_tied_are_trained_as_one(device):
+    def tied() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        model[2].weight = model[0].weight
+        return model
+
+    make, data = optimizer_of("adam", 0.05, 0.0), samples()
+    naive = Naive(tied, make, data)
+    naive.train(batches(), 2)
+    with sharing(device, tied, make, data) as case:
+        case.train(batches())
+        assert_alike(case.memory.tensors, naive.shared, exact=False)
+
+
+def test_nothing_makes_the_host_wait_for_a_copy(device):
+    with sharing(device) as case:
+        before = device.num_blocking_copies
+        case.train(batches())
+        for number, rows in enumerate(batches()):
+            list(train_next(case.replica, rows, 1.0, number))
+        while case.replica.num_begun:
+            case.replica.finish()
+        assert device.num_blocking_copies == before
+
+
+class Gated(nn.Module):
+    """A layer whose forward passes do not end before the gate is opened."""
+
+    def __init__(self, gate: threading.Event, device: SimulatedDevice) -> None:
+        super().__init__()
+        self.layer, self.gate, self.device = nn.Linear(6, 4), gate, device
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.device.current_stream().run_last(self.gate.wait)
+        return self.layer(inputs)
+
+
+def test_copies_and_sums_run_beside_the_computing(device):
+    """While a batch is computed, its neighbours' copies come in, and updates go out and are added.
+
+    If any of that waited for the batch, it would wait for ever: the simulated device says so.
+    """
+    gate = threading.Event()
+    gate.set()
+    with sharing(device, lambda: Gated(gate, device)) as case:
+        replica, rows = case.replica, batches(3)
+        start = case.memory.tensors["layer.weight"].clone()
+        list(train_next(replica, rows[0], 1.0, 0))
+        device.synchronize()
+        gate.clear()
+        list(train_next(replica, rows[1], 1.0, 1))
+        replica.load(rows[2])
+        replica.finish()
+        assert not torch.equal(case.memory.tensors["layer.weight"], start)
+        replica.begin(1.0, 2)
+        replica._in.synchronize()
+        assert not replica.is_done
+        gate.set()
+        while replica.num_begun:
+            replica.finish()
+        spans = {span.name: span for span in replica.spans}
+        ended_s = spans["s1/forward[layer]@worker0"].end_s
+        for beside in ("s0/reduce[update]", "s2/h2d[batch]", "s2/h2d[model]"):
+            assert spans[f"{beside}@worker0"].end_s <= ended_s, beside
+
+
+def test_an_update_does_not_wait_for_the_next_batch_nor_that_for_the_update(device):
+    opened = threading.Event()
+    with sharing(device) as case:
+        list(train_next(case.replica, batches()[0], 1.0, 0))
+        case.replica.finish()
+        list(train_next(case.replica, batches()[1], 1.0, 1))
+        case.replica._out.run_last(opened.wait)  # the next update is on its way for long
+        list(train_next(case.replica, batches()[2], 1.0, 2))
+        case.replica._compute.synchronize()  # it is computed all the same
+        assert not opened.is_set()
+        opened.set()
+        while case.replica.num_begun:
+            case.replica.finish()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_traced_batches_conform_to_their_plan(device, depth):
+    device.delays = delayed({"kernel": [1e-4], "h2d": [2e-3], "d2h": [3e-3]})
+    spec, config = WorkerSpec("gpu"), Hogbatch(workers=1, gpu_depth=depth)
+    with sharing(device, depth=depth, threads=2) as case:
+        case.train(batches(3))
+        for number, rows in enumerate(batches()):
+            list(train_next(case.replica, rows, 1.0, number))
+        while case.replica.num_begun:
+            case.replica.finish()
+        spans = case.replica.spans
+    work = describe(net(), torch.zeros(8, 6), "net")
+    machine = machine_of(work, [SpeedTrial(0, spec, {1: 1e-3, 32: 4e-3})])
+    plan = plan_of_batches(work, machine, config, {0: spec}, {0: list(SIZES)})
+    assert conform(plan, Timeline(spans, Origin.MEASURED)) == []
+    assert {span.kind for span in spans} == {
+        Kind.H2D,
+        Kind.FORWARD,
+        Kind.BACKWARD,
+        Kind.STEP,
+        Kind.D2H,
+        Kind.REDUCE,
+    }
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_times_of_a_batch_are_in_their_order(device, depth):
+    device.delays = delayed({"kernel": [1e-4], "h2d": [1e-3], "d2h": [1e-3]})
+    with sharing(device, depth=depth) as case:
+        done = case.train(batches())
+    for one in done:
+        assert list(one[2:]) == sorted(one[2:])
+    ends, begins = [one.ended_ns for one in done], [one.begun_ns for one in done]
+    assert ends == sorted(ends)
+    computed = [one.stepped_ns for one in done]
+    assert all(begun >= stepped for begun, stepped in zip(begins[1:], computed[:-1], strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 3, 4])
+def test_threads_share_a_large_model_among_them_and_each_value_is_added_once(
+    device, threads, monkeypatch
+):
+    monkeypatch.setattr(gpu_replica, "_LEAST_ADDED", 16)
+    make, data = optimizer_of("SGD", 0.05, 0.9), samples()
+    naive = Naive(net, make, data)
+    naive.train(batches(), 2, others=True)
+    with sharing(device, net, make, data, threads=threads) as case:
+        pieces = [p for run in case.replica._runs for p in run.pieces(0, threads)]
+        assert sum(len(shared) for shared, _ in pieces if shared.is_floating_point()) > 100
+        assert len(pieces) == threads + 1  # integers are one
+        case.train(batches(), others=True)
+        assert_alike(case.memory.tensors, naive.shared, exact=False)
+
+
+def test_a_trial_works_as_training_does_and_leaves_nothing_in_work(device):
+    with sharing(device) as case:
+        before = device.num_blocking_copies
+        assert median_seconds(case.replica, 40, 12, 0.0) > 0
+        assert case.replica.num_begun == 0
+        assert median_seconds(case.replica, 40, 3, 0.0) > 0
+        assert device.num_blocking_copies == before
+
+
+class Scripted:
+    """A replica whose batches begin and end at given times: three in work at once."""
+
+    depth = 3
+
+    def __init__(self, times: Sequence[tuple[int, int]]) -> None:
+        self._times, self.num_begun, self.most_begun, self.spans = iter(times), 0, 0, []
+
+    is_done = False
+
+    def load(self, rows: Tensor) -> None:
+        """Nothing is copied."""
+
+    def begin(self, rate: float, step: int | None) -> None:
+        self.num_begun += 1
+        self.most_begun = max(self.most_begun, self.num_begun)
+
+    def finish(self) -> BatchResult:
+        self.num_begun -= 1
+        started_ns, ended_ns = next(self._times)
+        return BatchResult(1, 1.0, started_ns, ended_ns=ended_ns)
+
+
+def test_a_trial_tells_the_time_from_one_batchs_end_to_the_next():
+    """Two batches warm up; each of the others takes 4, 5 or 9 though it is in work for 12."""
+    ends = [100, 200, 204, 209, 218, 222, 230]
+    scripted = Scripted([(end - 12, end) for end in ends])
+    assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(5e-9)
+    assert (scripted.num_begun, scripted.most_begun) == (0, 2)
+
+
+def test_after_a_pause_a_batch_takes_as_long_as_it_is_in_work():
+    scripted = Scripted([(0, 10), (10, 20), (100, 107), (200, 208), (300, 309), (0, 0), (0, 0)])
+    assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(8e-9)
+
+
+class Hours:
+    """A device that is in use for hours, whose events count as CUDA's do: float32 milliseconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def current_stream(self) -> "Hours":
+        return self
+
+    def record(self, *, timed: bool) -> "Reached":
+        assert timed
+        return Reached(self.now_s)
+
+
+class Reached(NamedTuple):
+    """An event that is reached."""
+
+    at_s: float
+
+    def synchronize(self) -> None:
+        """It is reached."""
+
+    def seconds_after(self, earlier: "Reached") -> float:
+        return float(np.float32((self.at_s - earlier.at_s) * 1e3)) * 1e-3
+
+
+def test_microseconds_are_told_apart_after_hours_of_batches():
+    hours = Hours()
+    clock = EventClock(hours)  # type: ignore[arg-type]
+    (began_s,) = clock.seconds([clock.mark()])
+    for _ in range(10_000):
+        hours.now_s += 1.1
+        clock.count_from(clock.mark())
+    marks = []
+    for _ in range(3):
+        marks.append(clock.mark())
+        hours.now_s += 2e-6
+    times = clock.seconds(marks)
+    assert times[0] - began_s == pytest.approx(11_000, abs=1e-3)
+    assert times[1] - times[0] == pytest.approx(2e-6, rel=0.1)
+    assert times[2] - times[1] == pytest.approx(2e-6, rel=0.1)
