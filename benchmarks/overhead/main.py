@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline import DataParallel
+from paceline.devices import device_of
 from paceline.exchange.loop import SGD, Share, train_step
 from paceline.exchange.replica import SingleReplica
 from paceline.models import find
@@ -77,8 +78,7 @@ def measure(name: str, batch_size: int, rounds: int) -> dict[str, list[float]]:
         for variant in order.sample(list(steps), len(steps)):
             started = time.perf_counter()
             steps[variant]()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            device_of(device).synchronize()
             if round_ >= WARM_UP:
                 seconds[variant].append(time.perf_counter() - started)
     return seconds

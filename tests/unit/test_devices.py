@@ -116,6 +116,12 @@ def test_simulated_gpus_take_the_place_of_others(monkeypatch):
     assert device_of(gpus()[1]).name == "simulated on the host's memory"
 
 
+def test_a_number_of_simulated_gpus_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "two")
+    with pytest.raises(InvalidInput, match="PACELINE_SIMULATED_GPUS: 'two' is no number of GPUs"):
+        num_gpus()
+
+
 def test_devices_are_named_as_torch_does(monkeypatch):
     assert device_named("cpu") == torch.device("cpu")
     assert device_named("simulated:0") == SIMULATED
@@ -176,8 +182,7 @@ def test_fewer_gpus_than_workers_are_refused_before_any_is_started(line, monkeyp
     assert set(Path().iterdir()) == before
 
 
-# A name in a profile of torch's, and the parts that are not routed through `devices` yet.
-ALLOWED = ("devices/", "studies/profile/operators.py", "strategies/host/", "strategies/hogbatch/")
+ALLOWED = ("devices/", "studies/profile/operators.py")  # a name in a profile of torch's
 
 
 def test_nothing_else_asks_torch_about_cuda():

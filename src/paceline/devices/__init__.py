@@ -109,7 +109,10 @@ def num_gpus() -> int:
 
 
 def _num_simulated() -> int:
-    return int(os.environ.get(_SIMULATED, "0"))
+    text = os.environ.get(_SIMULATED, "0")
+    if not text.isdecimal():
+        raise InvalidInput(f"{_SIMULATED}: {text!r} is no number of GPUs; take 1, 2 and so on")
+    return int(text)
 
 
 @contextmanager

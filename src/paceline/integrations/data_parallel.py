@@ -15,6 +15,7 @@ from paceline.core.chunks import LearnedSearch, Trial
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Origin, Timeline
 from paceline.data.sampler import BalancedSampler
+from paceline.devices import device_of
 from paceline.exchange.all_reduce import TorchAllReduce
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
@@ -129,7 +130,7 @@ class DataParallel(Synchronized):
     def _start(self) -> None:
         rank = 0 if self._is_alone else dist.get_rank(self.process_group)
         clock = clock_for(self.device)
-        self._recorder = Recorder(clock, f"{self.device.type}{rank}", rank)
+        self._recorder = Recorder(clock, f"{device_of(self.device).kind}{rank}", rank)
         self._recorder.start_phases(_KEPT_STEPS)
         self._steps = StepRecorder(self._recorder, self.module)
         self._balanced: Balanced | None = None

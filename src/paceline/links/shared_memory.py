@@ -4,7 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.devices import current_gpu, device_of
 from paceline.links.group import Group
 
 _NAME = "paceline"
@@ -210,8 +209,3 @@ class SharedTensors:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def pin(memory: Tensor) -> Callable[[], None]:
-    """Pin the memory of a tensor of bytes for the current GPU, and return what undoes it."""
-    return device_of(current_gpu()).pin(memory)

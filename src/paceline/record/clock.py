@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.devices import Device, Event, current_gpu, device_of
+from paceline.devices import Device, Event, device_of
 
 _ANCHOR_EVERY_S = 5.0
 _NUM_ORIGINS = 10
@@ -83,13 +83,6 @@ class DeviceClock:
 
     def _after(self, anchor: int, event: Event) -> float:
         return self._anchor_times[anchor] + event.seconds_after(self._anchors[anchor])
-
-
-class CudaClock(DeviceClock):
-    """The clock of CUDA's current device."""
-
-    def __init__(self) -> None:
-        super().__init__(device_of(current_gpu()))
 
 
 def clock_for(device: torch.device) -> Clock:

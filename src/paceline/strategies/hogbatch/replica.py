@@ -11,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.cost import compute_lane
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
+from paceline.devices import Device, device_of, gpus
 from paceline.models.factory import OptimizerFactory
 from paceline.models.layers import layers_of
 from paceline.models.objective import objective_for
 from paceline.record.clock import HostClock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
+from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
@@ -32,6 +36,16 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     named: dict[str, Tensor] = dict(model.named_parameters())
     named |= dict(model.named_buffers())
     return dict(sorted(named.items(), key=lambda item: str(item[1].dtype)))
+
+
+def device_for(spec: WorkerSpec) -> Device:
+    """Return a worker's device; InvalidInput if this machine does not have it."""
+    if spec.kind == DeviceKind.CPU:
+        return device_of(torch.device("cpu"))
+    found = gpus()
+    if spec.index >= len(found):
+        raise InvalidInput(f"workers: {spec}: this machine has {len(found)} GPUs")
+    return device_of(found[spec.index])
 
 
 def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:

@@ -33,7 +33,7 @@ from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSp
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
-from paceline.strategies.hogbatch.replica import refer, tensors_of
+from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
 
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 _MOST_POINTS = 500
@@ -203,6 +203,7 @@ class HogbatchRunner:
             lost=tuple(coordinator.lost),
             peak_memory_bytes=tuple(peaks),
             updates=updates,
+            device=self._device_names(),
             workers=tuple(
                 UnevenWorker(
                     name=worker.name,
@@ -218,6 +219,11 @@ class HogbatchRunner:
             utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
             predicted_utilisation=prediction.utilisation if prediction else {},
         )
+
+    def _device_names(self) -> str:
+        """Return the products that the workers compute on."""
+        specs = [worker.spec for worker in self.coordinator.processes.workers]
+        return ", ".join(dict.fromkeys(device_for(spec).name for spec in specs))
 
     def unshare(self) -> None:
         """Give the model memory of its own."""

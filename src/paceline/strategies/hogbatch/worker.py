@@ -23,12 +23,12 @@ import torch
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
-from paceline.devices import Device, device_of, gpus
+from paceline.devices import Device
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import find
 from paceline.models.factory import optimizer_of
 from paceline.strategies.hogbatch import messages, replica
-from paceline.strategies.hogbatch.config import WorkerSpec, adding_threads, parse_workers
+from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
@@ -147,16 +147,6 @@ class _Executor:
         )
 
 
-def _device_of(spec: WorkerSpec) -> Device:
-    """Return a worker's device; InvalidInput if this machine does not have it."""
-    if spec.kind == DeviceKind.CPU:
-        return device_of(torch.device("cpu"))
-    found = gpus()
-    if spec.index >= len(found):
-        raise InvalidInput(f"workers: {spec}: this machine has {len(found)} GPUs")
-    return device_of(found[spec.index])
-
-
 def main() -> None:
     """Work with the settings in the only argument; report a failure to the coordinator."""
     settings = messages.ProcessSettings.model_validate_json(sys.argv[1])
@@ -167,7 +157,7 @@ def main() -> None:
     torch.manual_seed(settings.training.settings.seed + 1 + settings.number)
     wire = socket.socket(fileno=settings.socket)
     try:
-        device = _device_of(settings.spec)
+        device = replica.device_for(settings.spec)
         with device.use():
             spans = _Executor(settings, wire, device).run()
     except ConnectionError:
