@@ -110,6 +110,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "probe": check_probe,
     "profile": check_profile,
     "predicted": check_predicted,
+    "hogbatch": check_hogbatch,
 }
 
 
