@@ -29,8 +29,12 @@ FILES = (
 )
 EXCHANGES = ("allreduce", "tree", "host")
 ON_GPU = "host on a simulated GPU"
-# torch has a kernel of its own for LSTMs on GPUs, and no sparse tensors on a simulated one.
-NOT_SIMULATED = ("lstm", "sparse_gradients")
+# torch has a kernel of its own for LSTMs on GPUs, and no sparse tensors on a simulated one; and
+# torch.compile cannot trace its tensors.
+NOT_SIMULATED = (
+    *("lstm", "sparse_gradients"),
+    *("compiled_before", "compiled_after", "compiled_by_blocks"),
+)
 NAMES = [
     name
     for file in FILES

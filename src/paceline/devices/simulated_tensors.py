@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +136,17 @@ class SimulatedTensor(Tensor):
             memo[id(self)] = copied
         return memo[id(self)]
 
+    # A tensor that has both is swapped, and not replaced, when its module is moved: as with CUDA a
+    # parameter stays the same object then, and ties stay tied. torch.compile asks for them, too.
+    def __tensor_flatten__(self) -> NoReturn:
+        """Raise NotImplementedError: nothing of the tensor can be traced."""
+        raise NotImplementedError("torch.compile cannot trace tensors of simulated devices")
+
+    @staticmethod
+    def __tensor_unflatten__(*_: object) -> NoReturn:
+        """Raise NotImplementedError: nothing of the tensor can be traced."""
+        raise NotImplementedError("torch.compile cannot trace tensors of simulated devices")
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how to make it again from its values."""
         values, is_parameter = self.detach().cpu(), isinstance(self, nn.Parameter)
@@ -170,8 +181,6 @@ def devices(count: int) -> list[SimulatedDevice]:
 def _register() -> None:
     num_devices = guard().num_devices()  # before torch registers one that is written in Python
     _setup_privateuseone_for_python_backend(NAME, _Module())
-    # As with CUDA a parameter stays the same object when its module is moved: ties stay tied.
-    torch.__future__.set_swap_module_params_on_conversion(True)
     for name in _CREATING:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(aten, packet), overload or "default")
