@@ -59,6 +59,17 @@ def test_ranks_on_gpus_train_as_one_process_does(monkeypatch, tmp_path):
     assert max(error for _, error in rows) < 1e-12
 
 
+def test_ranks_with_host_conform_to_their_plan(monkeypatch, paceline, tmp_path):
+    """Copies to the host and back are on lanes of their own, and in the plan's order."""
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
+    how = ("--strategy", "host", "--workers", "2", "--epochs", "2", "--profile-s", "0.2")
+    result = done(paceline, "train", "lenet5", *how)
+    assert result["faults"] == []
+    measured = read_trace(tmp_path / "runs" / result["id"] / "trace.json")["measured"]
+    lanes = {(resource.owner, resource.lane.value) for resource in measured.tracks}
+    assert {(f"gpu{rank}", lane) for rank in (0, 1) for lane in ("d2h", "h2d")} <= lanes
+
+
 def test_bodies_on_a_gpu_and_their_hub_conform_to_their_plan(one_gpu, paceline):
     """Of two lanes, whose copies to their device come one after another."""
     how = ("--strategy", "wheel", "--workers", "2", "--epochs", "1", "--profile-s", "0.2")

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.core.errors import StepDiscarded
+from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.devices.simulated import SimulatedDevice
 from paceline.devices.simulated_tensors import devices
 from paceline.exchange.layout import Chunk, Layout, NamedParameter
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 from paceline.strategies.host.device_transfer import DeviceTransfer, _covered, bytes_of
+from paceline.strategies.host.exchange import HostExchange
 from paceline.strategies.host.transfer import ExchangeTimes
 
 DEADLINE_S = 30.0
@@ -345,6 +346,35 @@ def test_the_host_being_ahead_is_not_taken_for_exchange():
         one.finish()
         one.transfer.count_times()
         assert one.times.exposed_s - before < 40 * LONG_S
+
+
+def test_a_model_on_several_devices_is_refused():
+    one, other = devices(2)
+    parameters = [nn.Parameter(torch.ones(2, device=on.torch_device)) for on in (one, other)]
+    named = [NamedParameter(name, name, p) for name, p in zip("ab", parameters, strict=True)]
+    exchange = HostExchange(Group.alone(one.torch_device, DEADLINE_S))
+    with pytest.raises(InvalidInput, match="'b' lies on simulated:1, and 'a' on simulated:0"):
+        exchange.open(Layout.of(named, [0, 1]))
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_memory_that_cannot_be_pinned_is_told_in_one_line(monkeypatch, refuses):
+    (device,) = devices(1)
+    made = nn.Parameter(torch.ones(2, device=device.torch_device))
+
+    def refused(memory):
+        raise InvalidInput(f"{memory.nbytes} bytes of host memory cannot be pinned")
+
+    if refuses:
+        monkeypatch.setattr(device, "pin", refused)
+    exchange = HostExchange(Group.alone(device.torch_device, DEADLINE_S))
+    layout = Layout.of([NamedParameter("a", "a", made)], [0])
+    if not refuses:
+        exchange.open(layout)
+        exchange.close()
+        return
+    with pytest.raises(InvalidInput, match=r"worker 0: \d+ bytes of host memory cannot be pinned"):
+        exchange.open(layout)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ class Recorder:
         self._step = 0
         self._phases: list[Activity] = []
         self._exchanges: list[Activity] = []
+        self._pauses: list[Activity] = []
         self._sums: list[Span] = []
         self._step_ends: list[Any] = []
         self._phase: Activity | None = None
@@ -173,7 +174,7 @@ class Recorder:
         self._marks = LayerMarks(layers, self._clock)
         self._marks.watch(True)
         self.tracing, self._kept, self._step = True, num_kept, 0
-        self._phases, self._exchanges, self._sums = [], [], []
+        self._phases, self._exchanges, self._pauses, self._sums = [], [], [], []
 
     def stop_trace(self) -> None:
         """Remove all hooks; the spans stay."""
@@ -219,6 +220,7 @@ class Recorder:
             first = self._step - self._kept
             self._phases = [phase for phase in self._phases if phase.step >= first]
             self._exchanges = [exchange for exchange in self._exchanges if exchange.step >= first]
+            self._pauses = [pause for pause in self._pauses if pause.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
 
     def step_ends(self) -> list[float]:
@@ -243,6 +245,20 @@ class Recorder:
         """Record that the collective, or the work, is done on this rank."""
         if exchange is not None:
             exchange.end = self._clock.mark()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Record that what runs inside is no layer's, though it comes before the layer's mark.
+
+        A layer's own work ends where the exchange of its gradients begins.
+        """
+        if not self.tracing:
+            yield
+            return
+        pause = Activity(self._step, Kind.D2H, "", self._clock.mark())
+        yield
+        pause.end = self._clock.mark()
+        self._pauses.append(pause)
 
     def add_exchange(
         self, kind: Kind, part: str, start_s: float, end_s: float, sub_batch: int | None = None
@@ -271,13 +287,15 @@ class Recorder:
                 reductions.append(Span(one.kind, one.step, one.part, None, on, start, end))
         on = (compute_lane(self._device),)
         copies = [span for span in moves if span.on == on]
+        pauses = [(one.start, one.end) for one in self._timed(self._pauses)]
         computed = []
         for phase in phases:
             beside = reductions if phase.kind is Kind.STEP else copies
             inside = [c for c in beside if phase.start <= c.start_s and c.end_s <= phase.end]
+            between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 # A layer's own work ended before its gradient's hook copied.
-                within = (c.start_s for c in inside if start <= c.start_s and c.end_s <= end)
+                within = (first for first, last in between if start <= first and last <= end)
                 end = min(within, default=end)
                 computed.append(Span(phase.kind, phase.step, part, self._rank, on, start, end))
         return computed + moves + self._sums + reductions

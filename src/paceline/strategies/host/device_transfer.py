@@ -18,6 +18,7 @@ arena, whose memory is pinned; the other begins the copy back once the sum is th
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -105,7 +106,8 @@ class DeviceTransfer:
         # The means of the step before have left the buffer, maybe in another stream than this.
         computing.wait(self._free)
         begin = computing.record(timed=True)
-        self._gather(chunk)
+        with recorder.pause() if recorder is not None else nullcontext():
+            self._gather(chunk)
         gathered = computing.record(timed=True)
         self._gathers.append((begin, gathered))
         # An event at this place: kernels that are queued later are not waited for.

@@ -60,7 +60,11 @@ class HostExchange:
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Make the arena, which every layout of the same gradients fits."""
+        """Make the arena, which every layout of the same gradients fits.
+
+        InvalidInput on all ranks if parameters lie on several GPUs, or memory cannot be had.
+        """
+        _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
         self._arena = Arena(self._group, *sizes, self._group.deadline_s)
         if len(self._arena.leaders) > 1:
@@ -336,6 +340,17 @@ class LeaderAllReduce:
         if recorder is not None:
             recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
         self._arena.publish(chunk.number)
+
+
+def _check_one_device(layout: Layout) -> None:
+    first = layout.slots[0]
+    for slot in layout.slots:
+        if slot.parameter.device != first.parameter.device:
+            raise InvalidInput(
+                f"parameter {slot.name!r} lies on {slot.parameter.device}, and {first.name!r} on "
+                f"{first.parameter.device}: host exchanges the gradients of one device a rank; "
+                "choose exchange='allreduce' for a model on several"
+            )
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
