@@ -77,10 +77,24 @@ class Readiness:
         self._chunk_of: list[int | None] | None = None
         self._left: list[int] = []
         self._whole: list[int] = []
+        self._tensors = [one.parameter._cdata for one in parameters]
         self._handles: list[RemovableHandle] = [
             one.parameter.register_post_accumulate_grad_hook(weakly(self.fired, index))
             for index, one in enumerate(parameters)
         ]
+
+    def check_attached(self) -> None:
+        """Raise InvalidInput if a parameter has lost its hook, which torch keeps in C++.
+
+        DistributedDataParallel, which holds on to that, makes loading a state fail then.
+        """
+        for one, tensor in zip(self._named, self._tensors, strict=True):
+            if one.parameter._cdata != tensor:
+                raise InvalidInput(
+                    f"parameter {one.name!r}: its tensor was swapped for another after the module "
+                    "was made parallel, as torch.__future__.set_swap_module_params_on_conversion() "
+                    "has it done; load states and move modules before, or without that"
+                )
 
     @property
     def interrupted(self) -> bool:

@@ -112,6 +112,7 @@ class Reducer(Listener):
         """Begin a forward pass: check how the last backward pass ended. There are no buckets."""
         if self._readiness.interrupted:
             self._discard()
+        self._readiness.check_attached()
         self._check_reducer_finalized()
         return False
 

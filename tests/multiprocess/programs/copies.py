@@ -92,6 +92,21 @@ def state_dict_round_trip(place: Place):
     }
 
 
+@case
+def state_loaded_by_swapping_tensors(place: Place):
+    """The parameters stay, but all that torch knows of them is another tensor's: hooks, too."""
+    module, oracle = place.build(Net)
+    parallel = place.parallel(module)
+    _train(place, parallel, oracle, 0, 2)
+    saved = {name: value.clone() for name, value in parallel.state_dict().items()}
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        parallel.load_state_dict(saved)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    return _train(place, parallel, oracle, 2, 3)
+
+
 def _loads(model: nn.Module, state: dict[str, Tensor]) -> bool:
     missing, unexpected = model.load_state_dict(
         {("0." * isinstance(model, nn.Sequential)) + name: value for name, value in state.items()}
