@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from itertools import cycle
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,7 +28,7 @@ from paceline.models.factory import OptimizerFactory, optimizer_of
 from paceline.strategies.hogbatch import gpu_replica
 from paceline.strategies.hogbatch.calibration import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.gpu_replica import EventClock, GpuReplica, clear_gradients
+from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
 from paceline.strategies.hogbatch.statistics import BatchResult
 
@@ -603,15 +602,6 @@ def test_after_a_pause_a_batch_takes_as_long_as_it_is_in_work():
     assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(8e-9)
 
 
-def test_times_are_told_from_a_mark_of_a_batch_that_is_done(device):
-    with sharing(device) as case:
-        first = case.replica._clock._anchor
-        case.train(batches(1))
-        second = case.replica._clock._anchor
-        case.train(batches(1))
-        assert len({id(one) for one in (first, second, case.replica._clock._anchor)}) == 3
-
-
 def test_memory_for_samples_is_taken_for_larger_batches_alone(device):
     buffer = gpu_replica._SampleBuffer(device, samples())
     sizes = (4, 8, 3, 8, 9)
@@ -623,46 +613,3 @@ def test_memory_for_samples_is_taken_for_larger_batches_alone(device):
     assert places[1] == places[2] == places[3]
     assert len({places[0], places[1], places[4]}) == 3
     assert torch.equal(found[4].cpu(), samples()[0][:9])
-
-
-class Hours:
-    """A device that is in use for hours, whose events count as CUDA's do: float32 milliseconds."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def current_stream(self) -> "Hours":
-        return self
-
-    def record(self, *, timed: bool) -> "Reached":
-        assert timed
-        return Reached(self.now_s)
-
-
-class Reached(NamedTuple):
-    """An event that is reached."""
-
-    at_s: float
-
-    def synchronize(self) -> None:
-        """It is reached."""
-
-    def seconds_after(self, earlier: "Reached") -> float:
-        return float(np.float32((self.at_s - earlier.at_s) * 1e3)) * 1e-3
-
-
-def test_microseconds_are_told_apart_after_hours_of_batches():
-    hours = Hours()
-    clock = EventClock(hours)  # type: ignore[arg-type]
-    (began_s,) = clock.seconds([clock.mark()])
-    for _ in range(10_000):
-        hours.now_s += 1.1
-        clock.count_from(clock.mark())
-    marks = []
-    for _ in range(3):
-        marks.append(clock.mark())
-        hours.now_s += 2e-6
-    times = clock.seconds(marks)
-    assert times[0] - began_s == pytest.approx(11_000, abs=1e-3)
-    assert times[1] - times[0] == pytest.approx(2e-6, rel=0.1)
-    assert times[2] - times[1] == pytest.approx(2e-6, rel=0.1)

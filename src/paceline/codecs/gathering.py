@@ -22,7 +22,7 @@ from paceline.codecs.codec import Cast, Codec, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
-from paceline.links.group import Posted
+from paceline.links.all_to_all import Posted
 
 
 @dataclass

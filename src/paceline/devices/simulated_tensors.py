@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -32,7 +32,7 @@ from paceline.devices.simulated_guard import guard, set_calls
 
 aten: Any = torch.ops.aten
 _MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for
-_library = torch.library.Library("aten", "IMPL")
+_kernels = library.Library("aten", "IMPL")
 # Operations that make tensors of none, and are not made of others of these.
 _CREATING = (
     *("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"),
@@ -136,16 +136,12 @@ class SimulatedTensor(Tensor):
             memo[id(self)] = copied
         return memo[id(self)]
 
+    def _refuse_tracing(*_: object) -> NoReturn:
+        raise TypeError("torch.compile cannot trace tensors of simulated devices")
+
     # A tensor that has both is swapped, and not replaced, when its module is moved: as with CUDA a
     # parameter stays the same object then, and ties stay tied. torch.compile asks for them, too.
-    def __tensor_flatten__(self) -> NoReturn:
-        """Raise NotImplementedError: nothing of the tensor can be traced."""
-        raise NotImplementedError("torch.compile cannot trace tensors of simulated devices")
-
-    @staticmethod
-    def __tensor_unflatten__(*_: object) -> NoReturn:
-        """Raise NotImplementedError: nothing of the tensor can be traced."""
-        raise NotImplementedError("torch.compile cannot trace tensors of simulated devices")
+    __tensor_flatten__ = __tensor_unflatten__ = _refuse_tracing
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how to make it again from its values."""
@@ -184,9 +180,9 @@ def _register() -> None:
     for name in _CREATING:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(aten, packet), overload or "default")
-        _library.impl(name, partial(_created, func), "PrivateUse1")
+        _kernels.impl(name, partial(_created, func), "PrivateUse1")
     # Where torch leaves out the dispatch to Python, as torch.tensor() does, it comes here.
-    _library.impl("_copy_from", _copied_from, "PrivateUse1")
+    _kernels.impl("_copy_from", _copied_from, "PrivateUse1")
     _devices.extend(SimulatedDevice(index) for index in range(num_devices))
     events: dict[int, SimulatedEvent] = {}  # of autograd, between the streams of its nodes
     numbers = itertools.count()

@@ -28,7 +28,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
 from paceline.devices import Event, device_of
 from paceline.exchange.optimizers import Policy
-from paceline.links.group import post_pairs
+from paceline.links.all_to_all import post_pairs
 
 # A thread that waits in a collective for a lost rank does not end by itself.
 _GOODBYE_S = 5.0

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -35,7 +35,11 @@ class HostClock:
         return [mark * 1e-9 for mark in marks]
 
 
-DeviceMark = tuple[Event, int]  # and the number of the anchor from which it is timed
+class DeviceMark(NamedTuple):
+    """An event, and the number of the anchor from which it is timed."""
+
+    event: Event
+    anchor: int
 
 
 class DeviceClock:
@@ -45,6 +49,8 @@ class DeviceClock:
 
     CUDA tells the time between two events as a float32 of milliseconds, which after an hour counts
     in quarters of one. So every few seconds a mark becomes an anchor for those that follow.
+
+    Telling times waits for marks and their anchors alone: later work may still be queued.
     """
 
     def __init__(self, device: Device) -> None:
@@ -72,16 +78,17 @@ class DeviceClock:
         if now - self._anchored_s > _ANCHOR_EVERY_S:
             self._anchors.append(event)
             self._anchored_s = now
-        return event, len(self._anchors) - 1
+        return DeviceMark(event, len(self._anchors) - 1)
 
     def seconds(self, marks: Sequence[DeviceMark]) -> list[float]:
-        """Wait for the device, then return when each event was reached."""
-        self._device.synchronize()
-        for i in range(len(self._anchor_times), len(self._anchors)):
+        """Wait for the marks, then return when each was reached."""
+        last = max((mark.anchor for mark in marks), default=0)
+        for i in range(len(self._anchor_times), last + 1):
             self._anchor_times.append(self._after(i - 1, self._anchors[i]))
-        return [self._after(anchor, event) for event, anchor in marks]
+        return [self._after(mark.anchor, mark.event) for mark in marks]
 
     def _after(self, anchor: int, event: Event) -> float:
+        event.synchronize()
         return self._anchor_times[anchor] + event.seconds_after(self._anchors[anchor])
 
 

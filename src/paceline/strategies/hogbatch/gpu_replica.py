@@ -29,6 +29,7 @@ from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
 from paceline.models.factory import OptimizerFactory
 from paceline.models.layers import layers_of
 from paceline.models.objective import objective_for
+from paceline.record.clock import DeviceClock, DeviceMark
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.plan import HOST, MODEL
 from paceline.strategies.hogbatch.replica import ScaledOptimizer, refer
@@ -36,35 +37,6 @@ from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
 _LEAST_ADDED = 1 << 18  # values that are worth a thread
-
-
-class EventClock:
-    """Takes marks in a device's current stream; telling their times waits for nothing else.
-
-    A clock that waited for the whole device would have the host wait for later batches. CUDA tells
-    times as float32, exact for short ones: so they are told from a mark of the batch before.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._anchor = self.mark()
-        self._anchor.synchronize()
-        self._anchor_s = time.monotonic_ns() * _NS
-
-    def mark(self) -> Event:
-        """Return a mark for this moment of the current stream's work."""
-        return self._device.current_stream().record(timed=True)
-
-    def seconds(self, marks: Sequence[Event]) -> list[float]:
-        """Return the times of marks in seconds of this host's clock, waiting for each."""
-        for mark in marks:
-            mark.synchronize()
-        return [self._anchor_s + mark.seconds_after(self._anchor) for mark in marks]
-
-    def count_from(self, mark: Event) -> None:
-        """Tell times from this mark on, which later ones come after."""
-        (self._anchor_s,) = self.seconds([mark])
-        self._anchor = mark
 
 
 class _SampleBuffer:
@@ -151,7 +123,7 @@ class _Batch:
 
     size: int
     samples: list[Tensor]
-    marks: dict[str, Event]
+    marks: dict[str, DeviceMark]
     step: int | None = None
     borders: tuple[Borders, Borders] = ([], [])
 
@@ -202,7 +174,7 @@ class GpuReplica:
         self._losses_here = device.pinned_like(self._losses)
         self._buffers = [_SampleBuffer(device, samples) for _ in range(depth)]
         self._adders = ThreadPoolExecutor(threads)
-        self._clock = EventClock(device)  # waits for what was made in the current stream
+        self._clock = DeviceClock(device)  # waits for what was made in the current stream
         self._marks = LayerMarks(layers_of(self._model), self._clock)
         self._num_loaded = self._num_finished = 0
         self._loaded: _Batch | None = None
@@ -229,7 +201,7 @@ class GpuReplica:
     @property
     def is_done(self) -> bool:
         """True if the update of the oldest batch has arrived on the host."""
-        return bool(self._begun) and self._begun[0].marks["update"].is_reached
+        return bool(self._begun) and self._begun[0].marks["update"].event.is_reached
 
     def load(self, rows: Tensor) -> None:
         """Gather samples and queue their copies, beside the batches that are in work."""
@@ -265,7 +237,7 @@ class GpuReplica:
             batch.marks["model"] = self._clock.mark()
 
     def _train(self, batch: _Batch, place: int, rate: float) -> None:
-        self._compute.wait(batch.marks["model"])
+        self._compute.wait(batch.marks["model"].event)
         with self._device.use(self._compute):
             batch.marks["begun"] = self._clock.mark()
             # The latest batch is in work: its update was not in the shared model yet.
@@ -305,10 +277,10 @@ class GpuReplica:
         """Add the update of the oldest batch to the shared model, once it has arrived."""
         batch, place = self._begun.popleft(), self._num_finished % self._num_places
         self._num_finished += 1
-        batch.marks["update"].synchronize()
+        batch.marks["update"].event.synchronize()
         for later in self._begun:
             # Its copy of the model is to be without this update, which the device adds.
-            later.marks["model"].synchronize()
+            later.marks["model"].event.synchronize()
         loss = float(self._losses_here[place])
         added_ns = time.monotonic_ns()
         if isfinite(loss):
@@ -327,7 +299,6 @@ class GpuReplica:
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
             self._trace(batch.step, batch, times)
-        self._clock.count_from(batch.marks["copying"])
         keys = ("copying", "model", "begun", "forward", "backward", "step", "end")
         return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
