@@ -7,7 +7,7 @@ gate in a stream was reached after it was opened, however slow the machine is.
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -18,7 +18,6 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.devices.simulated import SimulatedDevice
-from paceline.devices.simulated_tensors import devices
 from paceline.exchange.loop import SGD, Share, train_step
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
@@ -30,6 +29,7 @@ from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
+from simulated_gpus import simulated_gpus
 
 HELD_S = 0.05
 NEVER_S = 30.0  # after which a gate opens by itself: a test that waits for it fails
@@ -38,12 +38,8 @@ NEVER_S = 30.0  # after which a gate opens by itself: a test that waits for it f
 @pytest.fixture
 def both() -> Iterator[list[SimulatedDevice]]:
     """Two simulated devices, on which nothing has failed."""
-    found = devices(2)
-    yield found
-    for device in found:
-        with suppress(RuntimeError):
-            device.synchronize()
-        device.errors.clear()
+    with simulated_gpus(2) as found:
+        yield found
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from paceline.links.group import Group
 from paceline.strategies.host.device_transfer import DeviceTransfer, _covered, bytes_of
 from paceline.strategies.host.exchange import HostExchange
 from paceline.strategies.host.transfer import ExchangeTimes
+from simulated_gpus import simulated_gpus
 
 DEADLINE_S = 30.0
 LONG_S = 0.03
@@ -31,9 +32,9 @@ SHAPES = ((3, 5), (7,), (2, 3, 4, 4), (1,), (130,))
 class Rank:
     """One rank: parameters, an arena, and the transfer between them."""
 
-    def __init__(self, device: SimulatedDevice, chunk_size: int, shapes=SHAPES) -> None:
+    def __init__(self, device: SimulatedDevice, chunk_size: int) -> None:
         self.device, on = device, device.torch_device
-        self.parameters = [nn.Parameter(torch.zeros(shape).to(on)) for shape in shapes]
+        self.parameters = [nn.Parameter(torch.zeros(shape).to(on)) for shape in SHAPES]
         named = [NamedParameter(f"{i}", f"{i}", one) for i, one in enumerate(self.parameters)]
         self.layout = Layout.of(named, range(len(named)))
         self.chunks = self.layout.chunks(chunk_size)
@@ -85,6 +86,18 @@ class Rank:
         self.arena.commit()
         self.transfer.receive(self.step)
 
+    def send_all(self) -> None:
+        """Send all chunks, with the gradients that there are."""
+        for chunk in self.chunks:
+            self.transfer.send(chunk, None)
+
+    def exchange(self) -> None:
+        """Take a whole step."""
+        self.begin()
+        for chunk in self.chunks:
+            self.send(chunk)
+        self.finish()
+
     def is_right(self) -> bool:
         """Return True if all gradients are half of what was made."""
         return all(
@@ -101,18 +114,11 @@ class Rank:
 
 
 @contextmanager
-def rank(chunk_size: int = 1, **options: object) -> Iterator[Rank]:
-    (device,) = devices(1)
-    delays = device.delays
-    found = Rank(device, chunk_size, **options)
-    try:
+def rank(chunk_size: int = 1) -> Iterator[Rank]:
+    with simulated_gpus() as (device,):
+        found = Rank(device, chunk_size)
         yield found
         found.close()
-        device.synchronize()
-    finally:
-        device.delays = delays
-        device.await_all()
-        device.errors.clear()
 
 
 def slow(device: SimulatedDevice, *kinds: str) -> None:
@@ -140,10 +146,7 @@ def test_means_are_right_whatever_takes_long(chunk_size, steps):
             one.device.delays = lambda stream, what, kinds=kinds: kinds.get(what, kinds["kernel"])
             stream = one.device.new_stream() if kinds["in a stream of its own"] else own
             with one.device.use(stream):
-                one.begin()
-                for chunk in one.chunks:
-                    one.send(chunk)
-                one.finish()
+                one.exchange()
                 assert one.is_right()
                 for parameter in one.parameters:
                     parameter.grad = None
@@ -162,8 +165,7 @@ def test_the_host_goes_on_while_chunks_are_on_their_way():
                         gradient = slot.parameter.grad.contiguous(memory_format=torch.channels_last)
                         slot.parameter.grad = gradient
             before = one.device.num_blocking_copies
-            for chunk in one.chunks:
-                one.transfer.send(chunk, None)
+            one.send_all()
             one.finish()
             assert one.device.num_blocking_copies == before
             assert one.is_right()
@@ -176,8 +178,7 @@ def test_a_gradient_keeps_its_own_layout():
             one.make(index)
         gradient = one.parameters[2].grad.contiguous(memory_format=torch.channels_last)
         one.parameters[2].grad = gradient
-        for chunk in one.chunks:
-            one.transfer.send(chunk, None)
+        one.send_all()
         one.finish()
         assert one.parameters[2].grad is gradient
         assert one.is_right()
@@ -206,8 +207,7 @@ def test_a_gradient_that_is_missing_counts_as_zero_and_gets_the_mean():
         one.begin()
         for index in range(1, len(SHAPES)):
             one.make(index)
-        for chunk in one.chunks:
-            one.transfer.send(chunk, None)
+        one.send_all()
         one.finish()
         assert not one.parameters[0].grad.any().item()
 
@@ -234,10 +234,7 @@ def test_after_a_step_that_is_discarded_the_next_is_right(sent):
         one.transfer.abandon()
         for parameter in one.parameters[:sent]:
             assert parameter.grad is not None
-        one.begin()
-        for chunk in one.chunks:
-            one.send(chunk)
-        one.finish()
+        one.exchange()
         assert one.is_right()
 
 
@@ -265,10 +262,7 @@ def test_a_mean_of_a_discarded_step_does_not_meet_the_next_gradients():
         wait_for_means(one)
         one.arena.discard()
         one.transfer.abandon()
-        one.begin()
-        for chunk in one.chunks:
-            one.send(chunk)
-        one.finish()
+        one.exchange()
         assert one.is_right()
 
 
@@ -286,10 +280,7 @@ def test_steps_in_streams_of_their_own_share_the_buffer_in_order():
         streams = [one.device.new_stream() for _ in range(3)]
         for stream in streams:
             with one.device.use(stream):
-                one.begin()
-                for chunk in one.chunks:
-                    one.send(chunk)
-                one.finish()
+                one.exchange()
         streams[-1].synchronize()
         with one.device.use(streams[-1]):
             assert one.is_right()
@@ -298,10 +289,7 @@ def test_steps_in_streams_of_their_own_share_the_buffer_in_order():
 def test_memory_stays_pinned_until_all_copies_are_done():
     with rank(1) as one:
         slow(one.device, "h2d")
-        one.begin()
-        for chunk in one.chunks:
-            one.send(chunk)
-        one.finish()  # the host goes on: the means are still on their way
+        one.exchange()  # the host goes on: the means are still on their way
 
 
 def compute(one: Rank, count: int) -> None:
@@ -331,19 +319,13 @@ def test_what_runs_beside_backward_is_hidden_and_what_follows_it_exposed():
 def test_the_host_being_ahead_is_not_taken_for_exchange():
     """The host is through with a slow backward long before the device: that is no exposed time."""
     with rank(4) as one:
-        one.begin()
-        for chunk in one.chunks:
-            one.send(chunk)
-        one.finish()
+        one.exchange()
         one.transfer.count_times()
         before = one.times.exposed_s
         slow(one.device, "kernel")
         compute(one, 40)
         one.device.delays = lambda stream, what: 0.0
-        one.begin()
-        for chunk in one.chunks:
-            one.send(chunk)
-        one.finish()
+        one.exchange()
         one.transfer.count_times()
         assert one.times.exposed_s - before < 40 * LONG_S
 

@@ -6,7 +6,7 @@ be in some of the copies and not in others, as it is in training.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import cycle
 from typing import NamedTuple
 
@@ -20,8 +20,7 @@ from torch.nn.functional import cross_entropy
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
-from paceline.devices.simulated import RaceError, SimulatedDevice, SimulatedStream
-from paceline.devices.simulated_tensors import devices
+from paceline.devices.simulated import SimulatedDevice, SimulatedStream
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.models.factory import OptimizerFactory, optimizer_of
@@ -31,6 +30,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
 from paceline.strategies.hogbatch.statistics import BatchResult
+from simulated_gpus import simulated_gpus
 
 DEPTHS = (1, 2, 3)
 SIZES = (10, 7, 10, 3, 12, 2, 9, 9, 5, 12, 4, 10)  # of batches: also larger and smaller than before
@@ -71,16 +71,9 @@ def device() -> Iterator[SimulatedDevice]:
 
 @contextmanager
 def unharmed() -> Iterator[SimulatedDevice]:
-    (found,) = devices(1)
-    before = found.delays
-    found.delays = lambda stream, what: 0.0
-    try:
+    with simulated_gpus() as (found,):
+        found.delays = lambda stream, what: 0.0
         yield found
-    finally:
-        found.delays = before
-        with suppress(RaceError):
-            found.synchronize()
-        found.errors.clear()
 
 
 class Case(NamedTuple):

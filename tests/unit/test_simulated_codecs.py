@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -26,6 +25,7 @@ from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import CopyLane, Endpoint
 from paceline.strategies.wheel.trace import HalfRecorder
+from simulated_gpus import simulated_gpus
 
 NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES)
 SLOW_S = 0.01
@@ -34,13 +34,8 @@ SLOW_S = 0.01
 @pytest.fixture
 def device() -> Iterator[SimulatedDevice]:
     """A simulated device, on which nothing has failed."""
-    (found,) = devices(1)
-    before = found.delays
-    yield found
-    found.delays = before
-    with suppress(RuntimeError):
-        found.synchronize()
-    found.errors.clear()
+    with simulated_gpus() as (found,):
+        yield found
 
 
 def facts(payload: Payload) -> tuple[object, ...]:

@@ -1,0 +1,23 @@
+"""Simulated GPUs of tests: as they were afterwards, and nothing that failed on them unseen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paceline.devices.simulated import SimulatedDevice
+from paceline.devices.simulated_tensors import devices
+
+
+@contextmanager
+def simulated_gpus(count: int = 1, *, may_fail: bool = False) -> Iterator[list[SimulatedDevice]]:
+    """Yield devices, on which all work ends here; raise what failed on them, unless it may."""
+    found = devices(count)
+    delays = [device.delays for device in found]
+    try:
+        yield found
+        for device in [] if may_fail else found:
+            device.synchronize()
+    finally:
+        for device, before in zip(found, delays, strict=True):
+            device.delays = before
+            device.await_all()
+            device.errors.clear()
