@@ -95,12 +95,11 @@ class HostExchange:
             self._transfer.close()
         self._layout = layout
         self._transfer: transfer.CpuTransfer | DeviceTransfer
-        self._on_device = device_of(layout.slots[0].parameter.device).is_asynchronous
-        if self._on_device:
+        if device_of(layout.slots[0].parameter.device).is_asynchronous:
             deadline_s = self._group.deadline_s
             self._transfer = DeviceTransfer(self._arena, layout, self._times, deadline_s)
         else:
-            self._transfer = transfer.CpuTransfer(self._arena, layout, self._as_views)
+            self._transfer = transfer.CpuTransfer(self._arena, layout, self._times, self._as_views)
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
@@ -127,7 +126,7 @@ class HostExchange:
         for slot in chunk.slots:
             self._flags[row, slot.index, parity] = touched[slot.index]
         self._transfer.send(chunk, self.recorder)
-        self._add_times(time.monotonic() - started)
+        self._transfer.took(time.monotonic() - started)
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
         """Wait for the sums of all chunks, and take them over."""
@@ -143,19 +142,14 @@ class HostExchange:
             raise
         if self._guard is not None:
             self._guard.found(self._num_nonfinite())
-        self._add_times(time.monotonic() - started)
+        self._transfer.took(time.monotonic() - started)
         for chunk in self._chunks:
             posted, summed = self._arena.times(chunk.number)
             # What a chunk's exchange took before `finish` was called ran beside backward.
-            self._add_times(0.0, max(0.0, min(summed, started) - posted))
+            self._transfer.took(hidden_s=max(0.0, min(summed, started) - posted))
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
-
-    def _add_times(self, exposed_s: float, hidden_s: float = 0.0) -> None:
-        # The host's clock says nothing of a GPU, which it runs ahead of: that transfer counts.
-        if not self._on_device:
-            self._times.add(exposed_s, hidden_s)
 
     def times(self) -> list[ChunkTimes]:
         """Return when each chunk of the last step was posted by all ranks, and summed."""

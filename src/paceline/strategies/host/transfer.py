@@ -42,8 +42,8 @@ class CpuTransfer:
     clipping), the page faults of that cost more than a copy does: then means are copied out.
     """
 
-    def __init__(self, arena: Arena, layout: Layout, as_views: bool) -> None:
-        self._arena, self._layout, self._as_views = arena, layout, as_views
+    def __init__(self, arena: Arena, layout: Layout, times: ExchangeTimes, as_views: bool) -> None:
+        self._arena, self._layout, self._times, self._as_views = arena, layout, times, as_views
         self._views: list[dict[int, Tensor]] = [
             {slot.index: slot.of(arena.result(parity)) for slot in layout.slots}
             for parity in (0, 1)
@@ -76,8 +76,12 @@ class CpuTransfer:
     def arrive(self) -> None:
         """Do nothing: `send` has posted its chunk."""
 
+    def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
+        """Count seconds by the host's clock, which are this rank's."""
+        self._times.add(exposed_s, hidden_s)
+
     def count_times(self) -> None:
-        """Do nothing: whoever calls this class sees all of its time."""
+        """Do nothing: all times are counted when they are told."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
