@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.exchange.loop import SGD
+from paceline.exchange.step import SGD
 from paceline.models import find
 
 Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]

@@ -65,7 +65,7 @@ def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
         strategy="allreduce",
         machine={"processor": "some"},
         plans=(row,),
-        epochs=(Epoch(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
+        epochs=(Epoch(number=0, train_loss=2, test_loss=1, score=0.5, seconds=3),),
         accuracy=0.5,
         predicted_step_s=predicted_s,
         step_s=measured_s,

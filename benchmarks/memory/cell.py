@@ -11,7 +11,7 @@ import sys
 import torch
 
 from paceline.core.workload import kept_nbytes, replica_nbytes
-from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.models import describe, find
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder

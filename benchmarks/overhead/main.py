@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 from paceline import DataParallel
 from paceline.devices import device_of
-from paceline.exchange.loop import SGD, Share, train_step
 from paceline.exchange.replica import SingleReplica
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.models import find
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder

@@ -20,7 +20,7 @@ from figures import spread
 from paceline.codecs.gathering import Pending
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
-from paceline.exchange.loop import Share
+from paceline.exchange.step import Share
 from paceline.links.group import Group
 from paceline.models.paced import PacedModel
 from paceline.record.clock import clock_for

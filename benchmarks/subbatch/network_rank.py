@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "wheel"))  # after our own
 
 from ddp import ALONE, Counted, plain
 
-from paceline.exchange.loop import SGD, Share
+from paceline.exchange.step import SGD, Share
 from paceline.links.group import Group
 from paceline.models.factory import workload_of
 from paceline.record.clock import clock_for

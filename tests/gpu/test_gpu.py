@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
-from paceline.exchange.loop import SGD, Share, TrainingSetup, train_step
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import TrainingSetup
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.links.group import process_group
 from paceline.measure.layers import Profile
 from paceline.models import describe, find

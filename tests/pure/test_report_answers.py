@@ -30,7 +30,7 @@ LOADS = {"load": 10, "forward": 4, "backward": 4, "update": 1, "exposed": 0, "id
 
 
 def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
-    return Epoch(number=number, train_loss=1, test_loss=test_loss, accuracy=accuracy, seconds=2)
+    return Epoch(number=number, train_loss=1, test_loss=test_loss, score=accuracy, seconds=2)
 
 
 def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:

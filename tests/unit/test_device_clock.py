@@ -18,7 +18,7 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.devices.simulated import SimulatedDevice
-from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.models import describe

@@ -8,25 +8,19 @@ from torch import Tensor, nn
 
 from groups import group_of
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch
+from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
-from paceline.exchange.loop import (
-    SGD,
-    Trained,
-    TrainingSetup,
-    epochs_of,
-    evaluate,
-    share_batches,
-    shares,
-    train,
-    train_step,
-)
+from paceline.exchange.loop import Trained, evaluate, train
 from paceline.exchange.replica import SingleReplica
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
+from paceline.exchange.step import SGD, shares, train_step
 from paceline.models import describe
+from paceline.recipes.named import recipe_of_data
+from paceline.recipes.recipe import Recipe
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import STRATEGY
@@ -80,6 +74,10 @@ def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_
     assert float(sum(losses) / world_size) == pytest.approx(float(loss), rel=1e-12)
 
 
+def recipe_of(data: TensorSamples, num_classes: int) -> Recipe:
+    return recipe_of_data(Dataset("toy", data, data, num_classes, (4,)))
+
+
 class Untested(nn.Module):
     """Logits as they come in, but noise while training."""
 
@@ -96,15 +94,17 @@ class Untested(nn.Module):
 def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
     data = samples(num_samples, num_classes=4)
     rows = [
-        evaluate(Untested().train(), data, group_of(number, world_size))
+        evaluate(Untested().train(), data, group_of(number, world_size), recipe_of(data, 4))
         for number in range(world_size)
     ]
     loss, correct = (sum(column) for column in zip(*rows, strict=True))
     expected = nn.functional.cross_entropy(data.inputs, data.targets, reduction="sum")
     assert loss == pytest.approx(float(expected), rel=1e-5)
-    assert correct == sum(
-        max(range(4), key=row.__getitem__) == target
-        for row, target in zip(data.inputs.tolist(), data.targets.tolist(), strict=True)
+    assert correct == pytest.approx(
+        sum(
+            max(range(4), key=row.__getitem__) == target
+            for row, target in zip(data.inputs.tolist(), data.targets.tolist(), strict=True)
+        )
     )
 
 
@@ -122,6 +122,8 @@ class Watching:
 
     def epoch(self, epoch: Epoch, score: str) -> None:
         self.reports.append(epoch)
+
+    def evaluation(self, found: Evaluation, score: str) -> None: ...
 
     def status(self, text: str) -> None: ...
 
@@ -147,7 +149,7 @@ def run(
     group, recorded = group_of(), []
     progress = Watching([], lambda: each_step(model, recorder))
     torch.manual_seed(0)
-    batches, sgd = share_batches(data, 4, 0, group), sgd or SGD(0.01, 0.9)
+    batches, sgd = share_batches(len(data.train), 4, 0, group), sgd or SGD(0.01, 0.9)
     model = nn.Linear(4, 3)
     setup = TrainingSetup(
         model=model,
@@ -157,7 +159,7 @@ def run(
         samples_per_step=4,
         optimizer=sgd.optimizer,
         learning_rate=sgd.learning_rate,
-        test=data.test,
+        recipe=recipe_of_data(data),
     )
     settings = TrainSettings(model="toy", strategy="host")
     session = TrainingSession(settings, STRATEGY, HostReduce(1), "run", group, progress)
@@ -231,7 +233,7 @@ def test_the_losses_and_the_accuracy_are_means_over_the_samples():
             expected = nn.functional.cross_entropy(model(data.inputs), data.targets).detach()
             assert loss == pytest.approx(float(expected), rel=1e-5)
         right = (model(test_set.inputs).argmax(1) == test_set.targets).sum()
-        assert epoch.accuracy == int(right) / 10
+        assert epoch.score == int(right) / 10
 
 
 @pytest.mark.parametrize("learning_rate", [1e38, 3e38])
@@ -266,4 +268,4 @@ def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_passed_on():
 def test_an_epoch_too_short_to_be_measured_is_refused(num_steps):
     data = Dataset("toy", samples(4 * num_steps), samples(4), 3, (4,))
     with pytest.raises(InvalidInput, match=f"batch_size: 4 makes {num_steps} steps of"):
-        share_batches(data, 4, 0, group_of())
+        share_batches(len(data.train), 4, 0, group_of())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.core.workload import replica_nbytes
-from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.models import describe
 from paceline.models.inception import Branches, GoogLeNet
 from paceline.models.networks import Bottleneck, CifarResNet, LeNet5, ResNet

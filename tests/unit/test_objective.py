@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from groups import group_of
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
-from paceline.exchange.loop import SGD, evaluate, shares, train_step
-from paceline.models.objective import ONE_CLASS, SEVERAL_LABELS, objective_for, objective_of
+from paceline.exchange.loop import evaluate
+from paceline.exchange.step import SGD, Learning, shares, train_step
+from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
+from paceline.recipes.named import recipe_of_data
+from paceline.recipes.recipe import Recipe
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 
@@ -32,31 +35,31 @@ def naive_loss(scores: list[float], labels: list[bool]) -> float:
 def test_several_labels_as_a_naive_reader_of_the_formula(rows) -> None:
     outputs = torch.tensor([scores for scores, _ in rows], dtype=torch.float64)
     targets = torch.tensor([labels for _, labels in rows])
-    objective = objective_for(targets)
     losses = [naive_loss(scores, labels) for scores, labels in rows]
-    assert float(objective.loss(outputs, targets)) == pytest.approx(sum(losses) / len(rows))
-    assert float(objective.loss(outputs, targets, reduction="sum")) == pytest.approx(sum(losses))
+    assert float(label_loss(outputs, targets)) == pytest.approx(sum(losses) / len(rows))
     right = [labels[scores.index(max(scores))] for scores, labels in rows]
-    assert objective.num_right(outputs, targets) == sum(right)
+    assert float(precision_at_1(outputs, targets)) == pytest.approx(sum(right) / len(rows))
 
 
 def test_one_label_is_the_loss_of_its_class() -> None:
     outputs = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     classes = torch.arange(20) % 5
     labels = nn.functional.one_hot(classes, 5).bool()
-    torch.testing.assert_close(
-        SEVERAL_LABELS.loss(outputs, labels), ONE_CLASS.loss(outputs, classes)
-    )
-    assert SEVERAL_LABELS.num_right(outputs, labels) == ONE_CLASS.num_right(outputs, classes)
+    torch.testing.assert_close(label_loss(outputs, labels), class_loss(outputs, classes))
+    assert precision_at_1(outputs, labels) == accuracy(outputs, classes)
 
 
 def test_a_sample_without_labels_moves_nothing() -> None:
     outputs = torch.randn(2, 3, requires_grad=True)
     targets = torch.tensor([[False, False, False], [True, True, False]])
-    SEVERAL_LABELS.loss(outputs, targets).backward()
+    label_loss(outputs, targets).backward()
     assert outputs.grad is not None
     assert not outputs.grad[0].any()
     assert outputs.grad[1].all()
+
+
+def recipe_of(samples: TensorSamples) -> Recipe:
+    return recipe_of_data(Dataset("toy", samples, samples, 6, (4,)))
 
 
 def several(num: int) -> TensorSamples:
@@ -73,7 +76,7 @@ def several(num: int) -> TensorSamples:
     ],
 )
 def test_the_data_set_says_which_and_the_name_is_honest(samples: TensorSamples, name: str) -> None:
-    assert objective_of(Dataset("toy", samples, samples, 6, (4,))).name == name
+    assert recipe_of(samples).score_name == name
 
 
 @pytest.mark.parametrize(("num_samples", "batch_size", "world_size"), [(7, 7, 3), (21, 6, 4)])
@@ -88,11 +91,12 @@ def test_unequal_shares_of_labels_give_the_gradient_of_the_batch(
         model = nn.Linear(4, 6, dtype=torch.float64)
         model.load_state_dict(start.state_dict())
         optimizer = SGD(learning_rate=1.0, momentum=0.0).optimizer(model)
-        train_step(model, optimizer, source, Recorder(HostClock(), "cpu0", rank))
+        recorder, learning = Recorder(HostClock(), "cpu0", rank), Learning(label_loss)
+        train_step(model, optimizer, source, recorder, learning)
         steps.append(start.weight - model.weight)
         indices += next(iter(batches))
     inputs, targets = data.__getitems__(indices)
-    SEVERAL_LABELS.loss(start(inputs), targets).backward()
+    label_loss(start(inputs), targets).backward()
     assert start.weight.grad is not None
     torch.testing.assert_close(sum(steps) / world_size, start.weight.grad, rtol=1e-12, atol=1e-14)
 
@@ -105,9 +109,11 @@ class AsGiven(nn.Module):
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_evaluation_counts_each_sample_once(world_size: int) -> None:
     data = several(300)
-    rows = [evaluate(AsGiven(), data, group_of(rank, world_size)) for rank in range(world_size)]
+    groups = [group_of(rank, world_size) for rank in range(world_size)]
+    rows = [evaluate(AsGiven(), data, group, recipe_of(data)) for group in groups]
     loss, right = (sum(column) for column in zip(*rows, strict=True))
     padded = AsGiven()(data.inputs).tolist()
     labels = data.targets.tolist()
     assert loss == pytest.approx(sum(map(naive_loss, padded, labels)))
-    assert right == sum(of[row.index(max(row))] for row, of in zip(padded, labels, strict=True))
+    expected = sum(of[row.index(max(row))] for row, of in zip(padded, labels, strict=True))
+    assert right == pytest.approx(expected)

@@ -9,7 +9,7 @@ from groups import group_of
 from paceline.core.plan import Kind
 from paceline.core.strategy import Prober
 from paceline.core.workload import Workload
-from paceline.exchange.loop import SGD, Share
+from paceline.exchange.step import OF_CLASSES, SGD, Share
 from paceline.links.group import Group
 from paceline.measure import layers as module
 from paceline.measure.layers import Profile, profile
@@ -106,7 +106,9 @@ def profiled(
         return Ring(clock, sum(map(sum, sizes)), group.world_size)
 
     probers = {"allreduce": Prober(find_exchange("allreduce"), config or AllReduce(), make)}
-    return profile(model, workload, source, SGD().optimizer, group, seconds, probers), workload
+    return profile(
+        model, workload, source, SGD().optimizer, OF_CLASSES, group, seconds, probers
+    ), workload
 
 
 def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
@@ -187,6 +189,6 @@ def test_the_number_of_rounds_is_bounded(clock, seconds: float):
         yield share
 
     workload = describe(model, share.inputs)
-    profile(model, workload, source, SGD().optimizer, ranks(1), seconds, {})
+    profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
     # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
     assert num_steps == (8 if seconds < 1 else 502)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
-from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.models.networks import LeNet5
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder

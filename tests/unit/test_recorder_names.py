@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from paceline.core.compare import conform
 from paceline.core.machine import Machine
 from paceline.core.strategy import Window
-from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.models import describe
 from paceline.models.networks import LeNet5
 from paceline.record.clock import HostClock

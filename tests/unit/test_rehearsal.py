@@ -10,9 +10,9 @@ from paceline.core.calibration import Measurement
 from paceline.core.cost import Totals
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind, PriceKey
-from paceline.exchange.loop import TrainingSetup, setup_of
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import TrainingSetup, setup_of
 from paceline.measure.layers import Profile
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.models.paced import QUEUED_S, PacedModel

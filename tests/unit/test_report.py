@@ -110,8 +110,8 @@ def result(model: str = "test", layer: str = "first") -> RunResult:
             ),
         ),
         epochs=(
-            Epoch(number=0, train_loss=1.5, test_loss=1.25, accuracy=0.5, seconds=4),
-            Epoch(number=1, train_loss=0.75, test_loss=0.8125, accuracy=0.9625, seconds=3.5),
+            Epoch(number=0, train_loss=1.5, test_loss=1.25, score=0.5, seconds=4),
+            Epoch(number=1, train_loss=0.75, test_loss=0.8125, score=0.9625, seconds=3.5),
         ),
         accuracy=0.9625,
         predicted_step_s=0.0123,

@@ -68,8 +68,7 @@ class TestStepsInTime:
 
 def test_learning_curves_count_epochs_from_one() -> None:
     epochs = [
-        Epoch(number=i, train_loss=3 - i, test_loss=4 - i, accuracy=i / 2, seconds=1)
-        for i in range(2)
+        Epoch(number=i, train_loss=3 - i, test_loss=4 - i, score=i / 2, seconds=1) for i in range(2)
     ]
     lines = {line.name: (line.x, line.y) for line in learning_curves(epochs, "accuracy").data}
     assert lines == {

@@ -47,7 +47,7 @@ RESULT = RunResult(
             why="computes 90 % of the step",
         ),
     ),
-    epochs=(Epoch(number=0, train_loss=2.0, test_loss=1.0, accuracy=0.5, seconds=3.0),),
+    epochs=(Epoch(number=0, train_loss=2.0, test_loss=1.0, score=0.5, seconds=3.0),),
     accuracy=0.5,
     predicted_step_s=0.011,
     step_s=0.010,

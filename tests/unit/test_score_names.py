@@ -30,7 +30,7 @@ def uneven(score: str) -> RunResult:
         settings=TrainSettings(model="mlp", strategy="hogbatch"),
         strategy="hogbatch",
         machine={},
-        epochs=(Epoch(number=0, train_loss=2, test_loss=1, accuracy=0.5, seconds=3),),
+        epochs=(Epoch(number=0, train_loss=2, test_loss=1, score=0.5, seconds=3),),
         accuracy=0.5,
         score=score,
         trained_s=3.0,

@@ -61,7 +61,7 @@ def test_a_session_is_measured_trained_and_saved(tmp_path: Path):
         runner.save(tmp_path / "model.safetensors")
     assert len(machine.devices) == 1
     assert cost is not None
-    assert outcome.epochs[0].accuracy > 0.2
+    assert outcome.epochs[0].score > 0.2
     assert outcome.samples_per_s > 0
     assert outcome.head.layers == ("fc3", "fc4", "fc5")
     assert outcome.head.own_state_nbytes == (outcome.head.state_nbytes,)

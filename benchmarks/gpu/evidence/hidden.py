@@ -14,7 +14,7 @@ from part import Part
 
 import steps
 from figures import shown
-from paceline.exchange.loop import SGD
+from paceline.exchange.step import SGD
 from paceline.links.group import Group
 from ranks import on_ranks
 from trainee import Task

@@ -13,6 +13,7 @@ from pydantic import Field
 from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
 
+_SHARES = ("accuracy", "precision@1")
 Points = tuple[tuple[float, int], ...]  # seconds of training, and a number
 
 
@@ -20,14 +21,23 @@ Points = tuple[tuple[float, int], ...]  # seconds of training, and a number
 class Epoch:
     """The mean training loss, and the loss and score on the test samples, of one epoch.
 
-    `accuracy` is the score: with several labels a sample it is the precision@1.
+    `test_loss` is None without test samples, `score` where the recipe has none.
     """
 
     number: int
     train_loss: float
-    test_loss: float
-    accuracy: float
+    test_loss: float | None
+    score: float | None
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The loss and the score on the test samples after so many steps of the run."""
+
+    num_steps: int
+    test_loss: float | None
+    score: float | None
 
 
 @dataclass(frozen=True)
@@ -101,11 +111,17 @@ class ChunkTrial:
     rehearsed_s: float
 
 
+def is_share(score: str) -> bool:
+    """Return True if the score of that name is a share of the samples."""
+    return score in _SHARES
+
+
 class RunMetrics(Record):
     """What is known of a run when it is over, and saved in result.json as it is.
 
-    `samples_per_s` is that of the untraced steps; `trained_s`: seconds of training without the
-    tests between epochs. `decisions`: why a configuration was chosen on the way, if it was.
+    `samples_per_s` is that of the untraced steps, `tokens_per_s` where samples are tokens;
+    `evaluations` are those within epochs and after them, if any were asked for; `trained_s`:
+    seconds of training without tests. `decisions`: why a configuration was chosen on the way.
     `faults`: where the traced steps depart from the plan. `lost`: workers that ended before the
     run, and why. `peak_memory_bytes` by worker; `shares`: the samples of each worker in a batch,
     where batches are balanced. `wire_nbytes`: all bytes sent and received with headers.
@@ -114,7 +130,9 @@ class RunMetrics(Record):
 
     samples_per_s: float
     trained_s: float | None = None
+    tokens_per_s: float | None = None
     epochs: tuple[Epoch, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     score: str = "accuracy"
     predicted_step_s: float | None = None
     predicted_samples_per_s: float | None = None

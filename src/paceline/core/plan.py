@@ -29,6 +29,8 @@ class Kind(StrEnum):
 
 COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP})
 COMMUNICATION = frozenset(Kind) - COMPUTE
+# The part of a forward that is the forward and backward of all micro-batches before the last one.
+ACCUMULATED = "earlier micro-batches"
 
 
 class Lane(StrEnum):

@@ -115,7 +115,14 @@ class TrainSettings(RunSettings):
     """The settings of `paceline train`."""
 
     kind: Literal["train"] = "train"
-    data: str = Field("digits", description=DATA)
+    data: str | None = Field(None, description=DATA)
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: str = "float32"
+    evaluate_every: int | None = None
+    steps: int | None = None
+    schedule: str | None = None
+    warmup_steps: int = 0
     optimizer: str = Field("sgd", description="One of torch's, or package.module:factory.")
     epochs: int = Field(3, ge=1, description="Passes over the training samples.")
     learning_rate: float = Field(

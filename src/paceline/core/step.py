@@ -20,7 +20,7 @@ from typing import Protocol
 from paceline.core.chunks import chunks
 from paceline.core.cost import compute_lane, copy_lanes, core_lanes, exchange_lane, update_cost
 from paceline.core.machine import Device, DeviceKind, Host, Machine
-from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
+from paceline.core.plan import ACCUMULATED, Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.transfer import Transfer, lanes_of
 from paceline.core.workload import Layer, Workload
 
@@ -40,7 +40,8 @@ class ComputeStep:
     @cached_property
     def load(self) -> Cost:
         """The cost of loading a batch, which is read and written once."""
-        return Cost(nbytes=2 * self.workload.input_nbytes, num_calls=1)
+        num_micro_batches = 1 + self.workload.num_accumulated
+        return Cost(nbytes=2 * self.workload.input_nbytes * num_micro_batches, num_calls=1)
 
     @cached_property
     def update(self) -> Cost:
@@ -53,6 +54,9 @@ class ComputeStep:
         done = TaskId(step, Kind.LOAD, "", worker)
         updated = (TaskId(step - 1, Kind.STEP, "", worker),) if step else ()
         yield Task(done, on, self.load, updated)
+        if self.workload.num_accumulated:
+            before, done = done, TaskId(step, Kind.FORWARD, ACCUMULATED, worker)
+            yield Task(done, on, self.workload.accumulated, (before,))
         for kind, layers in (
             (Kind.FORWARD, self.workload.layers),
             (Kind.BACKWARD, self.workload.in_backward_order),

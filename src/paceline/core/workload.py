@@ -91,7 +91,8 @@ class Workload:
 
     `layers` stand in forward order. `backward_order` lists their indices in the order in which
     their gradients become ready; it is the reverse for a chain, and whatever autograd does for a
-    network with branches. `input_nbytes` is what a micro-batch loads.
+    network with branches. `input_nbytes` is what a micro-batch loads. `num_accumulated` equal
+    micro-batches come before it in the step, whose gradients are added up and not exchanged.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Workload:
     layers: tuple[Layer, ...]
     backward_order: tuple[int, ...]
     input_nbytes: int
+    num_accumulated: int = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -118,6 +120,15 @@ class Workload:
     def gradient_nbytes(self) -> int:
         """Bytes of all gradients: what a float32 exchange has to move at the least."""
         return sum(layer.gradient_nbytes for layer in self.layers)
+
+    @cached_property
+    def accumulated(self) -> Cost:
+        """The work of the micro-batches before the last one."""
+        each = Cost()
+        for layer in self.layers:
+            each = each + layer.forward + layer.backward
+        count = self.num_accumulated
+        return Cost(count * each.flops, count * each.nbytes, count * each.num_calls)
 
     @property
     def in_backward_order(self) -> tuple[Layer, ...]:

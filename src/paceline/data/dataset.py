@@ -1,10 +1,11 @@
 """Data sets: samples that hand out whole batches, for training and for testing."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,25 +21,29 @@ Batch = tuple[Tensor, Tensor]
 Shape = tuple[int, ...]  # of a sample
 
 
-class IndexedSamples(Protocol):
-    """Indexed samples: float32 inputs and targets. Usable in a torch DataLoader.
+class IndexedSamples(ABC):
+    """Samples by their numbers, which hand out whole batches. Usable in a torch DataLoader.
 
-    A target is an int64 class number; or, where a sample may have several labels, a bool for each
-    label.
+    A sample is a pair of inputs and targets, or any other pytree of tensors that a recipe trains
+    on. Of data sets for classification the inputs are float32, and a target is an int64 class
+    number; or, where a sample may have several labels, a bool for each label.
     """
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of samples."""
 
-    def __getitem__(self, index: int) -> Batch:
-        """Return one input of the sample shape, and its target: a 0-d tensor or (num_classes,)."""
+    @abstractmethod
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the inputs (len(indices), *sample_shape) and the targets (len(indices), ...)."""
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return these samples as a batch: the same pytree, each tensor with a row for each."""
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSamples:
+class TensorSamples(IndexedSamples):
     """Samples that lie in memory. A batch costs one index operation on each tensor."""
 
     inputs: Tensor
@@ -78,8 +83,8 @@ class Dataset:
 
 def loader(
     samples: IndexedSamples, batches: ShardedBatches | BalancedSampler, *, num_workers: int = 0
-) -> DataLoader[Batch]:
-    """Return the (inputs, targets) batches of one rank; the order is the one of `batches`.
+) -> DataLoader[Any]:
+    """Return the batches of one rank; the order is the one of `batches`.
 
     Call `batches.set_epoch` before each pass. `num_workers` processes decode image files; samples
     in memory are read by the training process itself, so there it must be 0. torch's global random
@@ -95,7 +100,7 @@ def loader(
             f"not {num_workers}"
         )
     return DataLoader(
-        cast("TorchDataset[Batch]", samples),  # torch asks for __getitem__, whatever its type says
+        cast("TorchDataset[Any]", samples),  # torch asks for __getitem__, whatever its type says
         batch_sampler=batches,
         collate_fn=_unchanged,
         num_workers=num_workers,

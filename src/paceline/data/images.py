@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import Batch, Dataset, Shape, shape_text
+from paceline.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
 from paceline.data.sampler import stratified_split
 
 # Pillow's rarer decoders are a risk: a renamed file must not reach them.
@@ -25,7 +25,7 @@ _DEFAULT_SHAPE = (3, 224, 224)
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSamples:
+class ImageSamples(IndexedSamples):
     """Images of `shape` (channels, height, width) with values from -1 (black) to 1.
 
     Three channels are red, green and blue, one channel is grey. The image is stretched to the

@@ -40,16 +40,21 @@ class _Batches:
             raise InvalidInput(f"the seed must be 0 or more, not {seed}")
         self.num_samples, self.batch_size = num_samples, batch_size
         self.rank, self.world_size = rank, world_size
-        self.seed, self.epoch = seed, 0
+        self.seed, self.epoch, self.first_step = seed, 0, 0
 
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation of the next iteration; must be called alike on every rank."""
+    def set_epoch(self, epoch: int, first_step: int = 0) -> None:
+        """Choose the permutation of the next iteration; must be called alike on every rank.
+
+        The iteration begins with the batch of `first_step`, as a run that goes on there.
+        """
         if epoch < 0:
             raise InvalidInput(f"the epoch must be 0 or more, not {epoch}")
-        self.epoch = epoch
+        if not 0 <= first_step <= len(self):
+            raise InvalidInput(f"the first step must be from 0 to {len(self)}, not {first_step}")
+        self.epoch, self.first_step = epoch, first_step
 
 
 class ShardedBatches(_Batches):
@@ -92,8 +97,9 @@ class ShardedBatches(_Batches):
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, start = shuffled(self.num_samples, self.seed, self.epoch), 0
-        for size in self.global_sizes:
+        order = shuffled(self.num_samples, self.seed, self.epoch)
+        start = sum(self.global_sizes[: self.first_step])
+        for size in self.global_sizes[self.first_step :]:
             first, last = (
                 start + size * rank // self.world_size for rank in (self.rank, self.rank + 1)
             )
@@ -191,8 +197,8 @@ class BalancedSampler(_Batches):
         # Counted at the first draw, as a DataLoader may create iterators that it never uses.
         number = self.drawn[0] + 1
         self.drawn = (number, 0)
-        order = shuffled(self.num_samples, self.seed, self.epoch)
-        for step, size in enumerate(self.global_sizes):
+        order, first_step = shuffled(self.num_samples, self.seed, self.epoch), self.first_step
+        for step, size in enumerate(self.global_sizes[first_step:], first_step):
             place = (number, step)
             changes = [shares for first, shares in self._changes if first <= place]
             shares = changes[-1] if changes else self._changes[0][1]

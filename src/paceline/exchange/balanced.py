@@ -98,7 +98,7 @@ class Balanced:
         admit: Admit = lambda speeds, sampler: (),
     ) -> None:
         self._replica, self._module, self._group = replica, module, group
-        self.record, self.close = replica.record, replica.close
+        self.record, self.close, self.no_sync = replica.record, replica.close, replica.no_sync
         self._weighs, self._admit = weighs, admit
         self._said: int | None = None
         self._meter = SpeedMeter(group.device)

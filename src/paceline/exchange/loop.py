@@ -1,250 +1,52 @@
-"""What a rank trains or rehearses, and the loop of the synchronous strategies: epochs and tests."""
+"""The loop of the synchronous strategies: epochs, their steps, and tests."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.cost import LayerTimes
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch
-from paceline.core.plan import Kind
-from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.timeline import Span
-from paceline.core.workload import Workload
-from paceline.data import BalancedSampler, ShardedBatches, loader
-from paceline.data.dataset import Batch, Dataset, IndexedSamples
+from paceline.data.batch import Batch, call
+from paceline.data.dataset import IndexedSamples
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
+from paceline.exchange.step import Learning, Share, train_step
 from paceline.links.group import Group
-from paceline.models import describe, find
-from paceline.models.factory import fitted, workload_of
-from paceline.models.objective import objective_for, objective_of
-from paceline.models.paced import PacedModel, PacedSGD
+from paceline.recipes.recipe import Recipe
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
 
-NUM_TRACED = 20
-NUM_WARM_UP = 2
-_FEWEST_STEPS = NUM_WARM_UP + 3  # one is measured; two are traced, which show a period
 _TEST_BATCH = 256
+_TEST_TOKENS = 16384  # of a batch: logits of a language model take much more memory than its input
+_STATUS_S = 0.5
 
 
-@dataclass(frozen=True)
-class SGD:
-    """Stochastic gradient descent with momentum."""
+class Place(NamedTuple):
+    """A place in the run: an epoch, and how many of its steps are done."""
 
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return a new optimizer of the model's parameters."""
-        return torch.optim.SGD(model.parameters(), self.learning_rate, self.momentum)
+    epoch: int = 0
+    step: int = 0
 
 
-# Weights must not run away in steps that learn nothing: NaNs and denormals compute at other speeds.
-_IDLE_SGD = SGD(learning_rate=1e-6)
+@dataclass
+class Learned:
+    """What a run has done so far, beside its model: where it is, and what was measured of it.
 
-
-class Share(NamedTuple):
-    """A rank's part of a step's batch.
-
-    `weight` scales the mean loss of this rank's samples, so that the average of all ranks'
-    gradients is the gradient of the mean loss of the whole step, however unequal the parts are.
+    `loss` is the sum of this rank's weighted losses of the epoch's steps.
     """
 
-    inputs: Tensor
-    targets: Tensor
-    weight: float
-
-
-def shares(
-    batches: ShardedBatches | BalancedSampler, data: Iterable[Batch], device: torch.device
-) -> Iterator[Share]:
-    """Yield this rank's part of each step of an epoch, on `device`."""
-    for (inputs, targets), whole in zip(data, batches.global_sizes, strict=True):
-        weight = len(targets) * batches.world_size / whole
-        yield Share(
-            inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True), weight
-        )
-
-
-def train_step(
-    model: Callable[[Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-    source: Iterator[Share],
-    recorder: Recorder,
-) -> Tensor:
-    """Load, go forward and backward, update the weights; return the weighted loss."""
-    with recorder.phase(Kind.LOAD):
-        share = next(source)
-    with recorder.phase(Kind.FORWARD):
-        objective = objective_for(share.targets)
-        reduction = "mean" if len(share.targets) else "sum"  # no samples have no mean
-        outputs = model(share.inputs)
-        loss = objective.loss(outputs, share.targets, reduction=reduction) * share.weight
-    with recorder.phase(Kind.BACKWARD):
-        loss.backward()
-    with recorder.phase(Kind.STEP):
-        optimizer.step()
-        optimizer.zero_grad()
-    recorder.end_step()
-    return loss.detach()
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """A rank's model, and the steps that are taken with it.
-
-    `workload` describes the rank's part of a step. `source` yields this rank's share of each step
-    of an epoch, of which there are `epoch_steps`. `test`: the samples that epochs are tested with,
-    None if nothing is learnt. `sampler`: the balanced parts of a batch, if they follow the ranks'
-    speeds. `times`: of the layers, where they are paced. `factor`: by how much they are stretched.
-    """
-
-    model: nn.Module
-    workload: Workload
-    source: Callable[[int], Iterator[Share]]
-    epoch_steps: tuple[int, ...]
-    samples_per_step: float
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    learning_rate: float
-    score: str = "accuracy"
-    test: IndexedSamples | None = None
-    sampler: BalancedSampler | None = None
-    times: LayerTimes | None = None
-    factor: float | None = None
-
-
-def setup_of(session: TrainingSession) -> TrainingSetup:
-    """Build what this rank trains or rehearses; InvalidInput if model, data or workers misfit."""
-    settings, group = session.settings, session.group
-    check_world_size(settings.workers, group)
-    if isinstance(settings, TrainSettings):
-        return _real(settings, group)
-    size = -(-settings.batch_size // group.world_size)
-    workload = workload_of(settings.model, size, settings.input_shape)
-    if session.device is None:
-        return _stretched(settings, group, workload)
-    times = session.device.times(workload)
-    # One sample of one class: its loss takes no time, and paced layers do not read it.
-    share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
-    return TrainingSetup(
-        model=PacedModel(workload, *times),
-        workload=workload,
-        source=lambda epoch: repeat(share),
-        epoch_steps=rehearsed_steps(settings),
-        samples_per_step=settings.batch_size,
-        optimizer=lambda model: PacedSGD(model.parameters(), times.update_s),
-        learning_rate=0.0,
-        times=times,
-    )
-
-
-def check_world_size(workers: int | str, group: Group) -> None:
-    """Raise InvalidInput if there are not as many ranks as workers were asked for."""
-    if group.world_size != workers:
-        raise InvalidInput(f"workers: {workers} asked for, {group.world_size} started")
-
-
-def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
-    model, data, *_ = fitted(settings.model, settings.data, settings.seed)
-    balanced = settings.balance is not None
-    batches = share_batches(data, settings.batch_size, settings.seed, group, balanced)
-    size = -(-settings.batch_size // group.world_size)
-    workload = describe(model, torch.zeros(size, *data.sample_shape), settings.model)
-    return TrainingSetup(
-        model=model.to(group.device),
-        workload=workload,
-        source=epochs_of(batches, data.train, group.device),
-        epoch_steps=(len(batches),) * settings.epochs,
-        samples_per_step=len(data.train) / len(batches),
-        optimizer=SGD(settings.learning_rate, settings.momentum).optimizer,
-        learning_rate=settings.learning_rate,
-        score=objective_of(data).name,
-        test=data.test,
-        sampler=batches if isinstance(batches, BalancedSampler) else None,
-    )
-
-
-def share_batches(
-    data: Dataset, batch_size: int, seed: int, group: Group, balanced: bool = False
-) -> ShardedBatches | BalancedSampler:
-    """Return this rank's share of the training samples; `batch_size` is that of all ranks.
-
-    InvalidInput if an epoch has too few steps to be measured.
-    """
-    num_samples = len(data.train)
-    kind = BalancedSampler if balanced else ShardedBatches
-    batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
-    if len(batches) < _FEWEST_STEPS:
-        raise InvalidInput(
-            f"batch_size: {batch_size} makes {len(batches)} steps of {num_samples} samples; "
-            f"an epoch needs at least {_FEWEST_STEPS} to be measured"
-        )
-    return batches
-
-
-def epochs_of(
-    batches: ShardedBatches | BalancedSampler, samples: IndexedSamples, device: torch.device
-) -> Callable[[int], Iterator[Share]]:
-    """Return a function that begins an epoch and yields this rank's share of each of its steps."""
-    data = loader(samples, batches)
-
-    def source(epoch: int) -> Iterator[Share]:
-        batches.set_epoch(epoch)
-        return shares(batches, data, device)
-
-    return source
-
-
-def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
-    """Return the steps of the two parts of a rehearsal: those that are timed, and the traced."""
-    return NUM_WARM_UP + settings.steps, NUM_WARM_UP + min(settings.steps, NUM_TRACED)
-
-
-def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> TrainingSetup:
-    architecture = find(settings.model)
-    torch.manual_seed(0)
-    model = architecture.build(None).train()
-    shape = settings.input_shape or architecture.input_shape
-    assert shape is not None  # or the workload would not be known
-    size, sampler = workload.batch_size, None
-    if settings.balance is not None:
-        size = settings.batch_size
-        sampler = BalancedSampler(size, size, group.rank, group.world_size)
-    inputs = torch.randn(size, *shape)
-    with torch.no_grad():
-        outputs = model.eval()(inputs[:1])
-    model.train()
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
-        found = getattr(outputs, "shape", type(outputs).__name__)
-        raise InvalidInput(f"model {settings.model}: gives {found}, but must give (batch, classes)")
-    targets = torch.randint(outputs.shape[1], (size,))
-
-    def source(epoch: int) -> Iterator[Share]:
-        if sampler is None:
-            return repeat(Share(inputs, targets, 1.0))
-        per_sample = group.world_size / size
-        sizes = map(len, chain.from_iterable(repeat(sampler)))
-        return (Share(inputs[:n], targets[:n], n * per_sample) for n in sizes)
-
-    return TrainingSetup(
-        model=model,
-        workload=workload,
-        source=source,
-        epoch_steps=rehearsed_steps(settings),
-        samples_per_step=settings.batch_size,
-        optimizer=_IDLE_SGD.optimizer,
-        learning_rate=_IDLE_SGD.learning_rate,
-        sampler=sampler,
-        factor=settings.stretch_of(group.rank),
-    )
+    place: Place = field(default_factory=Place)
+    loss: float = 0.0
+    epochs: list[Epoch] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -255,6 +57,7 @@ class Trained:
     """
 
     epochs: tuple[Epoch, ...]
+    evaluations: tuple[Evaluation, ...]
     spans: tuple[Span, ...]
     offset: ClockOffset
     step_seconds: tuple[float, ...]
@@ -262,16 +65,16 @@ class Trained:
 
 @dataclass(frozen=True)
 class Learner:
-    """The steps and tests of a run in which a rank does not have the whole model.
+    """The steps and tests of a run.
 
     `traced`: the module whose layers the recorder watches. `step` takes a step, records it, and
-    returns this rank's weighted loss. `test` returns the summed loss and the number of right
-    answers on this rank's share of the samples.
+    returns this rank's weighted loss. `test` returns the summed loss and score of this rank's share
+    of the samples.
     """
 
     traced: nn.Module
     step: Callable[[Iterator[Share]], Tensor]
-    test: Callable[[IndexedSamples], tuple[float, int]]
+    test: Callable[[IndexedSamples], tuple[float, float]]
 
 
 def train(
@@ -290,95 +93,226 @@ def train(
     each one's first steps; of the untraced steps, if there is one epoch. InvalidInput names the
     learning rate if a loss is not finite.
     """
-    group, progress = session.group, session.progress
-    progress.begin(sum(setup.epoch_steps), "steps")
-    learner = learner or _whole(setup, group, recorder, replica)
-    num_epochs = len(setup.epoch_steps)
-    traced = traced_epoch(num_epochs)
-    untraced = num_untraced(setup.epoch_steps[traced], num_epochs)
-    epochs, seconds = list[Epoch](), list[float]()
-    for number, num_steps in enumerate(setup.epoch_steps):
-        # Recording costs time: only the traced epoch has a recorder.
-        if number in (traced, traced + 1):
-            replica.record(recorder if number == traced else None)
-        started = time.monotonic()
-        setup.model.train()
-        source, total = setup.source(number), torch.zeros((), device=group.device)
-        for step in range(num_steps):
-            if (number, step) == (traced, untraced):
-                recorder.start_trace(learner.traced)
-            total += learner.step(source)
-            progress.advance()
-        recorder.stop_trace()
-        loss = float(total)  # waits for the device
-        ends = recorder.step_ends()
-        if number == traced:
-            ends = ends[:untraced] if num_epochs == 1 else []
-            spans, offset = tuple(recorder.spans()), clock_offset(group)
-        seconds += [end - start for start, end in pairwise(ends[NUM_WARM_UP - 1 :])]
-        if setup.test is not None:
-            loss /= num_steps * group.world_size
-            took_s = time.monotonic() - started
-            # Each rank tests its share of the samples.
-            rows = group.gather([loss, *learner.test(setup.test)])
-            train_loss, test_loss, correct = (sum(column) for column in zip(*rows, strict=True))
-            size = len(setup.test)
-            epoch = Epoch(number, train_loss, test_loss / size, correct / size, took_s)
-            if not (isfinite(epoch.train_loss) and isfinite(epoch.test_loss)):
-                raise InvalidInput(
-                    f"learning_rate: with {setup.learning_rate:g} the training loss is "
-                    f"{epoch.train_loss} and the test loss {epoch.test_loss} after epoch "
-                    f"{number + 1}; choose a smaller one"
-                )
-            epochs.append(epoch)
-            progress.epoch(epoch, setup.score)
+    if learner is None:
+        learner = whole_model(session, setup, recorder, replica)
+    loop = _Loop(session, setup, recorder, replica, learner)
+    session.progress.begin(sum(setup.epoch_steps), "steps")
+    for number in range(len(setup.epoch_steps)):
+        loop.epoch(number)
     replica.close()
-    return Trained(tuple(epochs), spans, offset, tuple(seconds))
+    return loop.trained()
 
 
-def _whole(
-    setup: TrainingSetup, group: Group, recorder: Recorder, replica: ModelReplica
+class _Loop:
+    """One training: its parts, and what it has measured so far."""
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        setup: TrainingSetup,
+        recorder: Recorder,
+        replica: ModelReplica,
+        learner: Learner,
+    ) -> None:
+        self._session, self._setup, self._recorder = session, setup, recorder
+        self._replica, self._learner = replica, learner
+        self.learned = Learned()
+        self._traced = traced_steps(setup.epoch_steps)
+        self._seconds: list[float] = []
+        self._spans: tuple[Span, ...] = ()
+        self._offset: ClockOffset | None = None
+        self._status = _Status(session, setup)
+
+    def epoch(self, number: int) -> None:
+        """Train one epoch, and test the model."""
+        setup, recorder, learned = self._setup, self._recorder, self.learned
+        num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
+        # Recording costs time: only the traced epoch has a recorder.
+        if number in (self._traced.epoch, self._traced.epoch + 1):
+            self._replica.record(recorder if is_traced else None)
+        started, tested_s = time.monotonic(), 0.0
+        setup.model.train()
+        learned.place = Place(number, 0)
+        source = setup.source(number)
+        total = torch.zeros((), device=self._session.group.device)
+        paused = set[int]()  # steps before which the model was tested
+        for step in range(num_steps):
+            if is_traced and step == self._traced.step:
+                recorder.start_trace(self._learner.traced)
+            loss = self._learner.step(source)
+            total += loss
+            learned.place = Place(number, step + 1)
+            self._status.step(loss)
+            if self._is_due(step + 1 < num_steps):
+                tested_s += self._evaluate()
+                paused.add(step + 1)
+        recorder.stop_trace()
+        learned.loss = float(total)  # waits for the device
+        self._measure(is_traced, paused)
+        if setup.recipe is not None:
+            self._end_epoch(time.monotonic() - started - tested_s)
+
+    def trained(self) -> Trained:
+        """Return what was measured."""
+        learned = self.learned
+        assert self._offset is not None  # an epoch was traced
+        return Trained(
+            tuple(learned.epochs),
+            tuple(learned.evaluations),
+            self._spans,
+            self._offset,
+            tuple(self._seconds),
+        )
+
+    def _measure(self, is_traced: bool, paused: set[int]) -> None:
+        """Add the seconds of the epoch's steps, and its spans if it was traced."""
+        ends = self._recorder.step_ends()
+        if is_traced:
+            ends = ends[: self._traced.step] if len(self._setup.epoch_steps) == 1 else []
+            self._spans = tuple(self._recorder.spans())
+            self._offset = clock_offset(self._session.group)
+        steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
+        self._seconds += [end - start for step, (start, end) in steps if step not in paused]
+
+    def _is_due(self, is_within: bool) -> bool:
+        every = self._setup.evaluate_every
+        return every is not None and is_within and self.num_steps % every == 0
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of the run so far."""
+        epoch, step = self.learned.place
+        return sum(self._setup.epoch_steps[:epoch]) + step
+
+    def _evaluate(self) -> float:
+        """Test the model in the middle of an epoch; return the seconds that it took."""
+        started = time.monotonic()
+        found = self._tested([0.0])[1]
+        self.learned.evaluations.append(found)
+        self._session.progress.evaluation(found, score_of(self._setup.recipe))
+        self._setup.model.train()
+        return time.monotonic() - started
+
+    def _end_epoch(self, took_s: float) -> None:
+        """Test the model after an epoch. InvalidInput if a loss is not finite."""
+        setup, learned, group = self._setup, self.learned, self._session.group
+        number, num_steps = learned.place
+        loss = learned.loss / (num_steps * group.world_size)
+        train_loss, found = self._tested([loss])
+        test_loss = train_loss if found.test_loss is None else found.test_loss
+        if not (isfinite(train_loss) and isfinite(test_loss)):
+            raise InvalidInput(
+                f"learning_rate: with {setup.learning_rate:g} the training loss is "
+                f"{train_loss} and the test loss {test_loss} after epoch {number + 1}; choose a "
+                "smaller one"
+            )
+        epoch = Epoch(number, train_loss, found.test_loss, found.score, took_s)
+        learned.epochs.append(epoch)
+        if setup.evaluate_every is not None:
+            learned.evaluations.append(found)
+        self._session.progress.epoch(epoch, score_of(setup.recipe))
+
+    def _tested(self, sums: list[float]) -> tuple[float, Evaluation]:
+        """Return the sum of this value over all ranks, and the test of the model as it is."""
+        recipe, group = self._setup.recipe, self._session.group
+        assert recipe is not None
+        samples = recipe.test_samples
+        tested = (0.0, 0.0) if samples is None else self._learner.test(samples)
+        # Each rank has tested its share of the samples.
+        rows = group.gather([*sums, *tested])
+        value, loss, score = (sum(column) for column in zip(*rows, strict=True))
+        if samples is None:
+            return value, Evaluation(self.num_steps, None, None)
+        size = len(samples)
+        has_score = recipe.score is not None
+        return value, Evaluation(self.num_steps, loss / size, score / size if has_score else None)
+
+
+class _Status:
+    """Shows the loss and the throughput beside the bar, a few times a second."""
+
+    def __init__(self, session: TrainingSession, setup: TrainingSetup) -> None:
+        self._progress, self._samples = session.progress, setup.samples_per_step
+        self._tokens = setup.recipe.tokens_per_sample if setup.recipe else None
+        self._since_s, self._num_steps = time.monotonic(), 0
+
+    def step(self, loss: Tensor) -> None:
+        """Count a step, and show this rank's loss of it if it is time to."""
+        self._progress.advance()
+        self._num_steps += 1
+        took_s = time.monotonic() - self._since_s
+        if took_s < _STATUS_S:
+            return
+        rate = self._num_steps * self._samples / took_s
+        tokens = f", {rate * self._tokens:,.0f} tokens/s" if self._tokens else ""
+        self._progress.status(f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}")
+        self._since_s, self._num_steps = time.monotonic(), 0
+
+
+def whole_model(
+    session: TrainingSession, setup: TrainingSetup, recorder: Recorder, replica: ModelReplica
 ) -> Learner:
-    model, optimizer = setup.model, setup.optimizer(setup.model)
+    """Return the learner of a rank that has the whole model."""
+    model, group, recipe = setup.model, session.group, setup.recipe
+    optimizer = setup.optimizer(model)
+    schedule, learning = setup.schedule(optimizer), setup.learning
 
     def step(source: Iterator[Share]) -> Tensor:
-        return train_step(replica, optimizer, source, recorder)
+        return train_step(replica, optimizer, source, recorder, learning, schedule)
 
-    def test(samples: IndexedSamples) -> tuple[float, int]:
+    def test(samples: IndexedSamples) -> tuple[float, float]:
         # Running statistics differ between ranks, so broadcast rank 0's: all test the same model.
         group.broadcast(model.buffers())
-        return evaluate(model, samples, group)
+        assert recipe is not None
+        return evaluate(model, samples, group, recipe, learning)
 
     return Learner(model, step, test)
 
 
-def traced_epoch(num_epochs: int) -> int:
-    """Return the epoch, counted from zero, whose last steps are traced."""
-    return min(1, num_epochs - 1)
+def traced_steps(epoch_steps: Sequence[int]) -> Place:
+    """Return the epoch whose last steps are traced, and the first of them.
 
-
-def num_untraced(num_steps: int, num_epochs: int) -> int:
-    """Return the number of steps of an epoch before the traced ones.
-
-    An only epoch keeps half of its steps to be measured.
+    It is the second epoch, if that is long enough; an only epoch keeps half of its steps to be
+    measured.
     """
+    has_second = len(epoch_steps) > 1 and epoch_steps[1] >= FEWEST_STEPS
+    epoch = 1 if has_second else 0
+    return Place(epoch, num_untraced(epoch_steps[epoch], is_only=len(epoch_steps) == 1))
+
+
+def num_untraced(num_steps: int, *, is_only: bool) -> int:
+    """Return the number of steps of an epoch before the traced ones."""
     steady = num_steps - NUM_WARM_UP
-    return num_steps - min(NUM_TRACED, steady if num_epochs > 1 else max(2, steady // 2))
+    return num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else steady)
+
+
+def score_of(recipe: Recipe | None) -> str:
+    """Return the name of a recipe's score."""
+    return "loss" if recipe is None else recipe.score_name
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, samples: IndexedSamples, group: Group) -> tuple[float, int]:
-    """Return the summed loss and the number of right answers on this rank's share of the samples.
+def evaluate(
+    model: nn.Module,
+    samples: IndexedSamples,
+    group: Group,
+    recipe: Recipe,
+    learning: Learning | None = None,
+) -> tuple[float, float]:
+    """Return the summed loss and the summed score of this rank's share of the samples.
 
     Every sample is tested by exactly one rank.
     """
     model.eval()
-    loss, correct = 0.0, 0
+    loss = score = 0.0
     own = range(group.rank, len(samples), group.world_size)
-    for first in range(0, len(own), _TEST_BATCH):
-        inputs, targets = samples.__getitems__(own[first : first + _TEST_BATCH])
-        targets = targets.to(group.device)
-        outputs, objective = model(inputs.to(group.device)), objective_for(targets)
-        loss += float(objective.loss(outputs, targets, reduction="sum"))
-        correct += objective.num_right(outputs, targets)
-    return loss, correct
+    size = max(1, min(_TEST_BATCH, _TEST_TOKENS // (recipe.tokens_per_sample or 1)))
+    for first in range(0, len(own), size):
+        rows = own[first : first + size]
+        inputs, targets = Batch.of(samples.__getitems__(rows)).to(group.device)
+        with (learning or Learning(recipe.loss)).autocast(group.device):
+            outputs: Any = call(model, inputs)
+            loss += float(recipe.loss(outputs, targets)) * len(rows)
+            if recipe.score is not None:
+                score += float(recipe.score(outputs, targets)) * len(rows)
+    return loss, score

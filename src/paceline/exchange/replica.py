@@ -1,6 +1,7 @@
 """The interfaces of data parallelism: a replica of a module, an exchange, and its statistics."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +55,9 @@ class ModelReplica(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients are added up on this rank, and not exchanged."""
+
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None ends that."""
 
@@ -70,6 +74,10 @@ class SingleReplica:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
         return self._module(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which nothing is different."""
+        return nullcontext()
 
     def record(self, recorder: Recorder | None) -> None:
         """Do nothing: there is no exchange."""

@@ -22,9 +22,11 @@ from paceline.core.simulate import period
 from paceline.core.strategy import Calibrated, Prober, Strategy, Window
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
-from paceline.exchange.loop import Trained, TrainingSetup, setup_of, train, train_step
+from paceline.exchange.loop import Trained, score_of, train
 from paceline.exchange.replica import ModelReplica, Probe
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import TrainingSetup, setup_of
+from paceline.exchange.step import train_step
 from paceline.links.group import Group
 from paceline.measure.layers import Profile, beside_copies, profile, with_idle_cores
 from paceline.models.paced import Stretched
@@ -81,6 +83,7 @@ class ReplicaRunner:
             setup.workload,
             lambda: setup.source(0),
             setup.optimizer,
+            setup.learning,
             session.group,
             session.settings.profile_s,
             {one.name: prober(one, config, session.group) for one, config in beside},
@@ -175,7 +178,7 @@ class ReplicaRunner:
 
         def take(number: int) -> None:
             for _ in range(number):
-                train_step(replica, optimizer, source, recorder)
+                train_step(replica, optimizer, source, recorder, setup.learning)
 
         if tuner is not None:
             take(1)  # shows in which order gradients become ready
@@ -232,12 +235,16 @@ def outcome_of(
     # By so much the spans of different ranks may seem to be in a wrong order.
     slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    samples_per_s = setup.samples_per_step / median(trained.step_seconds)
+    tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
-        samples_per_s=setup.samples_per_step / median(trained.step_seconds),
+        samples_per_s=samples_per_s,
+        tokens_per_s=tokens and tokens * samples_per_s,
         epochs=trained.epochs,
-        score=setup.score,
+        evaluations=trained.evaluations,
+        score=score_of(setup.recipe),
         faults=tuple(conform(plan(Window(timeline.num_steps())), timeline, slack_s)),
         peak_memory_bytes=tuple(group.gather(peak)),
         **known,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.core.cost import PacedDevice
-from paceline.core.outcome import Epoch, Outcome
+from paceline.core.outcome import Epoch, Evaluation, Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import Calibrated, Strategy
 from paceline.core.timeline import Origin
@@ -33,7 +33,10 @@ class Progress(Protocol):
         """Count steps or samples."""
 
     def epoch(self, epoch: Epoch, score: str) -> None:
-        """Report an epoch that is over; `score` names its accuracy."""
+        """Report an epoch that is over, and the name of its score."""
+
+    def evaluation(self, found: Evaluation, score: str) -> None:
+        """Report a test within an epoch, and the name of its score."""
 
     def status(self, text: str) -> None:
         """Show how fast the run is at the moment."""

@@ -15,6 +15,7 @@ and that one was predicted to be faster than it turned out
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ class Checked:
     only if it was predicted to be faster than that. In the end the one with the shortest steps is
     used. `on_decision` is called with the reason of each change. All ranks change together, by the
     times of the slowest rank, and never after `num_steps`. `clock` is that of the device, which may
-    be far behind the host.
+    be far behind the host. A step that `accumulates` micro-batches begins with its `no_sync`.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Checked:
         tolerance: float,
         num_steps: int,
         on_decision: Callable[[str], None],
+        accumulates: bool = False,
     ) -> None:
         self._candidates, self._group, self._tolerance = candidates, group, tolerance
         self._clock = clock
@@ -123,6 +125,7 @@ class Checked:
         self._use(candidates[0])
         self._measured: dict[str, float] = {}  # seconds of a step, by the candidate's name
         self._num_steps = 0
+        self._accumulates = accumulates
         self._settled = len(candidates) == 1
         self.num_searched = 0
 
@@ -133,14 +136,14 @@ class Checked:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass; a step begins with it."""
-        if not self._settled and torch.is_grad_enabled():
-            self._starts.append(self._clock.mark())
-            self._num_steps += 1
-            if len(self._starts) > _NUM_CHECKED_SETTLING + _NUM_CHECKED:
-                self._judge()
-            elif self._num_steps > self._last_step:
-                self._settle()
+        if torch.is_grad_enabled() and not self._accumulates:
+            self._begin_step()
         return self._replica(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Begin a step; return the context of its micro-batches but the last."""
+        self._begin_step()
+        return self._replica.no_sync()
 
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on, of whichever candidate."""
@@ -150,6 +153,16 @@ class Checked:
     def close(self) -> None:
         """Free the resources of the candidate in use."""
         self._replica.close()
+
+    def _begin_step(self) -> None:
+        if self._settled:
+            return
+        self._starts.append(self._clock.mark())
+        self._num_steps += 1
+        if len(self._starts) > _NUM_CHECKED_SETTLING + _NUM_CHECKED:
+            self._judge()
+        elif self._num_steps > self._last_step:
+            self._settle()
 
     def _judge(self) -> None:
         starts = self._clock.seconds(self._starts[_NUM_CHECKED_SETTLING:])

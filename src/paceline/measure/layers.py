@@ -28,8 +28,8 @@ from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Strategy, Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.exchange.loop import Share, train_step
 from paceline.exchange.replica import Probe
+from paceline.exchange.step import Learning, Share, train_step
 from paceline.links.group import Group
 from paceline.measure import timing
 from paceline.measure.this_machine import Speed, this_machine
@@ -92,6 +92,7 @@ def profile(
     workload: Workload,
     source: Callable[[], Iterator[Share]],
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    learning: Learning,
     group: Group,
     seconds: float,
     probers: Mapping[str, Prober],
@@ -109,7 +110,7 @@ def profile(
     batches = timing.endless(source)
     probes, clock = Probes.of(workload, group, probers), clock_for(group.device)
     works: list[timing.Work] = [
-        partial(train_step, copied, optimizer, batches, recorder),
+        partial(train_step, copied, optimizer, batches, recorder, learning),
         *probes.works,
     ]
 

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
 from paceline.models.layers import LayerModule, duplicate, layers_of
 
-_Batch = tuple[Tensor, ...]
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
@@ -62,11 +63,12 @@ class _Step:
     backward_end: Counts = (0, 0, 0)
 
 
-def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None = None) -> Workload:
+def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
     """Trace one training step of `model` on a batch like `example_batch`, and return its costs.
 
-    The first dimension of the first tensor of `example_batch` is the batch size; the model is
-    called with the tensors as positional arguments, in the mode (training or evaluation) in which
+    `example_batch`: a tensor, a sequence of positional arguments or a mapping of the others, in
+    which all leaves are tensors. The first dimension of the first one is the batch size; the model
+    is called in the mode (training or evaluation) in which
     it is. The backward pass starts from all floating-point outputs, each with a gradient of ones.
     Costs are those of the whole batch. `activation_nbytes` counts what is made in a layer's
     forward segment and read after it: between two layers of a chain, the tensor handed on;
@@ -79,10 +81,10 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
     random number generators of PyTorch and Python. Its forward hooks run as in any call.
     Raises InvalidInput if the model has nothing to train or cannot run on such a batch.
     """
-    batch = example_batch if isinstance(example_batch, tuple) else (example_batch,)
     label = name or type(model).__name__
+    batch = tree_leaves(example_batch)
     if not batch or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise InvalidInput(f"{label}: an example batch is a tensor or a tuple of tensors")
+        raise InvalidInput(f"{label}: an example batch consists of tensors")
     if batch[0].dim() == 0 or batch[0].shape[0] == 0:
         raise InvalidInput(
             f"{label}: the example batch has shape {tuple(batch[0].shape)}; its first dimension "
@@ -91,7 +93,7 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
     layers = layers_of(model)
     if not layers:
         raise InvalidInput(f"{label} has no trainable parameters")
-    step = _trace(model, batch, label)
+    step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
         if index not in step.entered:  # it follows the one registered before it
@@ -106,14 +108,14 @@ def describe(model: nn.Module, example_batch: Tensor | _Batch, name: str | None 
     )
 
 
-def _trace(model: nn.Module, batch: _Batch, label: str) -> _Step:
+def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     """Run a step of a copy without values, or else of a copy with them; restore the generators."""
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     state = random.getstate()
     try:
         with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
             try:
-                meta_batch = tuple(tensor.detach().to("meta") for tensor in batch)
+                meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
                 empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
                 with torch.device("meta"):
                     return _run(empty, meta_batch)
@@ -121,12 +123,12 @@ def _trace(model: nn.Module, batch: _Batch, label: str) -> _Step:
                 raise
             except Exception:  # noqa: S110 - whatever fails without values is tried with them
                 pass
-            real_batch = tuple(tensor.detach().clone() for tensor in batch)
+            real_batch = tree_map(lambda tensor: tensor.detach().clone(), batch)
             return _run(duplicate(model, torch.clone), real_batch)
     except InvalidInput:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch)
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
         raise InvalidInput(
             f"{label} cannot run a training step on a batch of shape {shapes}: {first_line(error)}"
         ) from error
@@ -134,7 +136,7 @@ def _trace(model: nn.Module, batch: _Batch, label: str) -> _Step:
         random.setstate(state)
 
 
-def _run(model: nn.Module, batch: _Batch) -> _Step:
+def _run(model: nn.Module, batch: Any) -> _Step:
     """Run one forward and one backward pass of a model that may be used up."""
     step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
     forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
@@ -160,7 +162,7 @@ def _run(model: nn.Module, batch: _Batch) -> _Step:
             key = (index, number)
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
     with forward:
-        outputs = list(tensors_in(model(*batch)))
+        outputs = list(tensors_in(call(model, batch)))
     step.segment_ends.append(forward.counts)
     activations.read(outputs, outside=True)
     segments = range(len(step.segment_ends))

@@ -115,31 +115,11 @@ def find(name: str) -> Architecture:
 
 
 def _of_user(name: str) -> Architecture:
-    module, _, attribute = name.partition(":")
-    parts = [*module.split("."), *attribute.split(".")]
-    if not all(part.isidentifier() for part in parts):
-        raise InvalidInput(f"{name!r} is not of the form {_FORM}")
-    try:
-        imported = import_from_here(module)
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
-            raise InvalidInput(
-                f"{name}: there is no module {missing!r} in {Path.cwd()} or among the installed "
-                "packages"
-            ) from error
-        raise InvalidInput(f"{name}: importing {module!r} failed: {first_line(error)}") from error
-    try:
-        factory = attrgetter(attribute)(imported)
-    except AttributeError as error:
-        public = [key for key in dir(error.obj) if not key.startswith("_")]
-        close = get_close_matches(str(error.name), public, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InvalidInput(f"{name}: the module has no attribute {attribute!r}{hint}") from error
+    factory = imported(name)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise InvalidInput(
-            f"{name}: {attribute} is of type {type(factory).__name__}; it must be a function or "
-            "class that returns a model when called"
+            f"{name}: {name.rpartition(':')[2]} is of type {type(factory).__name__}; it must be a "
+            "function or class that returns a model or a recipe when called"
         )
 
     def build(num_classes: int | None) -> nn.Module:
@@ -155,6 +135,31 @@ def _of_user(name: str) -> Architecture:
         return model
 
     return Architecture(name, build, None, None)
+
+
+def imported(name: str) -> Any:
+    """Return the object of the name package.module:factory; InvalidInput if there is none."""
+    module, _, attribute = name.partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise InvalidInput(f"{name!r} is not of the form {_FORM}")
+    try:
+        found = import_from_here(module)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise InvalidInput(
+                f"{name}: there is no module {missing!r} in {Path.cwd()} or among the installed "
+                "packages"
+            ) from error
+        raise InvalidInput(f"{name}: importing {module!r} failed: {first_line(error)}") from error
+    try:
+        return attrgetter(attribute)(found)
+    except AttributeError as error:
+        public = [key for key in dir(error.obj) if not key.startswith("_")]
+        close = get_close_matches(str(error.name), public, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InvalidInput(f"{name}: the module has no attribute {attribute!r}{hint}") from error
 
 
 def import_from_here(module: str) -> ModuleType:

@@ -182,17 +182,17 @@ class Recorder:
         self._marks.watch(False)
 
     @contextmanager
-    def phase(self, kind: Kind) -> Iterator[None]:
-        """Record what runs inside as a part of this step."""
-        self.begin_phase(kind)
+    def phase(self, kind: Kind, part: str = "") -> Iterator[None]:
+        """Record what runs inside as a part of this step; one that has a name has no layers."""
+        self.begin_phase(kind, part)
         yield
         self.end_phase()
 
-    def begin_phase(self, kind: Kind) -> None:
+    def begin_phase(self, kind: Kind, part: str = "") -> None:
         """Record what follows as a part of this step, until `end_phase`."""
         if self.tracing:
-            self._marks.watch(True)
-            self._phase = Activity(self._step, kind, "", self._clock.mark())
+            self._marks.watch(not part)
+            self._phase = Activity(self._step, kind, part, self._clock.mark())
 
     @property
     def idle(self) -> bool:
@@ -322,6 +322,8 @@ class Recorder:
         Each of the latter has the name of the copy that follows it; the last one has none.
         """
         start = phase.start
+        if phase.part:
+            return [(phase.part, start, phase.end)]
         if self._marks.names:
             if phase.kind in (Kind.FORWARD, Kind.BACKWARD):
                 names = self._marks.names

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Outcome, RunMetrics
+from paceline.core.outcome import Outcome, RunMetrics, is_share
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin, quartiles
 from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal
@@ -176,7 +176,8 @@ class RunResult(RunMetrics):
     def of(cls, outcome: Outcome, **known: Any) -> Self:
         """Return the result of an outcome; `known` are the fields that it does not have."""
         own = {name: getattr(outcome, name) for name in RunMetrics.model_fields}
-        own["accuracy"] = outcome.epochs[-1].accuracy if outcome.epochs else None
+        is_accuracy = is_share(outcome.score) and bool(outcome.epochs)
+        own["accuracy"] = outcome.epochs[-1].score if is_accuracy else None
         own["config"] = {} if outcome.config is None else asdict(outcome.config)
         if outcome.step_seconds:
             lower_s, own["step_s"], upper_s = quartiles(outcome.step_seconds)

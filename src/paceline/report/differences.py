@@ -74,7 +74,12 @@ def _figures(result: RunResult) -> dict[tuple[str, str], float]:
     values: dict[tuple[str, str], float] = {}
     if result.accuracy is not None:
         values[f"test {result.score}", "share"] = result.accuracy
-        values["test loss", ""] = result.epochs[-1].test_loss
+    if result.epochs:
+        last = result.epochs[-1]
+        if last.score is not None and result.accuracy is None:
+            values[f"test {result.score}", ""] = last.score
+        if last.test_loss is not None:
+            values["test loss", ""] = last.test_loss
         values["training loss", ""] = result.epochs[-1].train_loss
         values["all epochs, without tests", "s"] = sum(epoch.seconds for epoch in result.epochs)
     if result.step_s is not None:

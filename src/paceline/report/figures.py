@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from plotly.io import to_json
 
 from paceline.core.compare import Comparison
-from paceline.core.outcome import Epoch
+from paceline.core.outcome import Epoch, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration
 from paceline.report.markup import Html, element
@@ -158,9 +158,9 @@ def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
     for column, name, values, style in (
         (1, "train loss", [epoch.train_loss for epoch in epochs], TRAIN),
         (1, "test loss", [epoch.test_loss for epoch in epochs], TEST),
-        (2, test_score, [epoch.accuracy for epoch in epochs], TEST),
+        (2, test_score, [epoch.score for epoch in epochs], TEST),
     ):
-        form = ".2%" if column == 2 else ".4f"
+        form = ".2%" if column == 2 and is_share(score) else ".4f"
         figure.add_scatter(
             x=numbers,
             y=values,

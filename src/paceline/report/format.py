@@ -6,6 +6,8 @@ What is read is text that knows the exact number, so that a table's copy can hav
 from math import isfinite
 from typing import Self
 
+from paceline.core.outcome import is_share
+
 _SECONDS = (("ns", 1e-9, 999.5), ("us", 1e-6, 999.5), ("ms", 1e-3, 999.5), ("s", 1.0, 99.95))
 _LEAST_S = 0.5e-12  # what is left of sums and differences of times is no time
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -108,3 +110,18 @@ def _three_digits(value: float) -> str:
     if size < 0.9995:
         return f"{value:.3g}"
     return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+
+
+def score_text(name: str, value: float, digits: int = 2) -> str:
+    """Return a score as it is shown: a share in percent, any other with four digits."""
+    return share(value, digits) if is_share(name) else f"{value:.4g}"
+
+
+def loss_text(loss: float | None) -> str:
+    """Return a loss as it is shown; a dash where there is none."""
+    return "-" if loss is None else f"{loss:.4f}"
+
+
+def optional_score(name: str, value: float | None) -> str:
+    """Return a score as it is shown; a dash where there is none."""
+    return "-" if value is None else score_text(name, value)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from operator import itemgetter
 
 from paceline.core.compare import Breakdown, breakdown_by_device
-from paceline.core.outcome import Epoch, Insight
+from paceline.core.outcome import Epoch, Insight, is_share
 from paceline.core.timeline import Origin, Timeline
 from paceline.planner import ERROR_BAR
 from paceline.records.result import PlanRow, RunResult
-from paceline.report.format import duration, nbytes, number, share
+from paceline.report.format import duration, loss_text, nbytes, number, optional_score, share
 
 _GOOD, _FAIR = 0.9, 0.7  # shares of what could be reached
 WORTH = 0.03  # of a step: less is not worth a change
@@ -204,32 +204,33 @@ def _memory(result: RunResult) -> Iterator[Insight]:
 
 
 def of_epochs(epochs: Sequence[Epoch], score: str) -> Iterator[Insight]:
-    """Yield advice about the number of epochs, if two or more; `score` names the accuracy."""
-    if len(epochs) < 2:
+    """Yield advice about the number of epochs, if two or more were tested; `score` is its name."""
+    losses = [epoch.test_loss for epoch in epochs if epoch.test_loss is not None]
+    if len(epochs) < 2 or len(losses) < len(epochs):
         return
-    before, last = epochs[-2:]
-    best = min(epochs, key=lambda epoch: epoch.test_loss)
-    highest = max(epochs, key=lambda epoch: epoch.accuracy)
+    last, best = epochs[-1], epochs[losses.index(min(losses))]
+    scores = [epoch.score or 0.0 for epoch in epochs]
+    highest = epochs[scores.index(max(scores))]
     since = f"The test loss was lowest after epoch {best.number + 1} of {len(epochs)}"
-    fell = 1 - last.test_loss / before.test_loss if before.test_loss else 0.0
+    fell = 1 - losses[-1] / losses[-2] if losses[-2] else 0.0
     if best is last and fell > _HARDLY:
         fallen = f"The test loss still fell by {share(fell)} in the last epoch"
         sentence = f"{fallen}: train for more epochs."
     elif best is last:
         fallen = f"The test loss fell by only {share(fell)} in the last epoch"
         sentence = f"{fallen}: more epochs with this learning rate would hardly help."
-    elif not best.test_loss or last.test_loss <= (1 + _HARDLY) * best.test_loss:
+    elif not min(losses) or losses[-1] <= (1 + _HARDLY) * min(losses):
         sentence = f"{since}, and has hardly changed since: fewer epochs would do."
     else:
-        sentence = f"{since}, and is {share(last.test_loss / best.test_loss - 1)} higher now"
-        if highest.number > best.number:
+        sentence = f"{since}, and is {share(losses[-1] / min(losses) - 1)} higher now"
+        if is_share(score) and highest.number > best.number:
             sentence += f"; but the {score} was best after epoch {highest.number + 1}."
         else:
             sentence += ": train for fewer epochs, or with a smaller learning rate."
     figures = (
-        ("last test loss", f"{last.test_loss:.4f}"),
-        ("lowest", f"{best.test_loss:.4f} after epoch {best.number + 1}"),
-        (f"last {score}", share(last.accuracy, 2)),
+        ("last test loss", loss_text(last.test_loss)),
+        ("lowest", f"{loss_text(best.test_loss)} after epoch {best.number + 1}"),
+        (f"last {score}", optional_score(score, last.score)),
     )
     yield Insight("change", sentence, figures)
 

@@ -11,7 +11,17 @@ from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import markup
 from paceline.report.figures import PARTS, figure_of, learning_curves, step_parts
-from paceline.report.format import counted, duration, nbytes, number, optional_share, share
+from paceline.report.format import (
+    counted,
+    duration,
+    loss_text,
+    nbytes,
+    number,
+    optional_score,
+    optional_share,
+    score_text,
+    share,
+)
 from paceline.report.insights import of_asynchronous, of_run
 from paceline.report.markup import Drawn, Html, element, folded, header, listed, section, table
 from paceline.report.steps import swatched, through_time, two_steps
@@ -104,11 +114,11 @@ def _header(result: RunResult) -> Html:
 
 
 def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
-    if result.accuracy is not None:
+    if result.epochs and (reached := result.epochs[-1].score) is not None:
         note = f"after {counted(len(result.epochs), 'epoch')}"
-        yield f"test {result.score}", share(result.accuracy, 2), note
+        yield f"test {result.score}", score_text(result.score, reached), note
     if result.updates is not None and result.epochs:
-        yield "test loss", f"{result.epochs[-1].test_loss:.4f}", "at the end"
+        yield "test loss", loss_text(result.epochs[-1].test_loss), "at the end"
     if result.predicted_step_s is not None:
         before = "before the rehearsal" if result.is_rehearsal else "before training"
         yield "predicted step", duration(result.predicted_step_s), before
@@ -148,8 +158,8 @@ def _plans(result: RunResult) -> Html:
 def _learning(epochs: Sequence[Epoch], score: str) -> Html:
     rows = []
     for epoch in epochs:
-        losses = f"{epoch.train_loss:.4f}", f"{epoch.test_loss:.4f}"
-        reached = share(epoch.accuracy, 2), duration(epoch.seconds)
+        losses = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
+        reached = optional_score(score, epoch.score), duration(epoch.seconds)
         rows.append((str(epoch.number + 1), *losses, *reached))
     head = ("epoch", "train loss", "test loss", f"test {score}", "time")
     figure = figure_of(learning_curves(epochs, score), "learning")

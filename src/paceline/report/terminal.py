@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.core.compare import Comparison
-from paceline.core.outcome import Epoch, Traffic
+from paceline.core.outcome import Epoch, Traffic, is_share
 from paceline.records.result import PlanRow, RunResult
 from paceline.report.differences import Differences
-from paceline.report.format import duration, nbytes, optional_share, share
+from paceline.report.format import duration, nbytes, optional_share, score_text, share
 from paceline.report.format import number as plain
 
 _MOST_PLANS = 12
@@ -132,11 +132,18 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
 
 
 def epoch_line(epoch: Epoch, epochs: int, score: str) -> str:
-    """Return the line of an epoch; `score` is the name of its accuracy."""
-    return (
-        f"epoch {epoch.number + 1}/{epochs}: train loss {epoch.train_loss:.4f}, "
-        f"test loss {epoch.test_loss:.4f}, {score} {epoch.accuracy:.2%}"
-    )
+    """Return the line of an epoch; `score` is the name of its score."""
+    line = f"epoch {epoch.number + 1}/{epochs}: train loss {epoch.train_loss:.4f}"
+    return line + tested(epoch.test_loss, epoch.score, score)
+
+
+def tested(test_loss: float | None, score: float | None, name: str) -> str:
+    """Return what a test has found, to follow a comma-separated list; nothing without a test."""
+    loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
+    if score is None:
+        return loss
+    shown = f"{score:.2%}" if is_share(name) else f"{score:.4g}"
+    return f"{loss}, {name} {shown}"
 
 
 def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
@@ -167,15 +174,22 @@ def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
     yield "\n".join(f"{name:<10} {text}" for name, text in _lines(result, folder))
 
 
+def learnt(last: Epoch, score: str) -> tuple[str, str]:
+    """Return the name and the value of what a run has reached by its last epoch."""
+    loss = "" if last.test_loss is None else f", loss {last.test_loss:.4f}"
+    if last.score is not None:
+        return score, f"{score_text(score, last.score, 1)} of the test samples{loss}"
+    return "loss", f"{last.train_loss:.4f} in training{loss and f'{loss} of the test samples'}"
+
+
 def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     settings, files = result.settings, "result.json, trace.json, report.html"
     how = f"with {result.num_workers} workers"
     if result.is_rehearsal:
         yield "rehearsed", f"no training: {settings.workers} workers {result.devices}"
         how = f"rehearsed with strategy {result.strategy}"
-    elif result.accuracy is not None:
-        loss = f", loss {result.epochs[-1].test_loss:.4f}"
-        yield result.score, f"{share(result.accuracy)} of the test samples{loss}"
+    elif result.epochs:
+        yield learnt(result.epochs[-1], result.score)
         files += ", model.safetensors"
     if result.step_s is not None:
         happened = f"{result.origin} {duration(result.step_s)}"

@@ -11,7 +11,7 @@ from torch import nn
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.strategy import Strategy
-from paceline.exchange.loop import num_untraced
+from paceline.exchange.loop import traced_steps
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
@@ -108,11 +108,15 @@ def train_best(
         make = partial(find_strategy(name).runner().replica, model, by_name[name].config, group)
         candidates.append(Candidate(name, step_s, make))
     steps = runner.setup.epoch_steps
-    last_step = num_untraced(steps[0], len(steps)) + (len(steps) > 1) * steps[0]
+    traced = traced_steps(steps)
+    last_step = sum(steps[: traced.epoch]) + traced.step
+    accumulates = runner.setup.learning.accumulate > 1
     checked, clock = list[Checked](), clock_for(group.device)
 
     def replicate(module: nn.Module) -> ModelReplica:
-        checked.append(Checked(candidates, group, clock, _TOLERANCE, last_step, decide))
+        checked.append(
+            Checked(candidates, group, clock, _TOLERANCE, last_step, decide, accumulates)
+        )
         return checked[0]
 
     first = find_strategy(predicted[0][0])

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch
-from paceline.report.terminal import epoch_line
+from paceline.core.outcome import Epoch, Evaluation
+from paceline.report.terminal import epoch_line, tested
 
 _LINE_EVERY_S = 10.0  # of the status, where there is no terminal
 logger = logging.getLogger(__name__)
@@ -50,11 +50,12 @@ class Scalars:
         values = {
             "loss/train": epoch.train_loss,
             "loss/test": epoch.test_loss,
-            f"{score}/test": epoch.accuracy,
+            f"{score}/test": epoch.score,
             "throughput/samples_per_s": num_samples / epoch.seconds,
         }
         for name, value in values.items():
-            self._writer.add_scalar(name, value, epoch.number + 1)
+            if value is not None:
+                self._writer.add_scalar(name, value, epoch.number + 1)
         self._writer.flush()
 
     def step(self, number: int, seconds: Mapping[str, float]) -> None:
@@ -109,6 +110,11 @@ class TerminalProgress:
         logger.info("%s", epoch_line(epoch, self._num_epochs, score))
         if self.board is not None:
             self.board.epoch(epoch, self._num_samples, score)
+
+    def evaluation(self, found: Evaluation, score: str) -> None:
+        """Report a test within an epoch."""
+        shown = tested(found.test_loss, found.score, score)
+        logger.info("step %d%s", found.num_steps, shown)
 
     def status(self, text: str) -> None:
         """Show how fast the run is: beside the bar or, where there is none, now and then."""

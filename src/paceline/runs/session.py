@@ -18,7 +18,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
-from paceline.exchange.loop import traced_epoch
 from paceline.exchange.replicas import ReplicaRunner, devices_of
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.links.group import Group
@@ -94,7 +93,7 @@ def go_through(request: RunRequest, group: Group) -> None:
         result, timelines = _result(session, forecasts, used, outcome)
         if progress.board is not None and result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
-            progress.board.step(traced_epoch(len(result.epochs)), happened)
+            progress.board.step(min(1, len(result.epochs) - 1), happened)
         if not session.is_rehearsal:
             runner.save((folder or Path()) / "model.safetensors")
         if folder is None:

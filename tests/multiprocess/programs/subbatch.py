@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.data.dataset import TensorSamples
 from paceline.exchange import synchronized
-from paceline.exchange.loop import SGD, Share
+from paceline.exchange.step import SGD, Share
 from paceline.links.group import joined
 from paceline.models import describe
 from paceline.record.clock import HostClock

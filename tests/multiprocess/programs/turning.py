@@ -111,7 +111,7 @@ def trained(session) -> tuple[dict, dict[str, Tensor]]:
         "wire": outcome.wire_nbytes,
         "faults": outcome.faults,
         "lost": outcome.lost,
-        "accuracy": [epoch.accuracy for epoch in outcome.epochs],
+        "accuracy": [epoch.score for epoch in outcome.epochs],
         "losses": [epoch.train_loss for epoch in outcome.epochs],
         "samples": session.progress.samples,
         "steps": list(outcome.updates.by_worker.values()),

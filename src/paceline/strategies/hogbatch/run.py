@@ -28,6 +28,7 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.models.factory import Fitted, fitted, optimizer_of
 from paceline.models.objective import objective_of
+from paceline.recipes.named import USUAL_DATA, recipe_of_data
 from paceline.strategies.hogbatch import calibration, messages, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
@@ -51,7 +52,9 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     settings = session.settings
     if not isinstance(settings, TrainSettings):
         raise InvalidInput(f"strategy: {settings.strategy!r} can be planned, but not run here")
-    with runner_of(session, fitted(settings.model, settings.data, settings.seed)) as runner:
+    with runner_of(
+        session, fitted(settings.model, settings.data or USUAL_DATA, settings.seed)
+    ) as runner:
         yield runner
 
 
@@ -149,10 +152,11 @@ class HogbatchRunner:
         settings, data, progress = self._settings, self._data, self._session.progress
         alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
         progress.begin(len(data.train) * settings.epochs, "samples")
+        recipe = recipe_of_data(data)
         for number in range(settings.epochs):
             order = torch.from_numpy(shuffled(len(data.train), settings.seed, number))
             loss, seconds = self.coordinator.train_epoch(number, order)
-            test_loss, correct = evaluate(self._model, data.test, alone)
+            test_loss, correct = evaluate(self._model, data.test, alone, recipe)
             num_tested = len(data.test)
             epoch = Epoch(number, loss, test_loss / num_tested, correct / num_tested, seconds)
             self._epochs.append(epoch)

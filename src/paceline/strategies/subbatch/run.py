@@ -31,7 +31,8 @@ from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Timeline
 from paceline.core.wire_format import WIRE_FORMATS
 from paceline.core.workload import Workload
-from paceline.exchange import loop
+from paceline.exchange import loop, step
+from paceline.exchange import setup as setups
 from paceline.exchange.replicas import about, outcome_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
@@ -40,6 +41,7 @@ from paceline.measure.this_machine import Speed, this_machine
 from paceline.measure.timing import endless, median_durations, num_rounds
 from paceline.models import describe, find
 from paceline.models.factory import architected, workload_of
+from paceline.recipes.named import USUAL_DATA, recipe_of_data
 from paceline.record.clock import clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.strategies.subbatch import head
@@ -81,7 +83,7 @@ def split(
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
     """Yield the runner of this rank. Raises InvalidInput if model, data and workers do not fit."""
-    loop.check_world_size(session.settings.workers, session.group)
+    setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 
 
@@ -89,7 +91,7 @@ class SplitRunner:
     """Trains or rehearses this rank's part of a model."""
 
     def __init__(
-        self, session: TrainingSession, model: SplitModel, trainee: loop.TrainingSetup
+        self, session: TrainingSession, model: SplitModel, trainee: setups.TrainingSetup
     ) -> None:
         self._session, self._model, self._trainee = session, model, trainee
         # Without speeds and links, until they are measured.
@@ -152,16 +154,18 @@ class SplitRunner:
         save(path, self._model.module, self._model.shardings, self._session.group)
 
 
-def _real(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
+def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     """Load the data, and build this rank's part of the model for it.
 
     The model is described without its values, so that no rank ever has a whole head.
     """
     settings, group = session.settings, session.group
     assert isinstance(settings, TrainSettings)
-    data, name, num_classes, _ = architected(settings.model, settings.data, settings.seed)
+    data, name, num_classes, _ = architected(
+        settings.model, settings.data or USUAL_DATA, settings.seed
+    )
     build = partial(find(name).build, num_classes)
-    batches = loop.share_batches(data, settings.batch_size, settings.seed, group)
+    batches = setups.share_batches(len(data.train), settings.batch_size, settings.seed, group)
     inputs = torch.zeros(-(-settings.batch_size // group.world_size), *data.sample_shape)
     with torch.random.fork_rng(devices=[]):
         try:
@@ -181,19 +185,19 @@ def _real(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
             f"model {settings.model}: has {model.num_classes} outputs, but {data.name} has "
             f"{data.num_classes} classes"
         )
-    return model, loop.TrainingSetup(
+    return model, setups.TrainingSetup(
         model=model.module,
         workload=workload,
-        source=loop.epochs_of(batches, data.train, group.device),
+        source=setups.epochs_of(batches, data.train, group.device),
         epoch_steps=(len(batches),) * settings.epochs,
         samples_per_step=len(data.train) / len(batches),
-        optimizer=loop.SGD(settings.learning_rate, settings.momentum).optimizer,
+        optimizer=step.SGD(settings.learning_rate, settings.momentum).optimizer,
         learning_rate=settings.learning_rate,
-        test=data.test,
+        recipe=recipe_of_data(data),
     )
 
 
-def _paced(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
+def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
     assert device is not None  # `stretch` is no setting of this strategy
@@ -201,12 +205,12 @@ def _paced(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]
     model = paced_model(workload, config, session.group.rank, times)
-    share = loop.Share(torch.zeros(own, 1), torch.zeros(own, dtype=torch.int64), 1.0)
-    return model, loop.TrainingSetup(
+    share = step.Share(torch.zeros(own, 1), torch.zeros(own, dtype=torch.int64), 1.0)
+    return model, setups.TrainingSetup(
         model=model.module,
         workload=workload,
-        source=lambda epoch: repeat(share),
-        epoch_steps=loop.rehearsed_steps(settings),
+        source=lambda epoch, first_step=0: repeat(share),
+        epoch_steps=setups.rehearsed_steps(settings),
         samples_per_step=settings.batch_size,
         optimizer=paced_optimizer(times.update_s / workload.num_parameters),
         learning_rate=0.0,
@@ -215,7 +219,7 @@ def _paced(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
 
 
 def profile(
-    model: SplitModel, trainee: loop.TrainingSetup, config: SubBatch, group: Group, seconds: float
+    model: SplitModel, trainee: setups.TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> Calibrated:
     """Measure for about `seconds`, on all ranks together; afterwards the model is what it was."""
     tensors = [*model.module.parameters(), *model.module.buffers()]

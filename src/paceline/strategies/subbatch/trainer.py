@@ -25,8 +25,8 @@ from paceline.core.errors import NonFinite
 from paceline.core.plan import Kind, TaskId
 from paceline.core.timeline import Span
 from paceline.data.dataset import IndexedSamples
-from paceline.exchange.loop import Share
 from paceline.exchange.replica import Method, ModelReplica, SingleReplica
+from paceline.exchange.step import Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.record.clock import Clock

@@ -30,6 +30,7 @@ from paceline.models import describe, find
 from paceline.models.factory import OptimizerFactory, fitted, optimizer_of, workload_of
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedModel, PacedSGD
+from paceline.recipes.named import USUAL_DATA
 from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.remote import ChildSettings
@@ -85,11 +86,18 @@ def training_job(
 ) -> tuple[TrainingJob, OptimizerFactory]:
     """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
     make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
-    model, data, name, num_classes, shape = fitted(settings.model, settings.data, settings.seed)
+    model, data, name, num_classes, shape = fitted(
+        settings.model, settings.data or USUAL_DATA, settings.seed
+    )
     size = ceil(settings.batch_size / session.config.workers)
     workload = describe(model, torch.zeros(size, *data.sample_shape), settings.model)
     parts = split(workload, session.config)
-    own = {"model": name, "num_classes": num_classes, "data": settings.data, "input_shape": shape}
+    own = {
+        "model": name,
+        "num_classes": num_classes,
+        "data": settings.data or USUAL_DATA,
+        "input_shape": shape,
+    }
     num_samples, epochs, seed = len(data.train), settings.epochs, settings.seed
     spec = _traced(session, parts, num_samples, epochs=epochs, seed=seed, **own)
     halves = cut_with(model, data, spec.head, device)

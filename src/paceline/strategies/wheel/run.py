@@ -32,6 +32,7 @@ from paceline.core.wire_format import Purpose
 from paceline.devices import device_of, first_device, gpus
 from paceline.exchange.loop import evaluate
 from paceline.exchange.session import Progress, TrainingSession
+from paceline.recipes.named import recipe_of_data
 from paceline.rpc.client import Client
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
@@ -213,7 +214,7 @@ class WheelRunner:
         """Test the model after an epoch; InvalidInput if a loss is not finite."""
         job = self._job
         group = replace(self._session.group, device=job.device)
-        test_loss, correct = evaluate(job.model, job.data.test, group)
+        test_loss, correct = evaluate(job.model, job.data.test, group, recipe_of_data(job.data))
         num_samples = len(job.data.test)
         if not (isfinite(loss) and isfinite(test_loss)):
             raise InvalidInput(

@@ -16,7 +16,7 @@ import torch
 from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
 from paceline.devices import device_of
-from paceline.exchange.loop import SGD, Share, train_step
+from paceline.exchange.step import SGD, Share, train_step
 from paceline.links.group import device_of_rank
 from paceline.links.processes import module_command, output, reason
 from paceline.models import describe, find

@@ -41,11 +41,11 @@ class Annotating(Recorder):
 
     _range: record_function | None = None
 
-    def begin_phase(self, kind: Kind) -> None:
+    def begin_phase(self, kind: Kind, part: str = "") -> None:
         """Begin the phase here and in torch.profiler."""
         self._range = record_function(f"{_PREFIX}{kind}")
         self._range.__enter__()
-        super().begin_phase(kind)
+        super().begin_phase(kind, part)
 
     def end_phase(self) -> None:
         """End the phase here and in torch.profiler."""

@@ -18,8 +18,8 @@ from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload, kept_nbytes, replica_nbytes
 from paceline.data import Dataset, ShardedBatches, loader
 from paceline.devices import device_of
-from paceline.exchange.loop import SGD, Share, shares, train_step
 from paceline.exchange.replica import ModelReplica
+from paceline.exchange.step import SGD, Share, shares, train_step
 from paceline.links.group import Group
 from paceline.measure.timing import endless, seconds_between
 from paceline.models import describe, find

@@ -1,0 +1,159 @@
+"""One step of training: a rank's part of a batch, micro-batch by micro-batch, and the update.
+
+load | forward backward | forward backward ... | forward backward -> exchange | update
+     |    the micro-batches before the last    |       the last one           |
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
+
+from paceline.core.plan import ACCUMULATED, Kind
+from paceline.data import BalancedSampler, ShardedBatches
+from paceline.data.batch import Batch, call
+from paceline.recipes.classification import class_loss
+from paceline.recipes.recipe import Loss
+from paceline.record.recorder import Recorder
+
+Optimize = Callable[[nn.Module], Optimizer]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum."""
+
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return a new optimizer of the model's parameters."""
+        return torch.optim.SGD(model.parameters(), self.learning_rate, self.momentum)
+
+
+class Share(NamedTuple):
+    """A rank's part of a step's batch: pytrees of tensors.
+
+    `weight` scales the mean loss of this rank's samples, so that the average of all ranks'
+    gradients is the gradient of the mean loss of the whole step, however unequal the parts are.
+    """
+
+    inputs: Any
+    targets: Any
+    weight: float
+
+    @property
+    def num_samples(self) -> int:
+        """The rank's samples."""
+        return len(tree_leaves(self.targets)[0])
+
+    def split(self, count: int) -> list["Share"]:
+        """Return the parts of so many micro-batches, whose weights add up to this one's."""
+        num_samples = self.num_samples
+        count = max(1, min(count, num_samples))
+        if count == 1:
+            return [self]
+        parts = Batch(self.inputs, self.targets).split(count, num_samples)
+        sizes = [len(tree_leaves(part.targets)[0]) for part in parts]
+        weights = [self.weight * size / num_samples for size in sizes]
+        return [Share(*part, weight) for part, weight in zip(parts, weights, strict=True)]
+
+
+def shares(
+    batches: ShardedBatches | BalancedSampler,
+    data: Iterable[Any],
+    device: torch.device,
+) -> Iterator[Share]:
+    """Yield this rank's part of each step of an epoch, on `device`."""
+    for samples, whole in zip(data, batches.global_sizes[batches.first_step :], strict=True):
+        batch = Batch.of(samples)
+        weight = len(tree_leaves(batch.targets)[0]) * batches.world_size / whole
+        yield Share(*batch.to(device), weight)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a model learns from a batch.
+
+    `loss` is that of a recipe. A rank's part of a step is computed in `accumulate` micro-batches,
+    in bfloat16 where torch.autocast knows how, if `bfloat16`. `clip_norm` bounds the norm of all
+    gradients together.
+    """
+
+    loss: Loss
+    accumulate: int = 1
+    clip_norm: float | None = None
+    bfloat16: bool = False
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the context of a forward pass and its loss."""
+        return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+
+    def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
+        """Return the weighted loss of a share; without samples, zero with gradients of zero."""
+        with self.autocast(tree_leaves(share.inputs)[0].device):
+            outputs = call(model, share.inputs)
+            if not share.num_samples:  # they have no mean
+                leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+                return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
+            return self.loss(outputs, share.targets) * share.weight
+
+
+OF_CLASSES = Learning(class_loss)
+
+
+class Model(Protocol):
+    """A model, or a replica of one that exchanges its gradients."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass."""
+
+
+def train_step(
+    model: Model,
+    optimizer: Optimizer,
+    source: Iterator[Share],
+    recorder: Recorder,
+    learning: Learning = OF_CLASSES,
+    schedule: LRScheduler | None = None,
+) -> Tensor:
+    """Load, go forward and backward, update the weights; return the weighted loss."""
+    with recorder.phase(Kind.LOAD):
+        *before, last = next(source).split(learning.accumulate)
+    losses = []
+    if learning.accumulate > 1:  # also where this rank has too few samples for more than one
+        with recorder.phase(Kind.FORWARD, ACCUMULATED), _without_exchange(model):
+            for share in before:
+                loss = learning.forward(model, share)
+                loss.backward()
+                losses.append(loss.detach())
+    with recorder.phase(Kind.FORWARD):
+        loss = learning.forward(model, last)
+    with recorder.phase(Kind.BACKWARD):
+        loss.backward()
+    with recorder.phase(Kind.STEP):
+        if learning.clip_norm is not None:
+            groups = optimizer.param_groups
+            clip_grad_norm_(
+                [one for group in groups for one in group["params"]], learning.clip_norm
+            )
+        optimizer.step()
+        optimizer.zero_grad()
+        if schedule is not None:
+            schedule.step()
+    recorder.end_step()
+    return torch.stack([*losses, loss.detach()]).sum() if losses else loss.detach()
+
+
+def _without_exchange(model: Any) -> AbstractContextManager[None]:
+    """Return a context in which gradients stay this rank's; a bare model has none that do not."""
+    no_sync = getattr(model, "no_sync", nullcontext)
+    context: AbstractContextManager[None] = no_sync()
+    return context

@@ -1,0 +1,61 @@
+"""Losses and scores of classification: of class numbers, and of several labels a sample.
+
+Outputs are scores (N, C). Targets are int64 class numbers (N,), or bool rows (N, C) where a sample
+may have several labels at once. The data type says which.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from paceline.core.errors import InvalidInput
+
+
+def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of class numbers."""
+    return cross_entropy(outputs, targets)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose highest score is that of their class, as float64."""
+    return (outputs.argmax(1) == targets).double().mean()
+
+
+def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of the softmax, as in Ma, Rusu et al. 2020, with a sample's labels all alike.
+
+    A sample without labels asks for nothing: its loss and its gradient are zero.
+    """
+    shares = targets.to(outputs.dtype)
+    shares /= shares.sum(1, keepdim=True).clamp(min=1)
+    return cross_entropy(outputs, shares)
+
+
+def precision_at_1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples of which the highest score is one of their labels, as float64."""
+    return targets.gather(1, outputs.argmax(1, keepdim=True)).double().mean()
+
+
+precision_at_1.__name__ = "precision@1"  # as it is written
+
+
+def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
+    """Raise InvalidInput unless a model gives a score for each class.
+
+    It may give more; but where a sample may have several labels, exactly one for each.
+    """
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
+        shape = getattr(outputs, "shape", type(outputs).__name__)
+        raise InvalidInput(f"model {name}: gives {shape}, but must give (batch, classes)")
+    given = outputs.shape[1]
+    if targets.dtype == torch.bool and given != num_classes:
+        raise InvalidInput(
+            f"model {name}: has {given} outputs, but its data have {num_classes} labels, of which "
+            f"a sample may have several: it needs {num_classes} outputs"
+        )
+    if given < num_classes:
+        raise InvalidInput(
+            f"model {name}: has {given} outputs, but its data have {num_classes} classes"
+        )

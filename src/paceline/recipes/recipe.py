@@ -1,0 +1,139 @@
+"""A recipe: what is trained."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import default_collate
+
+from paceline.core.errors import InvalidInput, first_line
+from paceline.data.batch import Batch, MapDataset, batches_of, call
+from paceline.data.dataset import IndexedSamples
+from paceline.recipes.classification import check_classes
+
+Loss = Callable[[Any, Any], Tensor]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Recipe:
+    """What is trained: a model, its data, its loss, and how it learns.
+
+    `model` builds a new model, with torch's random numbers, which are seeded before. `train` and
+    `test` are map-style data sets. `loss(outputs, targets)` is a 0-d tensor, the mean over a
+    batch's samples; `score(outputs, targets)` likewise, of tests only: its name is the function's.
+    `optimizer` gets the parameters that are trained; `schedule` an optimizer and the number of
+    steps of the run. Settings of a run that name an optimizer or a schedule go before these.
+    `collate` makes a batch of a list of samples. `num_classes`: the targets are class numbers below
+    it. `name` is for messages.
+    """
+
+    model: Callable[[], nn.Module]
+    train: MapDataset
+    loss: Loss
+    test: MapDataset | None = None
+    score: Loss | None = None
+    optimizer: OptimizerFactory | None = None
+    schedule: ScheduleFactory | None = None
+    collate: Callable[[list[Any]], Any] = default_collate
+    num_classes: int | None = None
+    name: str = ""
+    samples: IndexedSamples = field(init=False)
+    test_samples: IndexedSamples | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput for a data set that has no samples, or is none of map style."""
+        tested = None if self.test is None else batches_of(self.test, self.collate, self.name)
+        object.__setattr__(self, "samples", batches_of(self.train, self.collate, self.name))
+        object.__setattr__(self, "test_samples", tested)
+
+    @property
+    def score_name(self) -> str:
+        """The name of the score; "loss" where there is none."""
+        if self.score is None:
+            return "loss"
+        return getattr(self.score, "__name__", type(self.score).__name__).replace("_", " ")
+
+    def example(self, num_samples: int) -> Any:
+        """Return inputs of so many samples, all of which are the first one."""
+        inputs = Batch.of(self.samples.__getitems__([0])).inputs
+        return tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), inputs)
+
+    @cached_property
+    def tokens_per_sample(self) -> int | None:
+        """The tokens of a sample: the values of its only dimension, if these are integers."""
+        first = tree_leaves(Batch.of(self.samples.__getitems__([0])).inputs)[0]
+        is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
+        return first.shape[1] if is_tokens else None
+
+
+@torch.no_grad()
+def built(recipe: Recipe, seed: int) -> nn.Module:
+    """Build the model after `torch.manual_seed(seed)`, and return it in training mode.
+
+    Raises InvalidInput if it has nothing to train, or if model, data, loss and score do not fit
+    each other: they are tried with the first sample, in evaluation mode.
+    """
+    torch.manual_seed(seed)
+    model = recipe.model()
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(
+            f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInput(f"{recipe.name}: the model has no trainable parameters")
+    model.eval()
+    check_fit(recipe, model, recipe.samples, "train")
+    if recipe.test_samples is not None:
+        check_fit(recipe, model, recipe.test_samples, "test")
+    return model.train()
+
+
+def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: str) -> None:
+    """Raise InvalidInput if the model, the loss or the score cannot take the first sample."""
+    batch = Batch.of(samples.__getitems__([0]))
+    device = next(model.parameters()).device
+    inputs, targets = batch.to(device)
+    try:
+        outputs = call(model, inputs)
+    except Exception as error:
+        raise InvalidInput(
+            f"model {recipe.name}: fails on a sample of its {part} data, {described(inputs)}: "
+            f"{first_line(error)}"
+        ) from error
+    if recipe.num_classes is not None:
+        check_classes(recipe.name, outputs, targets, recipe.num_classes)
+    for what, function in (("loss", recipe.loss), ("score", recipe.score)):
+        if function is None:
+            continue
+        try:
+            value = function(outputs, targets)
+        except Exception as error:
+            raise InvalidInput(
+                f"{what} of {recipe.name}: fails on outputs {described(outputs)} and targets "
+                f"{described(targets)}: {first_line(error)}"
+            ) from error
+        if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+            raise InvalidInput(
+                f"{what} of {recipe.name}: is {described(value)}; it must be a scalar: a tensor "
+                "without dimensions, the mean over the samples"
+            )
+
+
+def described(value: Any) -> str:
+    """Return the types and shapes of a pytree, in one line for an error."""
+    if isinstance(value, Tensor):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {described(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(described, value)) + ")"
+    return type(value).__name__
