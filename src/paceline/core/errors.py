@@ -33,6 +33,10 @@ class NonFinite(PacelineError):
     """Gradients that are NaN or infinite on some rank, which no codec carries."""
 
 
+class CheckpointNotWritten(PacelineError):
+    """A checkpoint that could not be written, as without space; those before it are still there."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the error's type and the first line of its text, as in "KeyError: 'x'"."""
     lines = str(error).strip().splitlines()
