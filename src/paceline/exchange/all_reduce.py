@@ -219,6 +219,16 @@ class TorchAllReduce(Listener):
             self._readiness.close()
             self._readiness = None
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the error feedback of this rank's codecs."""
+        return {} if self._hook is None else self._hook.state_dict()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Load the error feedback that the same rank, of as many, has saved; all ranks together."""
+        self.open()
+        if self._hook is not None:
+            self._hook.load_state_dict(state)
+
     def statistics(self) -> Statistics:
         """Return the bytes that a ring sends, 2 (n - 1) / n of all; times cannot be seen here."""
         hook, steps = self._hook, self._num_steps

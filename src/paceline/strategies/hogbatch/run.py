@@ -22,7 +22,7 @@ from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Origin, Timeline
 from paceline.data.dataset import Dataset, TensorSamples, require_memory
 from paceline.data.sampler import shuffled
-from paceline.exchange.loop import evaluate
+from paceline.exchange.learner import evaluate
 from paceline.exchange.session import TrainingSession
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe

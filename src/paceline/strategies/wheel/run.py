@@ -30,7 +30,7 @@ from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.core.wire_format import Purpose
 from paceline.devices import device_of, first_device, gpus
-from paceline.exchange.loop import evaluate
+from paceline.exchange.learner import evaluate
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.recipes.named import recipe_of_data
 from paceline.rpc.client import Client
