@@ -26,6 +26,7 @@ from paceline.models import describe, find
 from paceline.models.factory import fitted, workload_of
 from paceline.models.objective import objective_for, objective_of
 from paceline.models.paced import PacedModel, PacedSGD
+from paceline.recipes.optimizers import optimizer_for
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
 
@@ -113,7 +114,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    learning_rate: float
+    learning_rate: float | None  # None: the optimizer's own
     score: str = "accuracy"
     test: IndexedSamples | None = None
     sampler: BalancedSampler | None = None
@@ -153,6 +154,7 @@ def check_world_size(workers: int | str, group: Group) -> None:
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
+    make = optimizer_for(settings)
     model, data, *_ = fitted(settings.model, settings.data, settings.seed)
     balanced = settings.balance is not None
     batches = share_batches(data, settings.batch_size, settings.seed, group, balanced)
@@ -164,7 +166,7 @@ def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
         source=epochs_of(batches, data.train, group.device),
         epoch_steps=(len(batches),) * settings.epochs,
         samples_per_step=len(data.train) / len(batches),
-        optimizer=SGD(settings.learning_rate, settings.momentum).optimizer,
+        optimizer=lambda model: make(model.parameters()),
         learning_rate=settings.learning_rate,
         score=objective_of(data).name,
         test=data.test,
@@ -325,8 +327,9 @@ def train(
             size = len(setup.test)
             epoch = Epoch(number, train_loss, test_loss / size, correct / size, took_s)
             if not (isfinite(epoch.train_loss) and isfinite(epoch.test_loss)):
+                rate = "" if setup.learning_rate is None else f"with {setup.learning_rate:g} "
                 raise InvalidInput(
-                    f"learning_rate: with {setup.learning_rate:g} the training loss is "
+                    f"learning_rate: {rate}the training loss is "
                     f"{epoch.train_loss} and the test loss {epoch.test_loss} after epoch "
                     f"{number + 1}; choose a smaller one"
                 )

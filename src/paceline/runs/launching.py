@@ -20,6 +20,9 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
+from paceline.recipes.optimizers import optimizer_for
+from paceline.recipes.schedules import schedule_of
+from paceline.records.config_file import with_resumed
 from paceline.records.machine_file import find_device
 from paceline.records.settings import (
     AUTO,
@@ -41,15 +44,29 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
 
     Raises InvalidInput that names the value that is wrong.
     """
-    settings: TrainSettings | RehearseSettings = (
-        validated_rehearsal(values) if verb == "rehearse" else validated_settings(values)
-    )
+    settings: TrainSettings | RehearseSettings
+    if verb == "rehearse":
+        settings = validated_rehearsal(values)
+    else:
+        settings = validated_settings(with_resumed(values, TrainSettings))
+        _check_learning(settings)
     if isinstance(settings, RehearseSettings) and settings.device is not None:
         find_device(settings.device)
     if isinstance(settings, TrainSettings) and settings.tensorboard is not None:
         require_tensorboard()
     suffix = {"train": "", "rehearse": "-rehearsed", "plan": "-planned"}[verb]
     return RunRequest(verb=verb, settings=settings, run_id=new_id(settings.model, suffix), **how)
+
+
+def _check_learning(settings: TrainSettings) -> None:
+    """Raise InvalidInput for an optimizer or a schedule that cannot be, before workers start.
+
+    The user's own are imported by the workers only, as models are.
+    """
+    if settings.optimizer is not None and ":" not in settings.optimizer:
+        optimizer_for(settings)
+    if settings.schedule is not None and ":" not in settings.schedule:
+        schedule_of(settings.schedule, settings.warmup_steps)
 
 
 def under_torchrun() -> bool:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
+from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
@@ -25,6 +26,7 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
 from paceline.planner.admission import admit_profiled
+from paceline.records.config_file import write_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
@@ -36,6 +38,7 @@ from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.strategies import EXCHANGES
 
 Verb = Literal["train", "plan", "rehearse"]
+_OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
 logger = logging.getLogger(__name__)
 
 
@@ -57,7 +60,8 @@ class RunRequest(Record):
 
 def go_through(request: RunRequest, group: Group) -> None:
     """Carry out a request in this process: alone in its group, or as one rank of it."""
-    settings, silent = request.settings, group.rank != 0  # only rank 0 speaks
+    request, silent = _agreed(request, group), group.rank != 0  # only rank 0 speaks
+    settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
     with ExitStack() as stack:
@@ -67,7 +71,7 @@ def go_through(request: RunRequest, group: Group) -> None:
         about = runner.about
         # Made before hours of training, not after them.
         makes = group.rank == 0 and request.verb != "plan"
-        folder = make_folder(settings.output, request.run_id) if makes else None
+        folder = _make_folder(session) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
         forecasts = forecasts_of(session, runner)
@@ -107,6 +111,31 @@ def go_through(request: RunRequest, group: Group) -> None:
             out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
 
 
+def _agreed(request: RunRequest, group: Group) -> RunRequest:
+    """Return the request with rank 0's name of the run, of which torchrun's ranks have one each.
+
+    Raises InvalidInput if a rank was started with other settings than rank 0.
+    """
+    own = request.settings.model_dump(mode="json", exclude=_OF_RANK_0)
+    rows = group.gather({"run_id": request.run_id, "settings": own})
+    first = rows[0]["settings"]
+    for rank, row in enumerate(rows):
+        for name, value in row["settings"].items():
+            if value != first.get(name):
+                raise InvalidInput(
+                    f"{name}: {value!r} in worker {rank}, and {first.get(name)!r} in worker 0; "
+                    "start all by the same command line"
+                )
+    return request.model_copy(update={"run_id": rows[0]["run_id"]})
+
+
+def _make_folder(session: TrainingSession) -> Path:
+    """Make the run's folder, write its settings into it, and return it."""
+    folder = make_folder(session.settings.output, session.run_id)
+    write_config(folder, session.settings)
+    return folder
+
+
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
     settings = request.settings
     if isinstance(settings, RehearseSettings):
@@ -124,6 +153,8 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
+    if isinstance(settings, TrainSettings):
+        settings = completed(settings)
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(settings, strategy, config, request.run_id, group, progress, device)
 

@@ -40,6 +40,7 @@ from paceline.measure.this_machine import Speed, this_machine
 from paceline.measure.timing import endless, median_durations, num_rounds
 from paceline.models import describe, find
 from paceline.models.factory import architected, workload_of
+from paceline.recipes.optimizers import optimizer_for
 from paceline.record.clock import clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.strategies.subbatch import head
@@ -159,6 +160,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
     """
     settings, group = session.settings, session.group
     assert isinstance(settings, TrainSettings)
+    make = optimizer_for(settings)
     data, name, num_classes, _ = architected(settings.model, settings.data, settings.seed)
     build = partial(find(name).build, num_classes)
     batches = loop.share_batches(data, settings.batch_size, settings.seed, group)
@@ -187,7 +189,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, loop.TrainingSetup]:
         source=loop.epochs_of(batches, data.train, group.device),
         epoch_steps=(len(batches),) * settings.epochs,
         samples_per_step=len(data.train) / len(batches),
-        optimizer=loop.SGD(settings.learning_rate, settings.momentum).optimizer,
+        optimizer=lambda model: make(model.parameters()),
         learning_rate=settings.learning_rate,
         test=data.test,
     )

@@ -27,9 +27,10 @@ from paceline.devices import device_of, first_device
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import boot_id
 from paceline.models import describe, find
-from paceline.models.factory import OptimizerFactory, fitted, optimizer_of, workload_of
+from paceline.models.factory import fitted, workload_of
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedModel, PacedSGD
+from paceline.recipes.optimizers import OptimizerFactory, optimizer_for
 from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.remote import ChildSettings
@@ -84,7 +85,7 @@ def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> tuple[TrainingJob, OptimizerFactory]:
     """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
-    make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
+    make = optimizer_for(settings)
     model, data, name, num_classes, shape = fitted(settings.model, settings.data, settings.seed)
     size = ceil(settings.batch_size / session.config.workers)
     workload = describe(model, torch.zeros(size, *data.sample_shape), settings.model)

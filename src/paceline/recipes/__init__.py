@@ -1,0 +1,1 @@
+"""Recipes: what is trained, on what, with which optimizer and schedule."""
