@@ -64,7 +64,7 @@ class Run:
 
 def train(
     model: str,
-    data: str = "digits",
+    data: str | None = None,
     *,
     strategy: str = "allreduce",
     options: Mapping[str, Any] | None = None,
@@ -72,13 +72,25 @@ def train(
     codec: str | None = None,
     workers: int | str = 2,
     batch_size: int = 64,
-    epochs: int = 3,
-    optimizer: str = "sgd",
+    epochs: int | None = None,
+    steps: int | None = None,
+    optimizer: str | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
     learning_rate: float | None = None,
     momentum: float | None = None,
+    schedule: str | None = None,
+    warmup_steps: int = 0,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    evaluate_every: int | None = None,
     seed: int = 0,
     balance: Literal["auto"] | None = None,
     force: bool = False,
+    checkpoint_every: str = "300s",
+    keep: int = 2,
+    resume: str | Path | None = None,
+    restarts: int = 0,
     profile_s: float | None = None,
     deadline_s: float = 30.0,
     wait_s: float = 600.0,
@@ -86,9 +98,6 @@ def train(
     bind: str | None = None,
     keys: str | Path | None = None,
     run: str | None = None,
-    snapshots: str | Path | None = None,
-    snapshot_s: float = 60.0,
-    resume: bool = False,
     output: str | Path = "runs",
     tensorboard: str | Path | None = None,
 ) -> Run:
@@ -96,7 +105,8 @@ def train(
 
     `model` is a built-in name or "package.module:factory": workers are processes, and each builds
     its own. The other arguments are the fields of `paceline.TrainSettings`, which describe
-    themselves; None stands for the default that the strategy or the model has. Raises InvalidInput
+    themselves; None stands for the default that the strategy or the model has. With `resume`, what
+    is left at its default here is as in that run. Raises InvalidInput
     for what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
     wrong, with their words. Progress goes to standard error. A strategy with a hub or a coordinator
     has that in this process.

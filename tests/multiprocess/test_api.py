@@ -142,7 +142,7 @@ def test_a_program_trains_and_looks_at_its_run(start, tmp_path):
     said = json.loads(done.out)
     folder = tmp_path / said["folder"]
     assert folder.parent == tmp_path / "runs"
-    files = ["model.safetensors", "report.html", "result.json", "trace.json"]
+    files = ["model.safetensors", "report.html", "result.json", "run.toml", "trace.json"]
     assert said["files"] == files
     assert accuracy_of(folder / "model.safetensors") == said["accuracy"]
     assert said["result"] == json.loads((folder / "result.json").read_text())

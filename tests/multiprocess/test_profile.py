@@ -59,7 +59,8 @@ def run(home: Path) -> tuple[Path, ProfileResult]:
 
 def test_a_profile_writes_its_files(run) -> None:
     folder, result = run
-    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    files = {"result.json", "trace.json", "report.html", "run.toml"}
+    assert {path.name for path in folder.iterdir()} == files
     timeline = read_trace(folder / "trace.json")["measured"]
     assert timeline.num_steps() == 1 + 4  # the last block of recorded steps
     assert {row.topic for row in result.insights} == {"limit", "change", "memory"}

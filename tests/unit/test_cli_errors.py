@@ -87,8 +87,8 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         ),
         (["train", "lenet5", "--strategy", "auto", "--workers", "cpu:1"], "is not a number"),
         (
-            ["train", "lenet5", "--strategy", "auto", "--optimizer", "adam"],
-            "optimizer: goes not with strategy auto, only with strategies wheel, hogbatch",
+            ["train", "lenet5", "--strategy", "auto", "--force", "--policy", "adaptive"],
+            "policy: goes not with strategy auto, only with strategy hogbatch",
         ),
         (
             ["train", "lenet5", "--strategy", "subbatch", "--codec", "all=half"],

@@ -25,7 +25,7 @@ from paceline.exchange.checkpoints import (
     with_ranks,
 )
 from paceline.exchange.learner import Learner, WholeModel
-from paceline.exchange.replica import ModelReplica
+from paceline.exchange.replica import NONE, ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
 from paceline.links.interruption import Interruption, interruptible
@@ -238,8 +238,9 @@ class _Loop:
         train_loss, found = self._tested([loss])
         test_loss = train_loss if found.test_loss is None else found.test_loss
         if not (isfinite(train_loss) and isfinite(test_loss)):
+            rate = "" if setup.learning_rate is None else f"with {setup.learning_rate:g} "
             raise InvalidInput(
-                f"learning_rate: with {setup.learning_rate:g} the training loss is "
+                f"learning_rate: {rate}the training loss is "
                 f"{train_loss} and the test loss {test_loss} after epoch {number + 1}; choose a "
                 "smaller one"
             )
@@ -274,14 +275,15 @@ class _Loop:
     def _state(self, num_steps: int) -> State:
         """Return the state of all ranks after so many steps of the run, on rank 0."""
         session, learned, common = self._session, self._learned, self._learner.state()
-        sampler = self._setup.sampler
+        sampler, used = self._setup.sampler, self._replica.statistics()
         progress = {
             "run": run_of(session, self._setup),
             "place": list(learned.place),
             "num_steps": num_steps,
             "epochs": as_values(learned.epochs),
             "evaluations": as_values(learned.evaluations),
-            "strategy": session.strategy.name,
+            "strategy": session.strategy.name if used.exchange == NONE.exchange else used.exchange,
+            "chunk": used.chunk,
             "shares": None if sampler is None else list(sampler.shares),
         }
         state = State(common.tensors, common.parts | {"progress": progress})

@@ -70,6 +70,9 @@ class ModelReplica(Protocol):
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
         """Take over what the same rank, of as many, has remembered."""
 
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of the exchange so far, and which one it is."""
+
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None ends that."""
 
@@ -100,6 +103,10 @@ class SingleReplica:
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
         """Do nothing: there is no exchange."""
+
+    def statistics(self) -> Statistics:
+        """Return that there is no exchange."""
+        return NONE
 
     def record(self, recorder: Recorder | None) -> None:
         """Do nothing: there is no exchange."""

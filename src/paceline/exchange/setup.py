@@ -21,7 +21,9 @@ from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.models.paced import PacedModel, PacedSGD
 from paceline.recipes.named import recipe_of, workload_of
+from paceline.recipes.optimizers import optimizer_for
 from paceline.recipes.recipe import Recipe, built
+from paceline.recipes.schedules import schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
@@ -47,7 +49,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Optimize
-    learning_rate: float
+    learning_rate: float | None  # None: the optimizer's own
     learning: Learning = OF_CLASSES
     schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
     recipe: Recipe | None = None
@@ -120,9 +122,29 @@ def learning_by(
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
     """Return factories of the optimizer and of its schedule over so many steps.
 
-    Those of the settings go before the recipe's own.
+    Those of the settings go before the recipe's own. InvalidInput for a rate or a momentum that
+    nobody would use.
     """
-    return SGD(settings.learning_rate, settings.momentum).optimizer, lambda optimizer: None
+    is_own = settings.optimizer is None and recipe.optimizer is not None
+    for name in ("learning_rate", "momentum") if is_own else ():
+        if getattr(settings, name) is not None:
+            raise InvalidInput(
+                f"{name}: the recipe makes its optimizer itself; name one by optimizer, too"
+            )
+    make = recipe.optimizer if is_own and recipe.optimizer else optimizer_for(settings)
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        return make([one for one in model.parameters() if one.requires_grad])
+
+    def schedule(optimizer: Optimizer) -> LRScheduler | None:
+        if settings.schedule is None and recipe.schedule is not None:
+            return recipe.schedule(optimizer, num_steps)
+        name = settings.schedule or "constant"
+        if name == "constant" and not settings.warmup_steps:
+            return None
+        return schedule_of(name, settings.warmup_steps)(optimizer, num_steps)
+
+    return optimizer, schedule
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:

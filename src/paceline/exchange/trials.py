@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.replica import Method, ModelReplica
+from paceline.exchange.replica import Method, ModelReplica, Statistics
 from paceline.links.group import Group
 from paceline.record.clock import Clock
 from paceline.record.recorder import Recorder
@@ -149,6 +149,10 @@ class Checked:
     def prepare(self, run: Callable[[], None]) -> None:
         """Have the candidate in use prepare itself."""
         self._replica.prepare(run)
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of the candidate in use."""
+        return self._replica.statistics()
 
     def exchange_state(self) -> dict[str, Tensor]:
         """Return what the candidate in use remembers."""

@@ -1,10 +1,9 @@
-"""Models and optimizers by name; models that fit a data set, or are described as a workload."""
+"""Models by name; models that fit a data set, or are described as a workload."""
 
 import importlib
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
 from paceline.data import load
@@ -185,9 +185,13 @@ class Fitted(NamedTuple):
 
 
 def architected(
-    model: str, data: str, seed: int
+    model: str, data: str | None, seed: int
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Load the data, and find a model for them: all fields of `Fitted` but `model`."""
+    """Load the data, and find a model for them: all fields of `Fitted` but `model`.
+
+    Data of None are those that the model is usually trained on.
+    """
+    data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape
     loaded = load(data, shape, seed)
     name = model
@@ -197,7 +201,7 @@ def architected(
     return loaded, name, num_classes, shape
 
 
-def fitted(model: str, data: str, seed: int) -> Fitted:
+def fitted(model: str, data: str | None, seed: int) -> Fitted:
     """Load the data and build the model for them. InvalidInput if they do not fit each other."""
     loaded, name, num_classes, shape = architected(model, data, seed)
     torch.manual_seed(seed)
@@ -227,45 +231,3 @@ def workload_of(
             f"input_shape: model {name} does not say it; write for example 3x224x224"
         )
     return describe(built, torch.zeros(batch_size, *shape), name)
-
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-def optimizer_of(name: str, learning_rate: float, momentum: float) -> OptimizerFactory:
-    """Return a function that makes the optimizer of that name for some parameters.
-
-    `name`: one of torch.optim, in any case, or "package.module:factory", which is called with the
-    parameters and lr. It has to update the parameters in place, without another forward pass.
-    Raises InvalidInput if there is none of that name, or if it has no momentum and one is given.
-    """
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            factory = getattr(import_from_here(module), attribute)
-        except Exception as error:
-            raise InvalidInput(f"optimizer: {name!r} cannot be imported: {error}") from error
-        if not callable(factory):
-            raise InvalidInput(f"optimizer: {name!r} is nothing that can be called")
-    else:
-        known: dict[str, Callable[..., torch.optim.Optimizer]] = {
-            key.lower(): value
-            for key, value in vars(torch.optim).items()
-            if inspect.isclass(value)
-            and issubclass(value, torch.optim.Optimizer)
-            and value not in (torch.optim.Optimizer, torch.optim.LBFGS)  # which needs a closure
-        }
-        if name.lower() not in known:
-            close = get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InvalidInput(
-                f"optimizer: {name!r} is not one that can be used; {hint}Known are "
-                f"{', '.join(sorted(known))}, and your own as package.module:factory"
-            )
-        factory = known[name.lower()]
-    options: dict[str, Any] = {"lr": learning_rate}
-    if momentum:
-        if "momentum" not in inspect.signature(factory).parameters:
-            raise InvalidInput(f"momentum: optimizer {name} has none; leave it at 0")
-        options["momentum"] = momentum
-    return lambda parameters: factory(parameters, **options)

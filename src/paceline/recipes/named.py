@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
 from paceline.data.dataset import Dataset
@@ -46,7 +47,7 @@ def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
                 f"data: {model} is a recipe, which has data of its own; leave it out"
             )
         return replace(found, name=found.name or model)
-    loaded, name, num_classes, _ = architected(model, data or USUAL_DATA, seed)
+    loaded, name, num_classes, _ = architected(model, data or usual_for(model).data, seed)
     return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
 
 

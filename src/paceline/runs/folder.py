@@ -22,11 +22,11 @@ def new_id(model: str, suffix: str = "") -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}{suffix}-{uuid4().hex[:4]}"
 
 
-def make_folder(output: Path, run_id: str) -> Path:
-    """Make the folder of a run and return it; InvalidInput if that cannot be."""
+def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
+    """Make the folder of a run, unless it `exists`, and return it; InvalidInput if it cannot be."""
     folder = output / run_id
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=exists)
     except OSError as error:
         raise InvalidInput(f"output: cannot make {folder}: {error.strerror}") from None
     return folder

@@ -5,21 +5,35 @@ rank calls `work` itself. Rank 0 speaks for all: tables and results on standard 
 standard error.
 """
 
+import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.core.errors import (
+    Interrupted,
+    InvalidInput,
+    PacelineError,
+    WorkerLost,
+    WorkersFailed,
+)
 from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.exchange.checkpoints import CHECKPOINTS
 from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
+from paceline.recipes.optimizers import optimizer_for
+from paceline.recipes.schedules import schedule_of
+from paceline.records.config_file import with_resumed
 from paceline.records.machine_file import find_device
 from paceline.records.settings import (
     AUTO,
@@ -34,6 +48,8 @@ from paceline.runs.progress import require_tensorboard
 from paceline.runs.session import RunRequest, Verb, go_through
 
 _MOST_PER_CORE = 4
+INTERRUPTED = 130  # the exit code of a shell's command that was ended by Ctrl-C
+logger = logging.getLogger(__name__)
 
 
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
@@ -41,15 +57,40 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
 
     Raises InvalidInput that names the value that is wrong.
     """
-    settings: TrainSettings | RehearseSettings = (
-        validated_rehearsal(values) if verb == "rehearse" else validated_settings(values)
-    )
+    settings: TrainSettings | RehearseSettings
+    if verb == "rehearse":
+        settings = validated_rehearsal(values)
+    else:
+        settings = validated_settings(with_resumed(values, TrainSettings))
+        _check_learning(settings)
     if isinstance(settings, RehearseSettings) and settings.device is not None:
         find_device(settings.device)
     if isinstance(settings, TrainSettings) and settings.tensorboard is not None:
         require_tensorboard()
     suffix = {"train": "", "rehearse": "-rehearsed", "plan": "-planned"}[verb]
-    return RunRequest(verb=verb, settings=settings, run_id=new_id(settings.model, suffix), **how)
+    request = RunRequest(verb=verb, settings=settings, run_id=new_id(settings.model, suffix), **how)
+    resume = settings.resume if isinstance(settings, TrainSettings) else None
+    return request if resume is None else resuming(request, resume)
+
+
+def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
+    """Return the request to go on with the run of a folder, in that folder."""
+    folder = folder.absolute()
+    known = {"resume": folder, "output": folder.parent}
+    settings = request.settings.model_copy(update=known)
+    lost = (*request.lost, *lost)
+    return request.model_copy(update={"settings": settings, "run_id": folder.name, "lost": lost})
+
+
+def _check_learning(settings: TrainSettings) -> None:
+    """Raise InvalidInput for an optimizer or a schedule that cannot be, before workers start.
+
+    The user's own are imported by the workers only, as models are.
+    """
+    if settings.optimizer is not None and ":" not in settings.optimizer:
+        optimizer_for(settings)
+    if settings.schedule is not None and ":" not in settings.schedule:
+        schedule_of(settings.schedule, settings.warmup_steps)
 
 
 def under_torchrun() -> bool:
@@ -71,8 +112,12 @@ def carry_out(request: RunRequest) -> None:
         check_cores(num_workers)
         if request.verb != "rehearse":
             check_gpus(num_workers)
-        command = module_command("paceline.runs.launching", request.model_dump_json())
-        launch(command, num_workers, settings.port)
+
+        def attempt(request: RunRequest) -> None:
+            command = module_command("paceline.runs.launching", request.model_dump_json())
+            launch(command, num_workers, settings.port)
+
+        with_restarts(attempt, request)
         return
     # The session goes on in this process, which starts the workers itself.
     strategy = strategy_of(settings)
@@ -82,8 +127,45 @@ def carry_out(request: RunRequest) -> None:
     if settings.bind is None:
         check_cores(sum(role.count for role in strategy.roles(configuration(settings))))
     log_to_stderr()
-    with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
-        go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+
+    def alone(request: RunRequest) -> None:
+        with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
+            go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+
+    with_restarts(alone, request)
+
+
+def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> None:
+    """Attempt what is requested, and again from the last checkpoint whenever a worker is lost.
+
+    As often as the settings say; then WorkerLost is raised.
+    """
+    settings = request.settings
+    num_left = settings.restarts if isinstance(settings, TrainSettings) else 0
+    while True:
+        try:
+            attempt(request)
+            return
+        except WorkerLost as error:
+            if not num_left:
+                raise
+            num_left -= 1
+            request = restarted(request, str(error))
+
+
+def restarted(request: RunRequest, why: str) -> RunRequest:
+    """Return the request to go on at the last checkpoint, or to begin anew if there is none."""
+    folder = request.settings.output / request.run_id
+    steps = CheckpointFolder(folder / CHECKPOINTS).steps
+    if steps:
+        told = f"{why}; restarted after step {steps[-1]:,}, from its checkpoint"
+    else:
+        told = f"{why}; restarted from the beginning, for there was no checkpoint"
+    logger.warning("%s", told)
+    if steps:
+        return resuming(request, folder, (told,))
+    again = new_id(request.settings.model)
+    return request.model_copy(update={"run_id": again, "lost": (*request.lost, told)})
 
 
 def check_cores(processes: int) -> None:
@@ -113,11 +195,18 @@ def as_rank(
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
     group = None
+    if threading.current_thread() is threading.main_thread():
+        # Outside of the steps there is nothing to be saved. The launcher says that it was Ctrl-C.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         with process_group(deadline_s, device) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
             signal.signal(signal.SIGTERM, partial(_terminated, group))
-            carry_out(group)
+            try:
+                carry_out(group)
+            except Interrupted as error:  # all ranks together, none of which has failed
+                logger.warning("%s", error)
+                return INTERRUPTED
     except WorkersFailed as error:
         return error.exit_code
     except (Exception, SystemExit) as error:

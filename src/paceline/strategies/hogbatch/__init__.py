@@ -13,7 +13,7 @@ STRATEGY = Strategy(
     memory=plan.memory,
     # The policies that suit devices of different speed.
     variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
-    settings=frozenset({"optimizer", "force", "policy"}),
+    settings=frozenset({"force", "policy"}),
     defaults={"momentum": 0.0},
     refused_options={"threads": "is said by workers, as in cpu:4"},
     count_workers=lambda workers: len(parse_workers(workers)),

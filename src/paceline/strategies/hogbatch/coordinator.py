@@ -145,10 +145,11 @@ class Coordinator:
             if work is None or work.batch != batch:
                 raise WorkerLost(f"{worker.title} speaks of a batch that it was not given")
             if not isfinite(result.loss):
+                known = self._settings.learning_rate
+                rate = "" if known is None else f" than {known:g}"
                 raise InvalidInput(
                     f"learning_rate: the loss of {worker.title} became {result.loss} in epoch "
-                    f"{self._epoch + 1}, on a batch of {size}; choose a smaller one than "
-                    f"{self._settings.learning_rate:g}"
+                    f"{self._epoch + 1}, on a batch of {size}; choose a smaller one{rate}"
                 )
             # Batches of a GPU overlap: one takes as long as it ends after the one before.
             took_ns = result.ended_ns - max(result.started_ns, worker.ended_ns)

@@ -26,9 +26,9 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.devices import Device, Event
 from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
-from paceline.models.factory import OptimizerFactory
 from paceline.models.layers import layers_of
 from paceline.models.objective import objective_for
+from paceline.recipes.optimizers import OptimizerFactory
 from paceline.record.clock import DeviceClock, DeviceMark
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.plan import HOST, MODEL

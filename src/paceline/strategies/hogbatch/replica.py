@@ -16,9 +16,9 @@ from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.devices import Device, device_of, gpus
-from paceline.models.factory import OptimizerFactory
 from paceline.models.layers import layers_of
 from paceline.models.objective import objective_for
+from paceline.recipes.optimizers import OptimizerFactory
 from paceline.record.clock import HostClock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.config import WorkerSpec

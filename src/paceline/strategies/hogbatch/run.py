@@ -26,9 +26,10 @@ from paceline.exchange.learner import evaluate
 from paceline.exchange.session import TrainingSession
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
-from paceline.models.factory import Fitted, fitted, optimizer_of
+from paceline.models.factory import Fitted, fitted
 from paceline.models.objective import objective_of
 from paceline.recipes.named import USUAL_DATA, recipe_of_data
+from paceline.recipes.optimizers import optimizer_for
 from paceline.strategies.hogbatch import calibration, messages, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
@@ -248,7 +249,7 @@ def _check(
             f"workers: {threads} threads do not fit on {cores} cores; "
             f"at most {_MOST_THREADS_PER_CORE} can share one"
         )
-    optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
+    optimizer_for(settings)
     # Before their trials, workers count as equally fast.
     policy = policy_of(config, specs, [1.0] * len(specs), settings.batch_size)
     for number, (spec, most) in enumerate(zip(specs, policy.most, strict=True)):

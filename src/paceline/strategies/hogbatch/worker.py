@@ -26,7 +26,7 @@ from paceline.core.timeline import Span
 from paceline.devices import Device
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import find
-from paceline.models.factory import optimizer_of
+from paceline.recipes.optimizers import optimizer_for
 from paceline.strategies.hogbatch import messages, replica
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
@@ -127,7 +127,7 @@ class _Executor:
     def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
         training, spec, number = self._settings.training, self._settings.spec, self._settings.number
         settings = training.settings
-        make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
+        make = optimizer_for(settings)
         build = partial(find(training.model).build, training.num_classes)
         if spec.kind == DeviceKind.GPU:
             num_cores = len(os.sched_getaffinity(0))

@@ -33,6 +33,8 @@ from paceline.core.wire_format import WIRE_FORMATS
 from paceline.core.workload import Workload
 from paceline.exchange import loop, step
 from paceline.exchange import setup as setups
+from paceline.exchange.checkpoints import State
+from paceline.exchange.learner import Learner
 from paceline.exchange.replicas import about, outcome_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
@@ -42,6 +44,7 @@ from paceline.measure.timing import endless, median_durations, num_rounds
 from paceline.models import describe, find
 from paceline.models.factory import architected, workload_of
 from paceline.recipes.named import USUAL_DATA, recipe_of_data
+from paceline.recipes.optimizers import optimizer_for
 from paceline.record.clock import clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.strategies.subbatch import head
@@ -118,7 +121,7 @@ class SplitRunner:
         trainer = SplitTrainer(
             self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed
         )
-        learner = loop.Learner(self._model.body, trainer.step, trainer.test)
+        learner = Learner(self._model.body, trainer.step, trainer.test, _unsaved, _unloaded)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
         trainer.thread.close()  # not after an error: it may wait for a lost rank
         # For each purpose, the bytes of the rank that sent most.
@@ -154,6 +157,14 @@ class SplitRunner:
         save(path, self._model.module, self._model.shardings, self._session.group)
 
 
+def _unsaved() -> State:
+    return State({}, {})
+
+
+def _unloaded(state: State) -> None:
+    raise InvalidInput("resume: strategy subbatch cannot yet")
+
+
 def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     """Load the data, and build this rank's part of the model for it.
 
@@ -161,6 +172,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     """
     settings, group = session.settings, session.group
     assert isinstance(settings, TrainSettings)
+    make = optimizer_for(settings)
     data, name, num_classes, _ = architected(
         settings.model, settings.data or USUAL_DATA, settings.seed
     )
@@ -191,7 +203,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
         source=setups.epochs_of(batches, data.train, group.device),
         epoch_steps=(len(batches),) * settings.epochs,
         samples_per_step=len(data.train) / len(batches),
-        optimizer=step.SGD(settings.learning_rate, settings.momentum).optimizer,
+        optimizer=lambda model: make(model.parameters()),
         learning_rate=settings.learning_rate,
         recipe=recipe_of_data(data),
     )

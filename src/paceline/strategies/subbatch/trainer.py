@@ -111,7 +111,7 @@ class SplitTrainer:
         group: Group,
         recorder: HeadRecorder,
         optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-        learning_rate: float = 0.0,
+        learning_rate: float | None = None,
         seed: int = 0,
         *,
         thread: CommunicationThread | None = None,
@@ -166,9 +166,9 @@ class SplitTrainer:
         try:
             gradients, loss = self._run_head(activations, batch, masks)
         except NonFinite as error:
+            rate = "" if self._learning_rate is None else f" than {self._learning_rate:g}"
             raise NonFinite(
-                f"{error}; if the loss has grown before, choose a smaller learning_rate than "
-                f"{self._learning_rate:g}"
+                f"{error}; if the loss has grown before, choose a smaller learning_rate{rate}"
             ) from error
         with recorder.phase(Kind.BACKWARD):
             # The exchange averages over ranks; these are gradients of the mean over all samples.

@@ -16,9 +16,7 @@ STRATEGY = Strategy(
     run="paceline.strategies.wheel.run",
     roles=_roles,
     memory=plan.memory,
-    settings=frozenset(
-        ("optimizer", "codec", "snapshots", "snapshot_s", "resume", "bind", "keys", "run", "wait_s")
-    ),
+    settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
     defaults={"momentum": 0.0, "profile_s": 1.0},
     may_skip_profile=True,
     remote="paceline.strategies.wheel.remote",

@@ -27,10 +27,11 @@ from paceline.devices import device_of, first_device
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import boot_id
 from paceline.models import describe, find
-from paceline.models.factory import OptimizerFactory, fitted, optimizer_of, workload_of
+from paceline.models.factory import fitted, workload_of
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedModel, PacedSGD
 from paceline.recipes.named import USUAL_DATA
+from paceline.recipes.optimizers import OptimizerFactory, optimizer_for
 from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.remote import ChildSettings
@@ -85,7 +86,7 @@ def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> tuple[TrainingJob, OptimizerFactory]:
     """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
-    make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
+    make = optimizer_for(settings)
     model, data, name, num_classes, shape = fitted(
         settings.model, settings.data or USUAL_DATA, settings.seed
     )

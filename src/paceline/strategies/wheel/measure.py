@@ -22,7 +22,7 @@ from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
-from paceline.models.factory import OptimizerFactory
+from paceline.recipes.optimizers import OptimizerFactory
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.strategies.wheel.config import RunSpec, Wheel

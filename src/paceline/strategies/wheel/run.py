@@ -49,6 +49,7 @@ from paceline.strategies.wheel.tree import ChildServer, HubPurpose, ParentHub
 from paceline.strategies.wheel.worker import connected
 
 logger = logging.getLogger(__name__)
+_CHECKPOINTS = "checkpoints"  # the folder of them in that of a run
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 
 
@@ -97,16 +98,33 @@ class WheelRunner:
         self._run_id = session.run_id if settings.bind is None else settings.run or RUN
         self._epochs: list[Epoch] = []
         self._checkpoints: Checkpoints | None = None
-        self._is_resumed = isinstance(settings, TrainSettings) and settings.resume
+        self._is_resumed = False
         if isinstance(settings, TrainSettings):
-            layout = sha256(job.layout.encode()).hexdigest()
-            self._checkpoints = Checkpoints(
-                settings.snapshots, settings.snapshot_s, self._server, self._run_id, layout
-            )
-            if settings.resume:
-                logger.info("%s", self._checkpoints.resume(self._epochs, job.steps_per_epoch))
+            self._checkpoints = self._opened(settings)
         self._hub: Hub | None = None
         self._calibrated: Calibrated | None = None
+
+    def _opened(self, settings: TrainSettings) -> Checkpoints:
+        """Go on from a run's checkpoint, if one is named, and return those of this run.
+
+        Raises InvalidInput if there is none, if it does not fit, or for an interval of steps.
+        """
+        interval, every_s = settings.checkpoint_interval, 0.0
+        folder = settings.output / self._session.run_id / _CHECKPOINTS
+        if interval is not None:
+            if interval.seconds is None:
+                raise InvalidInput(
+                    "checkpoint_every: the workers of strategy wheel take no steps together; name "
+                    "a time, as 60s, or never"
+                )
+            every_s = interval.seconds
+        layout = sha256(self._job.layout.encode()).hexdigest()
+        known = every_s, self._server, self._run_id, layout
+        if settings.resume is not None:
+            earlier = Checkpoints(settings.resume / _CHECKPOINTS, *known)
+            logger.info("%s", earlier.resume(self._epochs, self._job.steps_per_epoch))
+            self._is_resumed = True
+        return Checkpoints(None if interval is None else folder, *known)
 
     def measure(self) -> Calibrated | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""

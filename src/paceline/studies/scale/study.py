@@ -26,6 +26,7 @@ from paceline.measure.this_machine import facts, memory_bytes
 from paceline.models import describe, find
 from paceline.planner import forecast
 from paceline.planner.search import shortage, with_best_chunk
+from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
@@ -252,6 +253,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     header = JournalHeader(id=run_id, paceline=version("paceline"), settings=settings)
     with Journal(folder, header) as journal:
         remove_scratch()
+        write_config(folder, settings)
         if journal.dropped:
             screen.print("the last line of cells.jsonl was only half written, and is dropped")
         if journal.cells:
