@@ -60,14 +60,16 @@ class Architecture:
     `build(num_classes)` returns a new model with random weights; None asks for the usual number of
     classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
     shape of one sample, `num_classes` the usual number of classes; both are None where only the
-    user's code knows them. `build` raises InvalidInput for a number of classes below 1, and if the
-    user's factory fails or returns nothing that can be trained.
+    user's code knows them. A sample's values are of `input_dtype`. `build` raises InvalidInput for
+    a number of classes below 1, and if the user's factory fails or returns nothing that can be
+    trained.
     """
 
     name: str
     build: Callable[[int | None], nn.Module]
     input_shape: tuple[int, ...] | None
     num_classes: int | None
+    input_dtype: torch.dtype = torch.float32
 
 
 def names() -> tuple[str, ...]:

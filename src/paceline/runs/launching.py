@@ -35,6 +35,7 @@ from paceline.recipes.optimizers import optimizer_for
 from paceline.recipes.schedules import schedule_of
 from paceline.records.config_file import with_resumed
 from paceline.records.machine_file import find_device
+from paceline.records.result import RunResult, read_run
 from paceline.records.settings import (
     AUTO,
     configuration,
@@ -98,6 +99,39 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ
 
 
+def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with as many workers as torchrun has started, unless others are named."""
+    started = os.environ.get("WORLD_SIZE")
+    return ({"workers": int(started)} if started else {}) | dict(values)
+
+
+def take_part(request: RunRequest) -> tuple[RunResult, Path]:
+    """Do this rank's part of the request in a program that torchrun has started.
+
+    Return the result and its folder, which rank 0 has written on its machine. Raises WorkersFailed
+    for what a rank has found wrong, and has said.
+    """
+    _refuse_led(request)
+    written: list[str] = []
+
+    def go(group: Group) -> None:
+        go_through(request, group)
+        folder = request.settings.output / request.run_id
+        own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
+        written.extend(group.gather(own)[0])
+
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        code = as_rank(go, request.settings.deadline_s, request.debug, _device_of(request))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    if code:
+        raise WorkersFailed(code)
+    result, folder = written
+    return RunResult.model_validate_json(result), Path(folder)
+
+
 def carry_out(request: RunRequest) -> None:
     """Do what is requested.
 
@@ -105,9 +139,10 @@ def carry_out(request: RunRequest) -> None:
     WorkersFailed for what they have said. A rank of torchrun ends here.
     """
     settings = request.settings
-    if settings.strategy == AUTO or not strategy_of(settings).is_led:
-        if under_torchrun():
-            leave(work(request))
+    if under_torchrun():
+        _refuse_led(request)
+        leave(work(request))
+    if not _is_led(settings):
         num_workers = int(settings.workers)
         check_cores(num_workers)
         if request.verb != "rehearse":
@@ -120,12 +155,9 @@ def carry_out(request: RunRequest) -> None:
         with_restarts(attempt, request)
         return
     # The session goes on in this process, which starts the workers itself.
-    strategy = strategy_of(settings)
-    if under_torchrun():
-        why = "starts its workers itself; run it without torchrun"
-        raise InvalidInput(f"strategy: {strategy.name} {why}")
     if settings.bind is None:
-        check_cores(sum(role.count for role in strategy.roles(configuration(settings))))
+        roles = strategy_of(settings).roles(configuration(settings))
+        check_cores(sum(role.count for role in roles))
     log_to_stderr()
 
     def alone(request: RunRequest) -> None:
@@ -168,6 +200,16 @@ def restarted(request: RunRequest, why: str) -> RunRequest:
     return request.model_copy(update={"run_id": again, "lost": (*request.lost, told)})
 
 
+def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
+    return settings.strategy != AUTO and strategy_of(settings).is_led
+
+
+def _refuse_led(request: RunRequest) -> None:
+    if _is_led(request.settings):
+        why = "starts its workers itself; run it without torchrun"
+        raise InvalidInput(f"strategy: {request.settings.strategy} {why}")
+
+
 def check_cores(processes: int) -> None:
     """Raise InvalidInput if so many processes cannot share the cores of this machine."""
     cores = len(os.sched_getaffinity(0))
@@ -178,8 +220,12 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    device = torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
-    return as_rank(partial(go_through, request), request.settings.deadline_s, request.debug, device)
+    go, deadline_s = partial(go_through, request), request.settings.deadline_s
+    return as_rank(go, deadline_s, request.debug, _device_of(request))
+
+
+def _device_of(request: RunRequest) -> torch.device | None:
+    return torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
 
 
 def as_rank(

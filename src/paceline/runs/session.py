@@ -26,6 +26,7 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
 from paceline.planner.admission import admit_profiled
+from paceline.recipes.named import own_recipe
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
@@ -160,7 +161,8 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
-    if isinstance(settings, TrainSettings):
+    # A recipe of the user's has data, and may have an optimizer and a schedule.
+    if isinstance(settings, TrainSettings) and own_recipe(settings.model) is None:
         settings = completed(settings)
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(
