@@ -16,7 +16,7 @@ from ddp import ALONE, Counted, plain
 
 from paceline.exchange.step import SGD, Share
 from paceline.links.group import Group
-from paceline.models.factory import workload_of
+from paceline.recipes.named import workload_of
 from paceline.record.clock import clock_for
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch

@@ -10,8 +10,8 @@ import torch
 
 from paceline.core.errors import WorkerLost
 from paceline.data import load
-from paceline.models.factory import workload_of
 from paceline.models.paced import PacedSGD
+from paceline.recipes.named import workload_of
 from paceline.rpc.client import Client
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import Identity

@@ -17,7 +17,7 @@ from paceline.data.dataset import Dataset
 from paceline.models.describe import describe
 from paceline.models.factory import architected, find, imported
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
-from paceline.recipes.recipe import Recipe, new_model
+from paceline.recipes.recipe import NAMELESS, Recipe, new_model
 
 USUAL_DATA = "digits"
 _given: dict[str, Recipe] = {}
@@ -64,9 +64,14 @@ def own_recipe(model: str) -> Recipe | None:
     Raises InvalidInput if the user's factory fails, or returns neither.
     """
     if model in _given:
-        return replace(_given[model], name=_given[model].name or "the recipe")
+        return replace(_given[model], name=_given[model].name or NAMELESS)
     found = _of_user(model)
     return None if found is None else replace(found, name=found.name or model)
+
+
+def takes_any_data(model: str) -> bool:
+    """Return True of a model that takes floats, whatever they mean: no recipe, none of tokens."""
+    return own_recipe(model) is None and find(model).input_dtype.is_floating_point
 
 
 @cache
@@ -83,7 +88,8 @@ def _of_user(name: str) -> Recipe | None:
         with torch.random.fork_rng(devices=[]):
             made = found()
     except InvalidInput as error:  # as from a Recipe, which says what is wrong with it
-        raise InvalidInput(f"{name}: {error}") from error
+        why = str(error).removeprefix(f"{NAMELESS}: ")
+        raise InvalidInput(f"{name}: {why}") from error
     except (Exception, SystemExit) as error:
         raise InvalidInput(f"{name}: calling it failed: {first_line(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
@@ -145,7 +151,7 @@ def _example(
 
 def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
     """Describe a step of a recipe without its model's values, or else with them."""
-    example, name = recipe.example(batch_size), recipe.name or "the recipe"
+    example, name = recipe.example(batch_size), recipe.name or NAMELESS
     with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
         with suppress(Exception), torch.device("meta"):  # what fails is tried with values
             return describe(new_model(recipe).train(), example, name)

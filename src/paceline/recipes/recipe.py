@@ -20,6 +20,7 @@ from paceline.recipes.classification import check_classes
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
+NAMELESS = "the recipe"  # in messages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +51,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a data set that has no samples, or is none of map style."""
-        name = self.name or "the recipe"
+        name = self.name or NAMELESS
         tested = None if self.test is None else batches_of(self.test, self.collate, name)
         object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
         object.__setattr__(self, "test_samples", tested)
