@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import forked
+from paceline import native
+from paceline.links import forking
 from paceline.links.forking import forked_from_here
 from paceline.links.processes import Process, end, module_command, output, start
 from processes import DEADLINE_S, is_running
@@ -105,6 +107,18 @@ def test_its_first_thread_is_its_main_one_which_alone_may_handle_signals(fork: F
     assert fork(run).stdout == "told\nTrue 1\n"
 
 
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork comes late to its first action, as on a busy machine."""
+
+    def die_with_parent(parent: int) -> None:
+        time.sleep(0.3)
+        native.die_with_parent(parent)
+
+    monkeypatch.setattr(forking, "die_with_parent", die_with_parent)
+
+
+@pytest.mark.usefixtures("slowly")
 def test_handlers_of_signals_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -234,6 +248,7 @@ def test_a_large_tensor_is_shared_and_not_copied(fork: Forked) -> None:
     assert int(fork(run).stdout) < nbytes / 2
 
 
+@pytest.mark.usefixtures("slowly")
 def test_none_outlives_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     with forked_from_here():
         process = began(monkeypatch, lambda: time.sleep(600))

@@ -28,7 +28,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -104,18 +104,32 @@ class _ForkingThread:
         self._thread.join()
 
     def _serve(self) -> None:
+        # A signal waits until a fork has let go of the handlers of this program.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (request := self._requests.get()) is not None:
             run, answer = request
             try:
-                with warnings.catch_warnings():  # Python warns of forks of processes with threads
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    pid = os.fork()
+                answer.put(self._fork(run, before))
             except OSError as error:
                 answer.put(error)
-                continue
+
+    def _fork(self, run: Callable[[], None], mask: Iterable[int]) -> int:
+        """Fork, and return the number of the new process once it would end with this thread."""
+        readable, writable = os.pipe()
+        try:
+            with warnings.catch_warnings():  # Python warns of forks of processes with threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
             if pid == 0:
-                _run(run, self.of)
-            answer.put(pid)
+                _run(run, self.of, mask, writable)
+            os.close(writable)
+            writable = -1
+            os.read(readable, 1)  # nothing, if it has ended before
+            return pid
+        finally:
+            os.close(readable)
+            if writable >= 0:
+                os.close(writable)
 
 
 class _Forking:
@@ -201,9 +215,10 @@ def _exit_unless_able() -> None:
         sys.exit(1)
 
 
-def _run(run: Callable[[], None], parent: int) -> NoReturn:
+def _run(run: Callable[[], None], parent: int, mask: Iterable[int], ready: int) -> NoReturn:
     """Run this in a fork to its end, as Python runs a program, and end the process.
 
+    `mask`: the signals that are blocked. `ready` is written to when it handles the others.
     Nothing that the forked program would do at its end is done, and nothing of it is freed.
     """
     code: object = 1
@@ -214,6 +229,8 @@ def _run(run: Callable[[], None], parent: int) -> NoReturn:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.write(ready, b"!")
         run()
         code = 0
     except SystemExit as error:

@@ -131,11 +131,11 @@ def workload_of(
         return _workload_of_recipe(recipe, batch_size)
     assert isinstance(model, str)
     architecture = find(model)
-    shape = input_shape or architecture.input_shape
-    example = _example(model, batch_size, shape, architecture.input_dtype)
     # A factory of the user's may compute with the tensors that it makes.
     with torch.device("meta" if architecture.num_classes else "cpu"):
         built = architecture.build(None)
+    shape = input_shape or architecture.input_shape
+    example = _example(model, batch_size, shape, architecture.input_dtype)
     return describe(built, example, model)
 
 
