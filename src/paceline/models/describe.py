@@ -27,6 +27,7 @@ from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
+from paceline.models.fused_attention import attention_as_on_cpu
 from paceline.models.layers import LayerModule, duplicate, layers_of
 
 _Batch = tuple[Tensor, ...]
@@ -115,7 +116,7 @@ def _trace(model: nn.Module, batch: _Batch, label: str) -> _Step:
             try:
                 meta_batch = tuple(tensor.detach().to("meta") for tensor in batch)
                 empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-                with torch.device("meta"):
+                with torch.device("meta"), attention_as_on_cpu():
                     return _run(empty, meta_batch)
             except InvalidInput:
                 raise

@@ -1,0 +1,1 @@
+"""Recipes: what is trained, on which data, and with which loss."""
