@@ -5,108 +5,19 @@ al., "BERT: pre-training of deep bidirectional transformers", 2018. ViT: Dosovit
 image is worth 16x16 words", 2020.
 
 Shapes: B samples of T tokens, each token C values wide, in H heads of D = C / H; a vocabulary of V.
-No dropout unless it is asked for, so that a step depends on its samples alone.
+No dropout unless it is asked for: a step then depends on its samples alone.
 """
 
 from functools import partial
 from math import sqrt
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
+from paceline.models.transformer_blocks import Attention, PostNormBlock, PreNormBlock
 
-_DEVIATION = 0.02  # of initial weights, in all three publications
-_HIDDEN = 4  # times the width, between the two layers of a block's feed-forward network
-
-
-class Attention(nn.Module):
-    """Self-attention of `num_heads` heads: (B, T, C) to (B, T, C).
-
-    `causal`: a token sees itself and the ones before it. Raises InvalidInput if the heads do not
-    divide the width.
-    """
-
-    def __init__(self, width: int, num_heads: int, *, causal: bool, dropout: float = 0.0) -> None:
-        super().__init__()
-        if width % num_heads:
-            raise InvalidInput(f"{num_heads} heads cannot share a width of {width}: it must divide")
-        self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, C) to (B, T, C). `mask` (B, T): True for the tokens that may be seen."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
-        x = F.scaled_dot_product_attention(
-            self._heads(q),  # (B, H, T, D), as the next two
-            self._heads(k),
-            self._heads(v),
-            attn_mask=None if mask is None else mask[:, None, None, :].bool(),  # (B, 1, 1, T)
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
-        )
-        result: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, T, H, D), then (B, T, C)
-        return result
-
-    def _heads(self, x: Tensor) -> Tensor:
-        split = x.view(*x.shape[:2], self.num_heads, -1)  # (B, T, H, D)
-        return split.transpose(1, 2)
-
-
-class FeedForward(nn.Sequential):
-    """Two layers, applied to each token by itself: (B, T, C) to (B, T, C)."""
-
-    def __init__(self, width: int, gelu: nn.Module) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(width, _HIDDEN * width)
-        self.gelu = gelu
-        self.output = nn.Linear(_HIDDEN * width, width)
-
-
-class PreNormBlock(nn.Module):
-    """A block of GPT-2 and ViT, which normalises what attention and feed-forward network read."""
-
-    def __init__(
-        self,
-        attention: Attention,
-        width: int,
-        *,
-        gelu: nn.Module,
-        epsilon: float,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=epsilon)
-        self.attention = attention
-        self.norm2 = nn.LayerNorm(width, eps=epsilon)
-        self.feed_forward = FeedForward(width, gelu)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        result: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
-        return result
-
-
-class PostNormBlock(nn.Module):
-    """A block of BERT, which normalises the sums."""
-
-    def __init__(self, attention: Attention, width: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.attention = attention
-        self.norm1 = nn.LayerNorm(width, eps=1e-12)
-        self.feed_forward = FeedForward(width, nn.GELU())
-        self.norm2 = nn.LayerNorm(width, eps=1e-12)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, C) to (B, T, C). `mask` is that of `Attention`."""
-        x = self.norm1(x + self.dropout(self.attention(x, mask)))
-        result: Tensor = self.norm2(x + self.dropout(self.feed_forward(x)))
-        return result
+_DEVIATION = 0.02  # of initial weights, in GPT-2 and BERT
 
 
 class TokenEmbedding(nn.Module):
@@ -290,17 +201,22 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = PatchEmbedding(image, patch, width)
-        blocks = [
+        blocks = (
             PreNormBlock(
                 Attention(width, num_heads, causal=False), width, gelu=nn.GELU(), epsilon=1e-6
             )
             for _ in range(num_layers)
-        ]
+        )
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, num_classes)
-        _initialise(self)
-        _shrink_residual_branches(blocks)
+        _zero_biases(self)
+        for module in self.blocks.modules():  # as in the authors' program
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        nn.init.normal_(self.embedding.patches.weight, std=1 / sqrt(image[0] * patch * patch))
+        # Theirs begins at zero, with which a first step would train nothing else.
+        nn.init.normal_(self.head.weight, std=_DEVIATION)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) to (B, `num_classes`)."""
@@ -319,11 +235,16 @@ def _places(tokens: Tensor, context: int) -> Tensor:
 
 def _initialise(model: nn.Module) -> None:
     """Draw all weight matrices from a normal distribution; set biases to zero."""
+    _zero_biases(model)
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=_DEVIATION)
-        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+
+
+def _zero_biases(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
 
 
 def _shrink_residual_branches(blocks: list[PreNormBlock]) -> None:
@@ -342,4 +263,4 @@ gpt_1m = partial(GPT, context=256, width=128, num_layers=5, num_heads=2)
 gpt_10m = partial(GPT, context=256, width=384, num_layers=6, num_heads=6)
 gpt_30m = partial(GPT, context=512, width=640, num_layers=6, num_heads=10)
 bert = partial(BERT, context=256, width=256, num_layers=4, num_heads=4)
-vit = partial(ViT, image=(3, 32, 32), patch=4, width=128, num_layers=4, num_heads=4)
+vit = partial(ViT, image=(3, 32, 32), patch=8, width=128, num_layers=4, num_heads=4)
