@@ -16,9 +16,11 @@ from paceline.data.dataset import Dataset
 from paceline.models.describe import describe
 from paceline.models.factory import architected, find, imported
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
-from paceline.recipes.recipe import Recipe
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import Loss, Recipe
 
 USUAL_DATA = "digits"
+_TEXTS = ("text", "masked-text")  # data sets of bytes
 _given: dict[str, Recipe] = {}
 
 
@@ -74,15 +76,21 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe of the data without its model."""
-    _, targets = data.train.__getitems__([0])
-    has_labels = targets.dtype == torch.bool
+    """Return a recipe of the data without its model: what targets are says which loss."""
+    inputs, targets = data.train.__getitems__([0])
+    loss: Loss = class_loss
+    score: Loss | None = accuracy
+    if not inputs.is_floating_point():
+        of_bytes = data.name.partition(":")[0] in _TEXTS
+        loss, score = next_token_loss, bits_per_byte if of_bytes else None
+    elif targets.dtype == torch.bool:
+        loss, score = label_loss, precision_at_1
     return Recipe(
         model=nn.Module,
         train=data.train,
         test=data.test,
-        loss=label_loss if has_labels else class_loss,
-        score=precision_at_1 if has_labels else accuracy,
+        loss=loss,
+        score=score,
         num_classes=data.num_classes,
     )
 
@@ -101,11 +109,12 @@ def workload_of(
             raise InvalidInput("input_shape: the recipe's data say it; leave it out")
         return describe(recipe.model(), recipe.example(batch_size), recipe.name)
     if isinstance(model, nn.Module):
-        name, built, shape = type(model).__name__, model, input_shape
+        name, built, shape, dtype = type(model).__name__, model, input_shape, torch.float32
     else:
         assert isinstance(model, str)
         architecture = find(model)
-        name, shape = model, input_shape or architecture.input_shape
+        name, dtype = model, architecture.input_dtype
+        shape = input_shape or architecture.input_shape
         # A factory of the user's may compute with the tensors that it makes.
         with torch.device("meta" if architecture.num_classes else "cpu"):
             built = architecture.build(None)
@@ -113,7 +122,7 @@ def workload_of(
         raise InvalidInput(
             f"input_shape: model {name} does not say it; write for example 3x224x224"
         )
-    return describe(built, torch.zeros(batch_size, *shape), name)
+    return describe(built, torch.zeros(batch_size, *shape, dtype=dtype), name)
 
 
 def _recipe(model: Any) -> Recipe | None:
