@@ -102,6 +102,7 @@ class WheelRunner:
             self._checkpoints = Checkpoints(
                 settings.snapshots, settings.snapshot_s, self._server, self._run_id, layout
             )
+            stack.callback(self._checkpoints.close)
             if settings.resume:
                 logger.info("%s", self._checkpoints.resume(self._epochs, job.steps_per_epoch))
         self._hub: Hub | None = None
@@ -142,7 +143,7 @@ class WheelRunner:
         self._session.progress.begin(len(job.data.train) * job.spec.epochs, "samples")
         hub.train()
         if self._checkpoints is not None:
-            self._checkpoints.save(self._epochs)
+            self._checkpoints.close(self._epochs)
         return self._outcome(hub)
 
     def _outcome(self, hub: Hub) -> Outcome:
