@@ -62,10 +62,15 @@ class BackgroundWriter:
         finally:
             self.stalled_s += time.perf_counter() - began_s
 
+    @property
+    def is_writing(self) -> bool:
+        """True while a checkpoint is being written: `save` would skip one, or wait."""
+        return self._writing is not None and self._writing.thread.is_alive()
+
     def poll(self) -> None:
         """Look after the thread without waiting: a checkpoint that failed is one warning."""
         writing = self._writing
-        if writing is None or writing.thread.is_alive():
+        if writing is None or self.is_writing:
             return
         self._writing = None
         if writing.error is None:
@@ -77,7 +82,7 @@ class BackgroundWriter:
 
     def close(self, deadline_s: float | None = None) -> None:
         """Wait for what is being written, until the deadline, and free the memory of the copies."""
-        self._await_writing(self._deadline_s if deadline_s is None else deadline_s)
+        self._wait(self._deadline_s if deadline_s is None else deadline_s)
         self._copies = {}
 
     def _save(
@@ -85,12 +90,14 @@ class BackgroundWriter:
     ) -> bool:
         self.poll()
         if self._writing is not None and not wait:
-            logger.warning(
-                "no checkpoint of step %d: that of step %d is still being written",
-                *(step, self._writing.step),
-            )
+            if not self._writing.has_delayed:  # a line for each of many steps says no more
+                self._writing.has_delayed = True
+                logger.warning(
+                    "no checkpoint of step %d: that of step %d is still being written",
+                    *(step, self._writing.step),
+                )
             return False
-        if not self._await_writing(self._deadline_s):
+        if not self._wait(self._deadline_s):
             return False
         parts = {
             f"{name}.json": json_values.copied(name, part) for name, part in json_parts.items()
@@ -98,9 +105,9 @@ class BackgroundWriter:
         _check_names(tensors)
         arrivals = self._copy(tensors)
         self._writing = _Writing(self._folder, step, {**_by_file(self._copies), **parts}, arrivals)
-        return self._await_writing(self._deadline_s) if wait else True
+        return self._wait(self._deadline_s) if wait else True
 
-    def _await_writing(self, deadline_s: float) -> bool:
+    def _wait(self, deadline_s: float) -> bool:
         """Wait for the thread; return False, with a warning, if it is not done in time."""
         if self._writing is not None:
             self._writing.thread.join(deadline_s)
@@ -133,7 +140,10 @@ class BackgroundWriter:
 
 
 class _Writing:
-    """One checkpoint that is being written by a thread; `error` is what it ended with."""
+    """One checkpoint that is being written by a thread; `error` is what it ended with.
+
+    `has_delayed`: another one was skipped meanwhile.
+    """
 
     def __init__(
         self,
@@ -142,7 +152,7 @@ class _Writing:
         files: Mapping[str, Contents],
         arrivals: list[Event],
     ) -> None:
-        self.step = step
+        self.step, self.has_delayed = step, False
         self.error: Exception | None = None
         self._folder, self._files, self._arrivals = folder, files, arrivals
         # A daemon: a disk that hangs does not keep the process from ending.

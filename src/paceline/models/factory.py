@@ -96,8 +96,9 @@ class Architecture:
     classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
     shape of one sample, `num_classes` the usual number of classes; both are None where only the
     user's code knows them. A sample's values are of `input_dtype`. The classes of a language model
-    are its vocabulary, and its sample is as many tokens as its context, or fewer. `build` raises InvalidInput for a number
-    of classes below 1, and if the user's factory fails or returns nothing that can be trained.
+    are its vocabulary, and its sample is as many tokens as its context, or fewer. `build` raises
+    InvalidInput for a number of classes below 1, and if the user's factory fails or returns nothing
+    that can be trained.
     """
 
     name: str

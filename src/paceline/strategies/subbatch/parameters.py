@@ -12,11 +12,9 @@ In a safetensors file the rows of a split tensor lie rank after rank, as they ar
 writes them as they come, and any number of ranks reads the rows that it has.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +25,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.checkpoints import tensor_file
+from paceline.checkpoints.state import module_state
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
 from paceline.strategies.subbatch.layers import Shard, Sharding
@@ -35,19 +35,6 @@ Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
 # Operations whose result does not depend on what was in the tensor.
 _FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_")
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_ALIGNMENT = 8  # of the first tensor in a safetensors file
 
 
 class _WholeTensorRead(Exception):
@@ -214,26 +201,18 @@ def save(path: Path, model: nn.Module, head: Mapping[str, Sharding], group: Grou
     `head` has the layers of the head, whose tensors have one row for each of this rank's outputs.
     Tensors that the model has under several names are written under the first.
     """
-    tensors = _tensors(model, head)
+    tensors = _tensors(model, head)  # in the order of a file
     if group.rank != 0:
         for one in tensors.values():
             if one.sharding is not None:
                 dist.send(one.tensor.detach().cpu().contiguous(), 0, group=group.control)
         return
-    listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, one in tensors.items():
-        dtype = one.tensor.dtype
-        end = begin + dtype.itemsize * prod(one.shape)
-        listed[name] = {"dtype": _TYPES[dtype], "shape": one.shape, "data_offsets": [begin, end]}
-        begin = end
-    header = json.dumps(listed).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
+    shapes = {name: (one.tensor.dtype, one.shape) for name, one in tensors.items()}
     with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(tensor_file.header(shapes))
         for one in tensors.values():
             for part in _parts(one, group):
-                file.write(part.reshape(-1).view(torch.uint8).numpy().data)
+                file.writelines(tensor_file.pieces(part))
 
 
 def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) -> None:
@@ -270,21 +249,11 @@ def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) 
 
 
 def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _SavedTensor]:
-    """Return the tensors of the model's state, shared ones once, in the order of a file.
-
-    The larger types come first, so that each tensor begins on a whole value.
-    """
-    found: dict[str, _SavedTensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or tensor.dtype not in _TYPES:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InvalidInput(f"{name!r} of the model's state is {kind}, and cannot be saved")
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            sharding = head.get(name.rpartition(".")[0]) if tensor.dim() else None
-            found[name] = _SavedTensor(tensor, sharding)
-    return dict(sorted(found.items(), key=lambda one: (-one[1].tensor.element_size(), one[0])))
+    """Return the tensors of the model's state, shared ones once, in the order of a file."""
+    return {
+        name: _SavedTensor(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
+        for name, tensor in tensor_file.in_file_order(module_state(model)).items()
+    }
 
 
 def _parts(saved: _SavedTensor, group: Group) -> Iterator[Tensor]:
