@@ -1,5 +1,6 @@
 """Attention on meta tensors takes the operations that it takes on the CPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.models import describe
+from paceline.models import describe, find
 from paceline.models.fused_attention import attention_as_on_cpu
 
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
@@ -101,6 +102,14 @@ def test_meta_is_as_before_afterwards_and_after_an_error() -> None:
     with attention_as_on_cpu():
         assert attended("meta") != before
     assert attended("meta") == before
+
+
+def test_threads_describe_at_the_same_time() -> None:
+    model = find("gpt-1m").build(None)
+    batch = torch.zeros(2, 64, dtype=torch.int64)
+    expected = describe(model, batch)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: describe(model, batch), range(8))) == [expected] * 8
 
 
 def test_shapes_that_do_not_fit_are_refused_as_always() -> None:

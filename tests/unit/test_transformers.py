@@ -271,12 +271,14 @@ def test_a_new_language_model_gives_all_tokens_about_the_same_chance() -> None:
 
 
 @pytest.mark.parametrize("model", [small_gpt(), small_bert()], ids=["gpt", "bert"])
-def test_more_tokens_than_the_context_are_refused(model: nn.Module) -> None:
+def test_more_tokens_than_the_context_and_other_shapes_are_refused(model: nn.Module) -> None:
     assert model(tokens(length=3)).shape == (3, 3, 11)
     with pytest.raises(
         InvalidInput, match="9 tokens a sample are more than the model's context, 8"
     ):
         model(tokens(length=9))
+    with pytest.raises(InvalidInput, match=r"tokens of shape \(3,\): right would be two"):
+        model(torch.zeros(3, dtype=torch.int64))
 
 
 def test_images_of_another_size_are_refused() -> None:

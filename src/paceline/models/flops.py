@@ -10,8 +10,8 @@ operation in none of the tables costs one per value it returns. Moving data, a l
 embedding too, costs bytes only.
 
 Attention costs its products over all T x T scores, two forward and five backward (the scores are
-made again), causal or not, and nothing for the softmax: CPU kernels skip scores only in blocks of
-512 tokens, others may skip up to half.
+made again), causal or not, and nothing for the softmax. With a causal mask CPU kernels skip scores
+only in blocks of 512 keys; others may skip up to half.
 """
 
 import tomllib

@@ -227,6 +227,11 @@ class ViT(nn.Module):
 
 def _places(tokens: Tensor, context: int) -> Tensor:
     """Return the numbers of the places (T,) of tokens (B, T)."""
+    if tokens.dim() != 2:
+        raise InvalidInput(
+            f"tokens of shape {tuple(tokens.shape)}: right would be two dimensions, samples and "
+            "the tokens of each"
+        )
     length = tokens.shape[1]
     if length > context:
         raise InvalidInput(f"{length} tokens a sample are more than the model's context, {context}")

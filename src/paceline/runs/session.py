@@ -14,7 +14,6 @@ from rich.console import Console
 
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
-from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
@@ -160,8 +159,6 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
-    if isinstance(settings, TrainSettings):
-        settings = completed(settings)
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(
         settings, strategy, config, request.run_id, group, progress, device, resumed
