@@ -205,8 +205,8 @@ def load_optimizer_state(
         if name in saved.state
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # torch turns all but "step" into the parameter's type, as NAdam's float32 product into
-    # bfloat16, and leaves the file's layout, which fused kernels take for the parameter's.
+    # torch turns all but "step" into the parameter's type, as NAdam's float32 product into float64,
+    # and leaves the file's layout, which fused kernels on cores take for the parameter's.
     for name, parameter in named:
         loaded = optimizer.state[parameter] if name in saved.state else {}
         for key, place in saved.state[name].tensors.items() if loaded else ():
