@@ -26,7 +26,7 @@ from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.terminal import log_to_stderr
 from paceline.runs.launching import carry_out, requested, under_torchrun
-from paceline.runs.session import Verb
+from paceline.runs.restarts import Verb
 from paceline.strategies import STRATEGIES, find_strategy
 
 

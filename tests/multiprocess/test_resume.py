@@ -1,5 +1,6 @@
 """Runs that are interrupted or killed, and gone on with: they end with the same bits."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -62,6 +63,17 @@ def learnt(folder: Path) -> tuple[bytes, list[dict]]:
     return (folder / "model.safetensors").read_bytes(), epochs
 
 
+def children_of(parent: int, word: str) -> list[int]:
+    """The processes that this one has started by a command with the word."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            is_child = int(stat.read_text().rpartition(")")[2].split()[1]) == parent
+            if is_child and word in (stat.parent / "cmdline").read_text():
+                found.append(int(stat.parent.name))
+    return found
+
+
 RUNS = [
     ("host", "2", ()),
     ("tree", "2", ()),
@@ -102,6 +114,22 @@ def test_a_run_that_loses_workers_starts_again_and_says_so(runs: Runs) -> None:
     (lost,) = json.loads((runs.of("killed") / "result.json").read_text())["lost"]
     assert "was ended by SIGKILL" in lost
     assert "restarted after step" in lost
+
+
+def test_torchrun_starts_workers_again_from_the_last_checkpoint(runs: Runs) -> None:
+    asked = ("small_recipes:with_dropout", "--strategy", "allreduce", "--workers", "2", *QUICK)
+    asked = (*asked, "--checkpoint-every", "20")
+    assert runs.begin("whole", *asked).finish().code == 0
+    torchrun = "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"
+    asked = ("-m", "paceline", "train", *asked, "--output", "killed")
+    run = runs.start(*torchrun, *asked)
+    runs.wait_for_checkpoint("killed", run)
+    os.kill(max(children_of(run.process.pid, "paceline")), signal.SIGKILL)
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert learnt(runs.of("killed")) == learnt(runs.of("whole"))
+    (lost,) = json.loads((runs.of("killed") / "result.json").read_text())["lost"]
+    assert lost.startswith("torchrun has started the workers again once; from the checkpoint after")
 
 
 def test_another_number_of_workers_takes_the_same_samples(runs: Runs) -> None:

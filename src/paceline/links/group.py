@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store, default_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
@@ -334,6 +334,9 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", myself.rank, world_size, timeout=deadline))
+        if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+            # torchrun may keep the store of an attempt that failed, with its ranks' addresses.
+            store = PrefixStore(f"attempt {attempt}", store)
         store.set_timeout(deadline)
         store.set(f"paceline/member/{myself.rank}", json.dumps(myself))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
