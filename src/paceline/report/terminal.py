@@ -205,7 +205,9 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
     if result.shares is not None:
         yield "shares", f"{' + '.join(map(str, result.shares))} samples"
-    yield "throughput", f"{plain(result.samples_per_s)} samples/s {how}"
+    tokens = result.tokens_per_s
+    of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
+    yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
         yield "head", f"{own} of {whole} on a worker: parameters, gradients, momentum"
