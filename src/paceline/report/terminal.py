@@ -131,9 +131,10 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
             yield table(f"{what} that differ", ("", sides.left, sides.right), (), rows)
 
 
-def epoch_line(epoch: Epoch, epochs: int, score: str) -> str:
-    """Return the line of an epoch; `score` is the name of its score."""
-    line = f"epoch {epoch.number + 1}/{epochs}: train loss {epoch.train_loss:.4f}"
+def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
+    """Return the line of an epoch of so many, if that is known; `score` is the name of its score."""
+    of = "" if epochs is None else f"/{epochs}"
+    line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 

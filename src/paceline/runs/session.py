@@ -129,7 +129,8 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
     board = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
         board = Scalars(settings.tensorboard / request.run_id)
-    return TerminalProgress(err, "training", settings.epochs, board)
+    num_epochs = settings.epochs if settings.steps is None else None
+    return TerminalProgress(err, "training", num_epochs, board)
 
 
 def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> TrainingSession:
