@@ -32,7 +32,7 @@ def made(workload: Workload = NET, workers: int = 2, **more) -> Plan:
 
 def test_two_workers_have_these_tasks_and_no_others():
     own = {"load", "forward[conv]", "backward[conv]", "step"}
-    shared = {"reduce[conv]"}
+    shared = {"reduce[conv]", "send[labels]"}
     for number in (0, 1):
         for fc in ("fc1", "fc2"):
             own |= {f"forward[{fc}/{number}]", f"backward[{fc}/{number}]"}
@@ -70,10 +70,10 @@ def test_splitting_the_head_changes_no_arithmetic(workers, updates):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_wire_carries_what_the_formula_says(workers):
     # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the convolution's
-    # gradients twice that. The loss costs 12 bytes a sample.
+    # gradients twice that. The loss costs 12 bytes a sample, its label 8, their header 16.
     tasks = made(workers=workers).tasks
     features = BATCH * 4 * (FEATURES + WIDTH)
-    expected = (workers - 1) * (2 * features + 12 * BATCH * workers)
+    expected = (workers - 1) * (2 * features + 12 * BATCH * workers + 8 * BATCH + 16)
     expected += 2 * (workers - 1) / workers * CONV.gradient_nbytes
     assert sum(task.cost.nbytes for task in tasks if task.kind not in COMPUTE) == pytest.approx(
         expected
@@ -211,8 +211,9 @@ def test_updates_per_sub_batch_keep_less():
         memory(NET, ring_of(4), SubBatch(4, updates=updates))["gpu0"]
         for updates in ("step", "sub-batch")
     ]
+    # Of the last layer's outputs a worker has a quarter.
     assert keeps[0] - keeps[1] == 2 * (FC1.activation_nbytes + CONV.activation_nbytes) + (
-        2 * FC2.activation_nbytes
+        2 * FC2.activation_nbytes / 4
     )
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from paceline.strategies.subbatch.layers import CrossEntropy, Sharding, loss_terms
+from paceline.strategies.subbatch.layers import Sharding
+from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
 
 SCALE = 0.125
 
@@ -19,7 +20,7 @@ def parted(
     shards = [sharding.shard(rank) for rank in range(ranks)]
     own = list(logits.split(sharding.sizes, 1))
     terms = [loss_terms(one, targets, shard) for one, shard in zip(own, shards, strict=True)]
-    loss = CrossEntropy.of(torch.stack(terms))
+    loss = CrossEntropy.of(torch.stack(terms), targets)
     parts = [loss.gradients(one, targets, at, SCALE) for one, at in zip(own, shards, strict=True)]
     return loss, torch.cat(parts, 1)
 

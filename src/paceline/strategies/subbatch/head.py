@@ -13,6 +13,15 @@ class Cut:
     body: Workload
     head: tuple[Layer, ...]
 
+    @property
+    def rows_per_sample(self) -> int:
+        """The rows that a sample has in the head: one, or one for each of its tokens."""
+        matrix = matrix_of(self.head[0])
+        assert matrix is not None  # a head begins with a linear layer
+        row_nbytes = matrix.shape[1] * matrix.element_size
+        handed_on = self.body.layers[-1].activation_nbytes / self.body.batch_size
+        return max(1, round(handed_on / row_nbytes))
+
 
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     """Return the body and the head that begins with the layer `first`.
@@ -84,7 +93,8 @@ def _found(workload: Workload) -> int:
         reason = reason or f"layer {last.name!r} is not linear, or the only one"
         raise InvalidInput(
             f"strategy subbatch: {workload.name} has no head to split: {reason}; "
-            "it needs one or more linear layers at its end"
+            "it needs one or more linear layers at its end, with weights of their own (an output "
+            "layer that is tied to the embedding has none: untie it)"
         )
     return found
 
