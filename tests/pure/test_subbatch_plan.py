@@ -70,11 +70,12 @@ def test_splitting_the_head_changes_no_arithmetic(workers, updates):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_wire_carries_what_the_formula_says(workers):
     # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the convolution's
-    # gradients twice that. The loss costs 12 bytes a sample, its label 8, their header 16.
+    # gradients twice that, with a flag for each of its two parameters. The loss costs 12 bytes a
+    # sample, its label 8, and their header 16.
     tasks = made(workers=workers).tasks
     features = BATCH * 4 * (FEATURES + WIDTH)
     expected = (workers - 1) * (2 * features + 12 * BATCH * workers + 8 * BATCH + 16)
-    expected += 2 * (workers - 1) / workers * CONV.gradient_nbytes
+    expected += 2 * (workers - 1) / workers * (CONV.gradient_nbytes + 2 * 4)
     assert sum(task.cost.nbytes for task in tasks if task.kind not in COMPUTE) == pytest.approx(
         expected
     )

@@ -31,8 +31,8 @@ from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.layers import dropout_seed
-from paceline.strategies.subbatch.parameters import load, save
 from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.state import load, save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
 SEED, NUM_STEPS = 3, 50

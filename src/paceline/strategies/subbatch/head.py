@@ -122,5 +122,16 @@ def _problem(workload: Workload, start: int) -> str | None:
                 f"layer {layer.name!r} takes {inputs} inputs, "
                 f"but {before.name!r} has {num_outputs(before)} outputs"
             )
+        rows = _rows_of(layer, workload.batch_size)
+        if not matrices and rows > 1:
+            return f"layer {layer.name!r} normalises each of {rows} rows of a sample"
+        if before is not None and rows != _rows_of(before, workload.batch_size):
+            return f"layer {layer.name!r} has {rows} rows of a sample, but {before.name!r} others"
         before = layer
     return None
+
+
+def _rows_of(layer: Layer, batch_size: int) -> int:
+    """Return how often a sample goes through a layer: once, or once for each of its tokens."""
+    row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
+    return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))

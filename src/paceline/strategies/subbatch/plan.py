@@ -72,7 +72,9 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
-                size = layer.gradient_nbytes, layer.num_parameters
+                # A flag for each parameter says whether its gradient has changed on some rank.
+                flags = [] if coding else [one.element_size for one in layer.parameters]
+                size = layer.gradient_nbytes + sum(flags), layer.num_parameters
                 gradients[layer.name] = Collective.over(
                     ring, Kind.REDUCE, layer.name, *size, coding
                 )

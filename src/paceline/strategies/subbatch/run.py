@@ -32,11 +32,11 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.head import shares
 from paceline.strategies.subbatch.paced import paced_model, paced_optimizer
-from paceline.strategies.subbatch.parameters import save
 from paceline.strategies.subbatch.plan import plan
 from paceline.strategies.subbatch.profile import ANY_SPEED, planned_nbytes, profile
 from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.row_wise import check_row_wise
+from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
 _PACED_COPIES = 3  # of a parameter that is rehearsed, as planned: with gradient and momentum

@@ -80,12 +80,13 @@ class SubBatchPass:
                 values = layer.forward(self._number, values, self._rows, self._masks)
                 if layer is last:
                     terms = loss_terms(values, self._targets, layer.shard)
-        sizes = [len(terms)] * len(self._batch.rows)
+        num_ranks = len(self._batch.rows)
+        sizes = [len(terms)] * num_ranks
         what, sent = f"logits of layer {last.name!r}", self._through.sent_of_loss
         post = partial(begin_gather, terms, None, sizes=sizes, traffic=sent, what=what)
         future = self._begin(Kind.SEND, LOSS, post)
         yield
-        loss = CrossEntropy.of(future.result().view(-1, *terms.shape), self._targets)
+        loss = CrossEntropy.of(future.result().view(num_ranks, *terms.shape), self._targets)
         self.loss = loss.losses.sum() * self._of_row
         for place, layer in reversed(list(enumerate(self._layers))):
             with self._computing(Kind.BACKWARD, layer.name):

@@ -36,6 +36,13 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer, Sharding
 from paceline.strategies.subbatch.plan import LABELS
 from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.state import (
+    WholeState,
+    gather_optimizer,
+    gather_tensors,
+    load_optimizer,
+    load_tensors,
+)
 from paceline.strategies.subbatch.sub_batch import HeadPasses, SubBatchPass
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
@@ -156,6 +163,43 @@ class SplitTrainer:
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
+
+    def gather_state(self) -> WholeState | None:
+        """Return the state in whole form on rank 0, None on others; all ranks call it together."""
+        split, group = self._split_parameters(), self.group
+        tensors = gather_tensors(self.model.module, self.model.shardings, group)
+        optimizers = {
+            name: gather_optimizer(one, split, group) for name, one in self.optimizers.items()
+        }
+        schedules = {name: one.state_dict() for name, one in self.schedules.items()}
+        if group.rank != 0:
+            return None
+        return WholeState(tensors, optimizers, schedules, self.num_steps)
+
+    def load_state(self, state: WholeState) -> None:
+        """Load this rank's part of a state that any number of ranks has left.
+
+        Raises InvalidInput if it is that of another model, optimizer or schedule.
+        """
+        for what, own, found in (
+            ("optimizers", self.optimizers, state.optimizers),
+            ("schedules", self.schedules, state.schedules),
+        ):
+            if own.keys() != found.keys():
+                raise InvalidInput(
+                    f"checkpoint: has {what} of {', '.join(found) or 'nothing'}, where this run "
+                    f"has them of {', '.join(own) or 'nothing'}"
+                )
+        rank, split = self.group.rank, self._split_parameters()
+        load_tensors(state.tensors, self.model.module, self.model.shardings, rank)
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(state.optimizers[name], optimizer, split, rank)
+        for name, schedule in self.schedules.items():
+            schedule.load_state_dict(dict(state.schedules[name]))
+        self.num_steps = state.num_steps
+
+    def _split_parameters(self) -> dict[nn.Parameter, Sharding]:
+        return {one: layer.sharding for layer in self.model.head for one in layer.parameters}
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a step and return the mean loss of the whole batch, a 0-d tensor.
