@@ -11,13 +11,18 @@ from paceline.core.workload import Workload
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import memory, plan
 from subbatches import (
+    ATTENTION,
     BATCH,
     CLASSES,
     CONV,
     FC1,
     FC2,
     FEATURES,
+    LANGUAGE,
     NET,
+    TOKEN_NORM,
+    TOKENS,
+    VOCABULARY,
     WIDTH,
     WIRE,
     layer,
@@ -79,6 +84,37 @@ def test_the_wire_carries_what_the_formula_says(workers):
     assert sum(task.cost.nbytes for task in tasks if task.kind not in COMPUTE) == pytest.approx(
         expected
     )
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_of_tokens_each_has_a_row(workers):
+    tasks = plan(LANGUAGE, ring_of(workers), SubBatch(workers), Window(1))
+    sent = dict.fromkeys(("labels", "loss", "head", "head:activation_gradients"), 0.0)
+    for task in tasks.tasks:
+        if task.part in sent and task.kind not in COMPUTE:
+            sent[task.part] += task.cost.nbytes / (workers - 1)
+    rows = BATCH * TOKENS
+    assert sent == pytest.approx(
+        {
+            "labels": 16 + 8 * rows,
+            "loss": 12 * rows * workers,
+            "head": 4 * WIDTH * rows,
+            "head:activation_gradients": 4 * WIDTH * rows,
+        }
+    )
+
+
+def test_a_worker_keeps_its_columns_of_the_logits():
+    narrow = model(CONV, ATTENTION, TOKEN_NORM, layer("head", (40, WIDTH), out=TOKENS * 40))
+    kept = []
+    for workers in (1, 2, 5):
+        both = (memory(one, ring_of(workers), SubBatch(workers)) for one in (LANGUAGE, narrow))
+        wide, few = both
+        state = 3 * 4 * WIDTH * (VOCABULARY - 40) / workers
+        kept.append(wide["gpu0"] - few["gpu0"] - state)
+    # All sub-batches' logits, which are a whole batch's, and the gradients by those of one.
+    logits = BATCH * TOKENS * 4 * (VOCABULARY - 40)
+    assert kept == pytest.approx([logits * (1 + 1 / workers) for workers in (1, 2, 5)])
 
 
 def test_the_head_never_exchanges_its_gradients():

@@ -33,7 +33,7 @@ from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import Purpose
-from paceline.core.workload import Layer, Workload, feature_nbytes, state_nbytes
+from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs, shares
 
@@ -102,9 +102,10 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_kept = min(2, config.workers) if config.updates == "sub-batch" else config.workers
-    whole = state_nbytes(body.layers) + feature_nbytes(body.layers) + body.input_nbytes
-    whole += round(features * num_kept + own_outputs)  # the gradients by one sub-batch's outputs
-    needed = {device.name: whole for device in devices}
+    # While the head works there are no gradients of the body, but those by a sub-batch's outputs.
+    in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
+    in_head += round(features * num_kept + own_outputs) + body.input_nbytes
+    needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
         for device, own in zip(devices, shares(outputs, config.workers), strict=True):
