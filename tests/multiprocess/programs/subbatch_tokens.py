@@ -285,6 +285,7 @@ def left(rank: int, size: int, folder: Path, make: Make, **more: Any) -> dict[st
     state = training.trainer.gather_state()
     if state is not None:
         torch.save(state, folder / "state.pt")
+    torch.save(training.trainer.gradients.state_dict(), folder / f"feedback{rank}.pt")
     losses = [float(training.trainer.step(source)) for _ in range(5)]
     return ended(training, folder, losses)
 
@@ -296,6 +297,9 @@ def went_on(rank: int, size: int, folder: Path, make: Make, **more: Any) -> dict
     source = training.shares(5, count=lambda step: 6)
     next(training.shares())  # a step of another run's batches changes nothing
     training.trainer.load_state(torch.load(folder / "state.pt", weights_only=False))
+    if size == 2:
+        feedback = torch.load(folder / f"feedback{rank}.pt")
+        training.trainer.gradients.load_state_dict(feedback)
     losses = [float(training.trainer.step(source)) for _ in range(5)]
     return ended(training, folder, losses)
 
@@ -329,6 +333,8 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., dict[str, Any]]]] = {
     "went_on": ((2, 3, 1), partial(went_on, make=ADAMW)),
     "left_each": ((2,), partial(left, make=SGD, updates="sub-batch")),
     "went_on_each": ((2,), partial(went_on, make=SGD, updates="sub-batch")),
+    "left_onebit": ((2,), partial(left, make=SGD, gradients="onebit")),
+    "went_on_onebit": ((2,), partial(went_on, make=SGD, gradients="onebit")),
 }
 
 
