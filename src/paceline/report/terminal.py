@@ -208,7 +208,7 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     yield "throughput", f"{plain(result.samples_per_s)} samples/s {how}"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
-        yield "head", f"{own} of {whole} on a worker: parameters, gradients, momentum"
+        yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
     if result.is_rehearsal:
         faults = len(result.faults)
         conforms = f"departs from it in {faults} places" if faults else "conforms to it"

@@ -235,9 +235,19 @@ def bfloat16(rank: int, size: int, folder: Path) -> dict[str, Any]:
         expected.append(float(loss))
     kept = {str(one.dtype) for one in training.model.module.parameters()}
     training.close()
+    codecs = dict.fromkeys(("activations", "activation_gradients"), "bfloat16")
+    other = Training(rank, size, make, learning={"bfloat16": True}, **codecs)
+    source = other.shares()
+    encoded = [float(other.trainer.step(source)) for _ in range(NUM_STEPS)]
+    other.close()
     torch.set_default_dtype(torch.float64)
     apart = max(abs(a - b) for a, b in zip(ours, expected, strict=True))
-    return {"apart": apart, "types": sorted(types), "kept": sorted(kept), "same": ours}
+    return {
+        "apart": apart,
+        "types": sorted(types),
+        "kept": sorted(kept),
+        "encoded": encoded == ours,
+    }
 
 
 def planned(rank: int, size: int, folder: Path) -> dict[str, Any]:
