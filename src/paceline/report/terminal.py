@@ -132,7 +132,7 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Return the line of an epoch of so many, if that is known; `score` is the name of its score."""
+    """Return the line of an epoch, of so many if that is known; `score` names its score."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
@@ -211,7 +211,7 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
-        yield "head", f"{own} of {whole} on a worker: parameters, gradients, momentum"
+        yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
     if result.is_rehearsal:
         faults = len(result.faults)
         conforms = f"departs from it in {faults} places" if faults else "conforms to it"

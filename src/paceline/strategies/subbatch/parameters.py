@@ -1,4 +1,4 @@
-"""Sharded models: built with some rows of the head's parameters, saved and loaded as whole ones.
+"""Sharded models: built with some rows of the head's parameters.
 
 No rank ever has a whole head. A model is built twice. The first time all of it is on the meta
 device, which shows which tensor, in the order of their making, becomes which parameter. The second
@@ -7,29 +7,19 @@ device: each time that one is filled, it is allocated, filled, and cut down to t
 no more than one of the head's tensors is whole at a time. That works where a tensor is made by
 `torch.empty`, as in torch's own layers, and only ever filled as a whole. A model that reads such a
 tensor meanwhile is built whole, and then cut layer by layer.
-
-In a safetensors file the rows of a split tensor lie rank after rank, as they are shared. So rank 0
-writes them as they come, and any number of ranks reads the rows that it has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.checkpoints import tensor_file
-from paceline.checkpoints.state import module_state
-from paceline.core.errors import InvalidInput
-from paceline.links.group import Group
-from paceline.strategies.subbatch.layers import Shard, Sharding
+from paceline.strategies.subbatch.layers import Shard
 
 Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
@@ -179,89 +169,3 @@ class _KeepRows(TorchDispatchMode):
         if tensor.device.type != "meta":
             return None
         return self._tensors.get(tensor.untyped_storage()._cdata)
-
-
-@dataclass(frozen=True)
-class _SavedTensor:
-    """A tensor in a file: this rank's part of it, and how its rows are shared, if they are."""
-
-    tensor: Tensor
-    sharding: Sharding | None
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the whole tensor."""
-        rows = list(self.tensor.shape[:1]) if self.sharding is None else [self.sharding.num_outputs]
-        return [*rows, *self.tensor.shape[1:]]
-
-
-def save(path: Path, model: nn.Module, head: Mapping[str, Sharding], group: Group) -> None:
-    """Write the whole model to `path`, as rank 0 sees it; all ranks call it together.
-
-    `head` has the layers of the head, whose tensors have one row for each of this rank's outputs.
-    Tensors that the model has under several names are written under the first.
-    """
-    tensors = _tensors(model, head)  # in the order of a file
-    if group.rank != 0:
-        for one in tensors.values():
-            if one.sharding is not None:
-                dist.send(one.tensor.detach().cpu().contiguous(), 0, group=group.control)
-        return
-    shapes = {name: (one.tensor.dtype, one.shape) for name, one in tensors.items()}
-    with path.open("wb") as file:
-        file.write(tensor_file.header(shapes))
-        for one in tensors.values():
-            for part in _parts(one, group):
-                file.writelines(tensor_file.pieces(part))
-
-
-def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) -> None:
-    """Load a rank's part of a file that `save` or safetensors' `save_model` has written.
-
-    Raises InvalidInput for a tensor that does not fit.
-    """
-    tensors = _tensors(model, head)
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            if different := set(file.keys()) ^ set(tensors):
-                name = min(different)
-                missing = "is in the model, but not in the file"
-                where = missing if name in tensors else "is not in the model"
-                raise InvalidInput(f"{path}: {name!r} {where}")
-            for name, one in tensors.items():
-                part = file.get_slice(name)
-                if list(part.get_shape()) != one.shape:
-                    raise InvalidInput(
-                        f"{path}: {name!r} is of shape {part.get_shape()}, and not {one.shape}"
-                    )
-                shard = one.sharding.shard(rank) if one.sharding else None
-                rows = (
-                    part[shard.first : shard.first + shard.size] if shard else file.get_tensor(name)
-                )
-                if rows.dtype != one.tensor.dtype:
-                    raise InvalidInput(
-                        f"{path}: {name!r} is {rows.dtype}, and not {one.tensor.dtype}"
-                    )
-                with torch.no_grad():
-                    one.tensor.copy_(rows)
-    except (OSError, SafetensorError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
-
-
-def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _SavedTensor]:
-    """Return the tensors of the model's state, shared ones once, in the order of a file."""
-    return {
-        name: _SavedTensor(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
-        for name, tensor in tensor_file.in_file_order(module_state(model)).items()
-    }
-
-
-def _parts(saved: _SavedTensor, group: Group) -> Iterator[Tensor]:
-    own = saved.tensor.detach().cpu().contiguous()
-    yield own
-    others = saved.sharding.sizes[1:] if saved.sharding else ()
-    for rank, size in enumerate(others, 1):
-        part = torch.empty(size, *own.shape[1:], dtype=own.dtype)
-        with group.naming_lost_ranks():
-            dist.recv(part, rank, group=group.control)
-        yield part
