@@ -20,6 +20,7 @@ from paceline.models import find
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
+from paceline.records.settings import validated_settings
 from paceline.strategies import STRATEGIES
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.run import start
@@ -166,10 +167,15 @@ def test_a_recipe_of_tokens_goes_through_a_session():
     assert not [fault for fault in outcome.faults if "planned" in fault]
 
 
+def test_micro_batches_are_refused_with_what_would_do():
+    values = {"model": "lenet5", "strategy": "subbatch", "workers": 1, "accumulate": 2}
+    with pytest.raises(InvalidInput, match=r"accumulate: goes not .* smaller batch_size"):
+        validated_settings(values)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"accumulate": 2}, "accumulate: goes not with strategy subbatch, .* smaller batch_size"),
         (
             {"clip_norm": 1.0, "options": {"updates": "sub-batch"}},
             "clip_norm: .* choose updates=step",
