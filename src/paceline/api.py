@@ -35,7 +35,7 @@ from paceline.runs.launching import (
     under_torchrun,
     with_ranks,
 )
-from paceline.runs.session import Verb
+from paceline.runs.restarts import Verb
 from paceline.strategies import STRATEGIES, find_strategy
 
 
@@ -183,9 +183,7 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
         log_to_stderr()
         if under_torchrun():
             return Run(*take_part(requested(verb, with_ranks(values), quiet=True)))
-        request = requested(verb, values, quiet=True)
-        carry_out(request)
-    folder = request.settings.output / request.run_id
+        folder = carry_out(requested(verb, values, quiet=True))
     return Run(read_run(folder), folder)
 
 

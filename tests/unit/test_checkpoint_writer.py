@@ -84,7 +84,9 @@ def test_tensors_lie_in_files_by_the_first_part_of_their_names(folder, writer):
 def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
     weight = torch.ones(5)
     assert writer.save(1, {"model/w": weight}, {})
+    assert writer.is_writing
     assert not writer.save(2, {"model/w": weight * 2}, {})
+    assert not writer.save(3, {"model/w": weight * 3}, {})
     assert warnings_of(caplog) == ["no checkpoint of step 2: that of step 1 is still being written"]
     folder.goes_on.set()
     writer.close()
@@ -231,7 +233,7 @@ def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
             tensor.add_(1)
         gpu.delays = lambda stream, what: 0.0
         folder.goes_on.set()
-        writer.close() if step == 2 else writer._await_writing(DEADLINE_S)
+        writer._writing.thread.join(DEADLINE_S)
         loaded = folder.latest().tensors("model")
         assert {name: float(one.mean()) for name, one in loaded.items()} == dict.fromkeys(
             ("w", "t", "h"), float(step)

@@ -27,6 +27,9 @@ def plain(parameters, lr=0.5, weight_decay=0.0):
 def anything(parameters, **fields):
     return torch.optim.AdamW(parameters, **fields)
 
+def loose(parameters, *others, lr=0.125):
+    return torch.optim.SGD(parameters, lr=lr)
+
 def steady(parameters):
     return torch.optim.SGD(parameters, lr=0.25)
 
@@ -46,6 +49,16 @@ class Half(torch.optim.SGD):
     def __init__(self, params, lr=1.0, betas=(0.5, 0.5)):
         assert isinstance(betas, tuple)
         super().__init__(params, lr=lr / 2)
+
+class Alike:
+    def __init__(self, parameters):
+        self.param_groups, self.defaults = [{"params": list(parameters)}], {"alike": True}
+
+    def step(self):
+        pass
+
+    def zero_grad(self):
+        pass
 
 class Family:
     half = Half
@@ -206,6 +219,8 @@ def test_parameters_that_an_optimizer_does_not_take_are_said_when_it_gets_them()
         ("anything", 0.1, {"eps": 1e-3}, {"lr": 0.1, "eps": 1e-3}),
         ("steady", None, {}, {"lr": 0.25}),
         ("Half", 1.0, {"betas": [0.1, 0.2]}, {"lr": 0.5}),
+        ("loose", None, {}, {"lr": 0.125}),
+        ("Alike", None, {}, {"alike": True}),
         ("Family.half", None, {}, {"lr": 0.5}),
     ],
 )
@@ -227,7 +242,12 @@ def test_a_factory_of_ones_own_gets_the_fields_that_are_given(own, name, rate, o
         ("own_optimizers:steady", 0.1, {}, "^learning_rate: optimizer own_optimizers:steady has n"),
         ("own_optimizers:needs", None, {"width": 1}, "^learning_rate: .* no default for it; give"),
         ("own_optimizers:needs", 0.1, {}, "^optimizer_options: width: .* no default for it; give"),
-        ("own_optimizers:number", None, {}, "returned int, not a torch.optim.Optimizer"),
+        (
+            "own_optimizers:number",
+            None,
+            {},
+            "returned int, which has no param_groups, step, zero_g",
+        ),
         ("own_optimizers:broken", None, {}, "^optimizer: own_.*: RuntimeError: first line$"),
         ("own_optimizers:closure", None, {}, "it computes the loss several times in a step"),
     ],

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,11 @@ def test_what_cannot_be_is_named_in_one_line(own, name: str, warmup: int, messag
     with pytest.raises(InvalidInput, match=message) as error:
         schedule_of(name, warmup)(sgd(), 10)
     assert "\n" not in str(error.value)
+
+
+def test_an_optimizer_that_is_only_like_torchs_has_no_schedule():
+    with pytest.raises(InvalidInput, match=r"^schedule: TypeError: .* is not an Optimizer$"):
+        schedule_of("cosine", 0)(SimpleNamespace(param_groups=[]), 10)
 
 
 def test_a_schedule_of_ones_own_is_told_of_the_steps(own):

@@ -1,10 +1,11 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from paceline.core.defaults import completed
+from paceline.core.defaults import completed, usual_for
 from paceline.core.errors import InvalidInput
 from paceline.core.interval import Interval
 from paceline.core.settings import TrainSettings
@@ -161,6 +162,14 @@ def test_what_nobody_names_is_what_suits_the_model(model: str, given: dict, expe
     names = ("data", "optimizer", "learning_rate", "momentum", "schedule")
     assert tuple(getattr(settings, name) for name in names) == expected
     assert completed(settings) == settings
+
+
+@pytest.mark.parametrize(
+    "model", ["lenet5", "alexnet", "gpt", "gpt2", "bert", "bert-base", "vit", "mine:net"]
+)
+def test_the_help_says_the_rate_that_suits_a_model(model: str):
+    text = TrainSettings.model_fields["learning_rate"].description or ""
+    assert re.search(rf"(?<!\d){usual_for(model).learning_rate:.4f}".rstrip("0") + r"0*\b", text)
 
 
 def test_a_recipe_may_have_its_own_until_nobody_can_name_another():

@@ -68,8 +68,13 @@ class Loaded:
     skipped: tuple[str, ...] = ()
 
     def tensors(self, name: str) -> Tensors:
-        """Return the tensors of NAME.safetensors in the host's memory; InvalidInput if none."""
-        path = self._file(name + _TENSORS)
+        """Return the tensors of NAME.safetensors, in the host's memory.
+
+        None at all if there is no such file: the state of SGD without momentum has none to write.
+        """
+        path = self.path / (name + _TENSORS)
+        if path.name not in self.names:
+            return {}
         try:
             # Copies: the library's are views of the file, which may be removed or replaced.
             return {key: one.clone() for key, one in load_file(path).items()}
@@ -78,16 +83,13 @@ class Loaded:
 
     def json(self, name: str) -> Json:
         """Return the value of NAME.json; InvalidInput if there is no such file."""
-        path = self._file(name + _JSON)
+        path = self.path / (name + _JSON)
+        if path.name not in self.names:
+            raise InvalidInput(f"{self.path}: the checkpoint has no {path.name}")
         try:
             return json_values.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise InvalidInput(f"{path}: cannot be read: {error}") from None
-
-    def _file(self, name: str) -> Path:
-        if name not in self.names:
-            raise InvalidInput(f"{self.path}: the checkpoint has no {name}")
-        return self.path / name
 
 
 class CheckpointFolder:

@@ -121,7 +121,7 @@ def read(folder: Path) -> Manifest:
         if foreign := [name for name in manifest.files if not _is_file_name(name)]:
             raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(f"{MANIFEST} is not that of a checkpoint: {_first_fault(error)}") from None
+        raise Damaged(f"{MANIFEST} is not that of a checkpoint: {first_fault(error)}") from None
     return manifest
 
 
@@ -178,7 +178,8 @@ def _whole(path: Path) -> bytes:
         raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
 
 
-def _first_fault(error: Exception) -> str:
+def first_fault(error: Exception) -> str:
+    """Return the field and the text of the first error that pydantic has found, or the error's."""
     if isinstance(error, ValidationError):
         fault = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoints.json_values import Json, copied
+from paceline.checkpoints.manifest import first_fault
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
 from paceline.devices import device_of
@@ -204,8 +205,8 @@ def load_optimizer_state(
         if name in saved.state
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # torch turns all but "step" into the parameter's type, as NAdam's float32 product into
-    # bfloat16, and leaves the file's layout, which fused kernels take for the parameter's.
+    # torch turns all but "step" into the parameter's type, as NAdam's float32 product into float64,
+    # and leaves the file's layout, which fused kernels on cores take for the parameter's.
     for name, parameter in named:
         loaded = optimizer.state[parameter] if name in saved.state else {}
         for key, place in saved.state[name].tensors.items() if loaded else ():
@@ -219,9 +220,7 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
     try:
         saved = _OPTIMIZER.validate_python(values)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise InvalidInput(f"the state of the optimizer: {where}: {fault['msg']}") from None
+        raise InvalidInput(f"the state of the optimizer: {first_fault(error)}") from None
     if saved.kind != own.kind:
         raise InvalidInput(f"the optimizer of the checkpoint is {saved.kind}, and not {own.kind}")
     check_same("parameter", own.parameters, saved.parameters)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,10 +66,15 @@ def header(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+def bytes_of(tensor: Tensor) -> np.ndarray:
+    """Return the memory of a contiguous tensor of the host as bytes."""
+    flat: np.ndarray = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return flat
+
+
 def pieces(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in the host's memory, one small piece of it after another."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    memory: memoryview = flat.numpy().data
+    memory = bytes_of(tensor.contiguous()).data
     for begin in range(0, len(memory), _PIECE_NBYTES):
         yield memory[begin : begin + _PIECE_NBYTES]
 

@@ -137,8 +137,8 @@ class _Loop:
         """Train the epochs that are left."""
         session, epoch_steps = self._session, self._setup.epoch_steps
         session.progress.begin(sum(epoch_steps), "steps")
-        session.progress.advance(self._num_steps)
         if session.resumed is not None:
+            session.progress.advance(self._num_steps)
             self._prepare()
             restore_random(session.resumed, session.group)
         for number in range(self._first.epoch, len(epoch_steps)):

@@ -336,6 +336,9 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", myself.rank, world_size, timeout=deadline))
+        if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+            # torchrun may keep the store of an attempt that failed, with its ranks' addresses.
+            store = PrefixStore(f"attempt {attempt}", store)
         store.set_timeout(deadline)
         if number := next(_meetings):  # torchrun's store still has what the group before has set
             store = PrefixStore(f"paceline/{number}", store)

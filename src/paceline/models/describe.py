@@ -29,6 +29,7 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
+from paceline.models.fused_attention import attention_as_on_cpu
 from paceline.models.layers import LayerModule, duplicate, layers_of
 
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
@@ -117,7 +118,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
             try:
                 meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
                 empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-                with torch.device("meta"):
+                with torch.device("meta"), attention_as_on_cpu():
                     return _run(empty, meta_batch)
             except InvalidInput:
                 raise

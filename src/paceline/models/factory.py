@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from math import prod
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +21,7 @@ from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
 from paceline.data import load
 from paceline.data.dataset import Dataset
-from paceline.models import networks
+from paceline.models import networks, transformers
 from paceline.models.describe import describe
 from paceline.models.inception import GoogLeNet, InceptionV3
 from paceline.models.objective import check_outputs
@@ -37,18 +38,52 @@ _SIGMOID_MLPS = {
     "real-sim-mlp": (20_958, *(512,) * 4, 2),
 }
 
+
+class _BuiltIn(NamedTuple):
+    """What `Architecture` has, and the function that makes a model for a number of classes."""
+
+    make: Callable[[int], nn.Module]
+    input_shape: tuple[int, ...]
+    num_classes: int
+    input_dtype: torch.dtype = torch.float32
+
+
+def _of_tokens(make: Callable[[int], nn.Module], context: int, vocabulary: int) -> _BuiltIn:
+    return _BuiltIn(make, (context,), vocabulary, torch.int64)
+
+
+def _gpts(
+    name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
+) -> dict[str, _BuiltIn]:
+    """Return a GPT under its name, and without tied weights under another."""
+    untied = partial(make, tied=False)
+    return {
+        name: _of_tokens(make, context, vocabulary),
+        f"{name}-untied": _of_tokens(untied, context, vocabulary),
+    }
+
+
 _IMAGENET = (3, 224, 224)
-_BUILT_IN: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...], int]] = {
-    "lenet5": (networks.LeNet5, (1, 32, 32), 10),
-    "alexnet": (networks.AlexNet, (3, 227, 227), 1000),
-    "vgg16": (networks.VGG16, _IMAGENET, 1000),
-    "googlenet": (GoogLeNet, _IMAGENET, 1000),
-    "inception-v3": (InceptionV3, (3, 299, 299), 1000),
-    "resnet18": (networks.resnet18, _IMAGENET, 1000),
-    "resnet50": (networks.resnet50, _IMAGENET, 1000),
-    "resnet101": (networks.resnet101, _IMAGENET, 1000),
-    "resnet110": (networks.resnet110, (3, 32, 32), 10),
-    "resnet152": (networks.resnet152, _IMAGENET, 1000),
+_BUILT_IN = {
+    "lenet5": _BuiltIn(networks.LeNet5, (1, 32, 32), 10),
+    "alexnet": _BuiltIn(networks.AlexNet, (3, 227, 227), 1000),
+    "vgg16": _BuiltIn(networks.VGG16, _IMAGENET, 1000),
+    "googlenet": _BuiltIn(GoogLeNet, _IMAGENET, 1000),
+    "inception-v3": _BuiltIn(InceptionV3, (3, 299, 299), 1000),
+    "resnet18": _BuiltIn(networks.resnet18, _IMAGENET, 1000),
+    "resnet50": _BuiltIn(networks.resnet50, _IMAGENET, 1000),
+    "resnet101": _BuiltIn(networks.resnet101, _IMAGENET, 1000),
+    "resnet110": _BuiltIn(networks.resnet110, (3, 32, 32), 10),
+    "resnet152": _BuiltIn(networks.resnet152, _IMAGENET, 1000),
+    "vit": _BuiltIn(transformers.vit, (3, 32, 32), 10),
+    "vit-b-16": _BuiltIn(transformers.ViT, _IMAGENET, 1000),
+    **_gpts("gpt", transformers.gpt, 256),
+    **_gpts("gpt-1m", transformers.gpt_1m, 256),
+    **_gpts("gpt-10m", transformers.gpt_10m, 256),
+    **_gpts("gpt-30m", transformers.gpt_30m, 512),
+    **_gpts("gpt2", transformers.GPT, 1024, 50_257),
+    "bert": _of_tokens(transformers.bert, 256, 257),
+    "bert-base": _of_tokens(transformers.BERT, 512, 30_522),
 }
 ANY_WIDTH = "mlp"
 
@@ -60,9 +95,10 @@ class Architecture:
     `build(num_classes)` returns a new model with random weights; None asks for the usual number of
     classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
     shape of one sample, `num_classes` the usual number of classes; both are None where only the
-    user's code knows them. A sample's values are of `input_dtype`. `build` raises InvalidInput for
-    a number of classes below 1, and if the user's factory fails or returns nothing that can be
-    trained.
+    user's code knows them. A sample's values are of `input_dtype`. The classes of a language model
+    are its vocabulary, and its sample is as many tokens as its context, or fewer. `build` raises
+    InvalidInput for a number of classes below 1, and if the user's factory fails or returns nothing
+    that can be trained.
     """
 
     name: str
@@ -94,12 +130,12 @@ def find(name: str) -> Architecture:
     if name == ANY_WIDTH:
         widths = _MLP_WIDTHS
     if name in _BUILT_IN:
-        make, input_shape, usual = _BUILT_IN[name]
+        found = _BUILT_IN[name]
     elif widths:
         networks.MLP.check(widths)
         is_sigmoid = name in _SIGMOID_MLPS or name.startswith("sigmoid-")
         network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
-        make, input_shape, usual = lambda n: network((*hidden, n)), (widths[0],), widths[-1]
+        found = _BuiltIn(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
     else:
         close = get_close_matches(name.lower(), names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
@@ -111,9 +147,9 @@ def find(name: str) -> Architecture:
     def build(num_classes: int | None) -> nn.Module:
         if num_classes is not None and num_classes < 1:
             raise InvalidInput(f"a model needs at least 1 class, not {num_classes}")
-        return make(usual if num_classes is None else num_classes)
+        return found.make(found.num_classes if num_classes is None else num_classes)
 
-    return Architecture(name, build, input_shape, usual)
+    return Architecture(name, build, *found[1:])
 
 
 def _of_user(name: str) -> Architecture:
@@ -221,10 +257,11 @@ def workload_of(
     known, or does not fit.
     """
     if isinstance(model, nn.Module):
-        name, built, shape = type(model).__name__, model, input_shape
+        name, built, shape, dtype = type(model).__name__, model, input_shape, torch.float32
     else:
         architecture = find(model)
-        name, shape = model, input_shape or architecture.input_shape
+        name, dtype = model, architecture.input_dtype
+        shape = input_shape or architecture.input_shape
         # A factory of the user's may compute with the tensors that it makes.
         with torch.device("meta" if architecture.num_classes else "cpu"):
             built = architecture.build(None)
@@ -232,4 +269,4 @@ def workload_of(
         raise InvalidInput(
             f"input_shape: model {name} does not say it; write for example 3x224x224"
         )
-    return describe(built, torch.zeros(batch_size, *shape), name)
+    return describe(built, torch.zeros(batch_size, *shape, dtype=dtype), name)

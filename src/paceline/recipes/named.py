@@ -17,9 +17,11 @@ from paceline.data.dataset import Dataset
 from paceline.models.describe import describe
 from paceline.models.factory import architected, find, imported
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
-from paceline.recipes.recipe import NAMELESS, Recipe, new_model
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
 USUAL_DATA = "digits"
+_TEXTS = ("text", "masked-text")  # data sets of bytes
 _given: dict[str, Recipe] = {}
 
 
@@ -100,15 +102,21 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe of the data without its model."""
-    _, targets = data.train.__getitems__([0])
-    has_labels = targets.dtype == torch.bool
+    """Return a recipe of the data without its model: what targets are says which loss."""
+    inputs, targets = data.train.__getitems__([0])
+    loss: Loss = class_loss
+    score: Loss | None = accuracy
+    if not inputs.is_floating_point():
+        of_bytes = data.name.partition(":")[0] in _TEXTS
+        loss, score = next_token_loss, bits_per_byte if of_bytes else None
+    elif targets.dtype == torch.bool:
+        loss, score = label_loss, precision_at_1
     return Recipe(
         model=nn.Module,
         train=data.train,
         test=data.test,
-        loss=label_loss if has_labels else class_loss,
-        score=precision_at_1 if has_labels else accuracy,
+        loss=loss,
+        score=score,
         num_classes=data.num_classes,
     )
 

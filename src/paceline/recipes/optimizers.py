@@ -20,7 +20,9 @@ _SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields that are
 _CLOSURE = "it computes the loss several times in a step (a closure), and a step here has one"
 _SPARSE = "it takes sparse gradients only, and gradients are exchanged dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+_PARTS = ("param_groups", "step", "zero_grad")  # all that is used of an optimizer
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
@@ -58,7 +60,7 @@ def optimizer_of(
     given = _known_options(name, fields, options)
     own = _own_settings(name, fields, learning_rate, momentum)
     for field, parameter in fields.items():
-        is_needed = parameter.default is inspect.Parameter.empty and parameter.kind is not _ANYTHING
+        is_needed = parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
         if is_needed and field not in given | own:
             setting = _SETTING_OF.get(field, f"optimizer_options: {field}")
             raise InvalidInput(f"{setting}: optimizer {name} has no default for it; give one")
@@ -70,9 +72,9 @@ def optimizer_of(
             made = factory(parameters, **own, **given)
         except Exception as error:
             raise InvalidInput(f"optimizer: {name}: {first_line(error)}") from error
-        if not isinstance(made, Optimizer):
-            kind = type(made).__name__
-            raise InvalidInput(f"optimizer: {name} returned {kind}, not a torch.optim.Optimizer")
+        if missing := [part for part in _PARTS if not hasattr(made, part)]:
+            kind, parts = type(made).__name__, ", ".join(missing)
+            raise InvalidInput(f"optimizer: {name} returned {kind}, which has no {parts}")
         if _needs_closure(type(made)):
             raise InvalidInput(f"optimizer: {name} cannot be used: {_CLOSURE}")
         return made

@@ -34,7 +34,8 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     on the number of steps alone, so `last_epoch` is all that a resumed run needs.
 
     Raises InvalidInput if there is no schedule of that name; so does the function if the warm-up
-    is not shorter than the run, or the user's factory makes no schedule.
+    is not shorter than the run, the user's factory makes no schedule, or the optimizer is none of
+    torch's.
     """
     if ":" in name:
         return _of_user(name, warmup_steps)
@@ -59,7 +60,10 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
                 return (step + 1) / warmup_steps
             return share(min(1.0, (step - warmup_steps) / (num_steps - warmup_steps)))
 
-        return LambdaLR(optimizer, factor)
+        try:
+            return LambdaLR(optimizer, factor)
+        except TypeError as error:  # of an optimizer that is not torch's, but like it
+            raise InvalidInput(f"schedule: {first_line(error)}") from error
 
     return make
 

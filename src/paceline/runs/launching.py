@@ -18,16 +18,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.errors import (
     Interrupted,
     InvalidInput,
     PacelineError,
-    WorkerLost,
     WorkersFailed,
 )
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.exchange.checkpoints import CHECKPOINTS
 from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
@@ -44,9 +41,10 @@ from paceline.records.settings import (
     validated_settings,
 )
 from paceline.report.terminal import log_to_stderr
-from paceline.runs.folder import new_id
+from paceline.runs.folder import id_by_torchrun, new_id
 from paceline.runs.progress import require_tensorboard
-from paceline.runs.session import RunRequest, Verb, go_through
+from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
+from paceline.runs.session import go_through
 
 _MOST_PER_CORE = 4
 INTERRUPTED = 130  # the exit code of a shell's command that was ended by Ctrl-C
@@ -69,18 +67,10 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
     if isinstance(settings, TrainSettings) and settings.tensorboard is not None:
         require_tensorboard()
     suffix = {"train": "", "rehearse": "-rehearsed", "plan": "-planned"}[verb]
-    request = RunRequest(verb=verb, settings=settings, run_id=new_id(settings.model, suffix), **how)
+    name = id_by_torchrun if under_torchrun() else new_id
+    request = RunRequest(verb=verb, settings=settings, run_id=name(settings.model, suffix), **how)
     resume = settings.resume if isinstance(settings, TrainSettings) else None
     return request if resume is None else resuming(request, resume)
-
-
-def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
-    """Return the request to go on with the run of a folder, in that folder."""
-    folder = folder.absolute()
-    known = {"resume": folder, "output": folder.parent}
-    settings = request.settings.model_copy(update=known)
-    lost = (*request.lost, *lost)
-    return request.model_copy(update={"settings": settings, "run_id": folder.name, "lost": lost})
 
 
 def _check_learning(settings: TrainSettings) -> None:
@@ -116,7 +106,7 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
 
     def go(group: Group) -> None:
         go_through(request, group)
-        folder = request.settings.output / request.run_id
+        folder = folder_of(request)
         own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
         written.extend(group.gather(own)[0])
 
@@ -132,8 +122,8 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
     return RunResult.model_validate_json(result), Path(folder)
 
 
-def carry_out(request: RunRequest) -> None:
-    """Do what is requested.
+def carry_out(request: RunRequest) -> Path:
+    """Do what is requested, and return the folder of the run, where there is one.
 
     Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
     WorkersFailed for what they have said. A rank of torchrun ends here.
@@ -152,8 +142,7 @@ def carry_out(request: RunRequest) -> None:
             command = module_command("paceline.runs.launching", request.model_dump_json())
             launch(command, num_workers, settings.port)
 
-        with_restarts(attempt, request)
-        return
+        return folder_of(with_restarts(attempt, request))
     # The session goes on in this process, which starts the workers itself.
     if settings.bind is None:
         roles = strategy_of(settings).roles(configuration(settings))
@@ -164,40 +153,12 @@ def carry_out(request: RunRequest) -> None:
         with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
             go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
 
-    with_restarts(alone, request)
+    return folder_of(with_restarts(alone, request))
 
 
-def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> None:
-    """Attempt what is requested, and again from the last checkpoint whenever a worker is lost.
-
-    As often as the settings say; then WorkerLost is raised.
-    """
-    settings = request.settings
-    num_left = settings.restarts if isinstance(settings, TrainSettings) else 0
-    while True:
-        try:
-            attempt(request)
-            return
-        except WorkerLost as error:
-            if not num_left:
-                raise
-            num_left -= 1
-            request = restarted(request, str(error))
-
-
-def restarted(request: RunRequest, why: str) -> RunRequest:
-    """Return the request to go on at the last checkpoint, or to begin anew if there is none."""
-    folder = request.settings.output / request.run_id
-    steps = CheckpointFolder(folder / CHECKPOINTS).steps
-    if steps:
-        told = f"{why}; restarted after step {steps[-1]:,}, from its checkpoint"
-    else:
-        told = f"{why}; restarted from the beginning, for there was no checkpoint"
-    logger.warning("%s", told)
-    if steps:
-        return resuming(request, folder, (told,))
-    again = new_id(request.settings.model)
-    return request.model_copy(update={"run_id": again, "lost": (*request.lost, told)})
+def folder_of(request: RunRequest) -> Path:
+    """Return the folder of the run."""
+    return request.settings.output / request.run_id
 
 
 def _is_led(settings: TrainSettings | RehearseSettings) -> bool:

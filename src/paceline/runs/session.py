@@ -7,17 +7,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import Field
 from rich.console import Console
 
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
-from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
-from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
@@ -26,7 +23,6 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
 from paceline.planner.admission import admit_profiled
-from paceline.recipes.named import own_recipe
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
@@ -36,33 +32,17 @@ from paceline.report.terminal import console, result_tables, show_plans
 from paceline.runs.folder import make_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
+from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
-Verb = Literal["train", "plan", "rehearse"]
 _OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
 logger = logging.getLogger(__name__)
 
 
-class RunRequest(Record):
-    """A training, a rehearsal or a plan on this machine, as every process of it is asked for it.
-
-    Results go to standard output, `as_json` or as tables, unless `quiet`. A plan is written to a
-    folder only to `keep` it. `lost`: what became of earlier attempts at it.
-    """
-
-    verb: Verb
-    settings: Annotated[TrainSettings | RehearseSettings, Field(discriminator="kind")]
-    run_id: str
-    as_json: bool = False
-    quiet: bool = False
-    debug: bool = False
-    keep: bool = False
-    lost: tuple[str, ...] = ()
-
-
 def go_through(request: RunRequest, group: Group) -> None:
     """Carry out a request in this process: alone in its group, or as one rank of it."""
-    request, silent = _agreed(request, group), group.rank != 0  # only rank 0 speaks
+    # Only rank 0 speaks.
+    request, silent = restarted_by_torchrun(_agreed(request, group), group), group.rank != 0
     settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
@@ -136,7 +116,8 @@ def _make_folder(session: TrainingSession) -> Path:
     """Make the run's folder, write its settings into it, and return it."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
-    folder = make_folder(settings.output, session.run_id, exists=goes_on)
+    exists = goes_on or num_restarts_by_torchrun() > 0
+    folder = make_folder(settings.output, session.run_id, exists=exists)
     write_config(folder, settings)
     return folder
 
@@ -148,7 +129,8 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
     board = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
         board = Scalars(settings.tensorboard / request.run_id)
-    return TerminalProgress(err, "training", settings.epochs, board)
+    num_epochs = settings.epochs if settings.steps is None else None
+    return TerminalProgress(err, "training", num_epochs, board)
 
 
 def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> TrainingSession:
@@ -161,9 +143,6 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
-    # A recipe of the user's has data, and may have an optimizer and a schedule.
-    if isinstance(settings, TrainSettings) and own_recipe(settings.model) is None:
-        settings = completed(settings)
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(
         settings, strategy, config, request.run_id, group, progress, device, resumed

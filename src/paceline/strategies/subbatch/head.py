@@ -13,6 +13,15 @@ class Cut:
     body: Workload
     head: tuple[Layer, ...]
 
+    @property
+    def rows_per_sample(self) -> int:
+        """The rows that a sample has in the head: one, or one for each of its tokens."""
+        matrix = matrix_of(self.head[0])
+        assert matrix is not None  # a head begins with a linear layer
+        row_nbytes = matrix.shape[1] * matrix.element_size
+        handed_on = self.body.layers[-1].activation_nbytes / self.body.batch_size
+        return max(1, round(handed_on / row_nbytes))
+
 
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     """Return the body and the head that begins with the layer `first`.
@@ -84,7 +93,8 @@ def _found(workload: Workload) -> int:
         reason = reason or f"layer {last.name!r} is not linear, or the only one"
         raise InvalidInput(
             f"strategy subbatch: {workload.name} has no head to split: {reason}; "
-            "it needs one or more linear layers at its end"
+            "it needs one or more linear layers at its end, with weights of their own (an output "
+            "layer that is tied to the embedding has none: untie it)"
         )
     return found
 
@@ -112,5 +122,16 @@ def _problem(workload: Workload, start: int) -> str | None:
                 f"layer {layer.name!r} takes {inputs} inputs, "
                 f"but {before.name!r} has {num_outputs(before)} outputs"
             )
+        rows = _rows_of(layer, workload.batch_size)
+        if not matrices and rows > 1:
+            return f"layer {layer.name!r} normalises each of {rows} rows of a sample"
+        if before is not None and rows != _rows_of(before, workload.batch_size):
+            return f"layer {layer.name!r} has {rows} rows of a sample, but {before.name!r} others"
         before = layer
     return None
+
+
+def _rows_of(layer: Layer, batch_size: int) -> int:
+    """Return how often a sample goes through a layer: once, or once for each of its tokens."""
+    row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
+    return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))

@@ -371,7 +371,7 @@ class Hub:
             return
         self._membership.poll()
         if self._checkpoints is not None:
-            self._checkpoints.save(self.epochs, if_due=True)
+            self._checkpoints.save_if_due(self.epochs)
         # The speed of the run over the last seconds.
         nbytes = sum(self.heads.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
         nbytes += self.children.traffic.nbytes.total()

@@ -101,6 +101,7 @@ class WheelRunner:
         self._is_resumed = False
         if isinstance(settings, TrainSettings):
             self._checkpoints = self._opened(settings)
+            stack.callback(self._checkpoints.close)
         self._hub: Hub | None = None
         self._calibrated: Calibrated | None = None
 
@@ -161,7 +162,7 @@ class WheelRunner:
         self._session.progress.begin(len(job.data.train) * job.spec.epochs, "samples")
         hub.train()
         if self._checkpoints is not None:
-            self._checkpoints.save(self._epochs)
+            self._checkpoints.close(self._epochs)
         return self._outcome(hub)
 
     def _outcome(self, hub: Hub) -> Outcome:
