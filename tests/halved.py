@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.models.networks import MLP, CifarResNet, LeNet5
-from paceline.models.objective import objective_for
+from paceline.recipes.classification import class_loss
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.protocol import flatten, load_vector, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
@@ -91,7 +91,7 @@ def sequential(
     """Train as if nobody had cut the model, and return the losses."""
     losses = []
     for inputs, labels in source:
-        loss = objective_for(labels).loss(model(inputs), labels)
+        loss = class_loss(model(inputs), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

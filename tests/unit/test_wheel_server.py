@@ -6,7 +6,8 @@ import torch
 from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, sequential, serve, values
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.models.objective import SEVERAL_LABELS
+from paceline.exchange.step import Learning
+from paceline.recipes.classification import label_loss
 from paceline.strategies.wheel.server import ParameterServer
 
 OPTIMIZERS: dict[str, Make] = {
@@ -72,12 +73,12 @@ def test_a_part_of_an_uneven_batch_counts_by_its_weight(mlp):
 
 def test_samples_with_several_labels_are_trained_on():
     case = CASES["mlp"]
-    server, (hand,) = serve(case, CUTS["mlp"])
+    server, (hand,) = serve(case, CUTS["mlp"], learning=Learning(label_loss))
     whole = case.model()
     inputs = case.inputs()
     labels = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0]]).bool()
     _, loss = hand.step(0, inputs, labels)
-    expected = SEVERAL_LABELS.loss(whole(inputs), labels)
+    expected = label_loss(whole(inputs), labels)
     expected.backward()
     plain(whole).step()
     assert loss == float(expected.detach())

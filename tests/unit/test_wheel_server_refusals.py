@@ -96,11 +96,10 @@ def test_what_does_not_fit_is_refused(mlp):
 
     refused("of shape \\(8,\\) a sample", activations[:, :8])
     refused("activations torch.float32", activations.float())
-    refused("labels torch.int64 of shape \\(3,\\) for 4 samples", of=labels[:3])
-    refused("labels torch.int32", of=labels.int())
-    refused("worker 0, step 0: a label is none of the 4 classes", of=labels + 4)
-    refused("worker 0, step 0: a label is none", of=labels - 4)
-    refused("a label is none", of=torch.ones(4, 5, dtype=torch.bool))
+    refused("targets of 3 samples with weight 1.0, and activations of 4", of=labels[:3])
+    fails = "worker 0, step 0: head and loss fail on activations float64 4x9 and targets"
+    refused(f"{fails} int64 4: IndexError", of=labels + 4)
+    refused(f"{fails} bool 4x5: RuntimeError", of=torch.ones(4, 5, dtype=torch.bool))
     refused("parameters of version 1; the server has made 0", version=1)
     with pytest.raises(InvalidInput, match="worker 3: there are 3, numbered from 0"):
         server.may_begin(3, 0)

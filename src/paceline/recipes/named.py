@@ -32,6 +32,11 @@ def given(recipe: Recipe) -> Iterator[str]:
         del _given[name]
 
 
+def is_given(name: str) -> bool:
+    """Return True if the name is known to this process and its forks only."""
+    return name in _given
+
+
 def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
     """Return the recipe of a model's name, with the data of that spec or its own.
 
@@ -98,7 +103,8 @@ def workload_of(
     if recipe is not None:
         if input_shape is not None:
             raise InvalidInput("input_shape: the recipe's data say it; leave it out")
-        return describe(recipe.model(), recipe.example(batch_size), recipe.name)
+        described = describe(recipe.model(), recipe.example(batch_size), recipe.name)
+        return replace(described, target_nbytes=recipe.target_nbytes(batch_size))
     if isinstance(model, nn.Module):
         name, built, shape = type(model).__name__, model, input_shape
     else:
