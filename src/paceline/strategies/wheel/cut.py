@@ -112,17 +112,17 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return why a module is no layer if its parameters are those of another one; else nothing.
+    """Return why the layer `first` cannot begin a head, if an embedding has its weight; or nothing.
 
-    Without a name, why any module is none.
+    Without a name, why any layer cannot.
     """
     known: dict[int, str] = {}
     for name, module in model.named_modules():
-        own = {f"{name}.{key}": id(one) for key, one in module.named_parameters(recurse=False)}
-        shared = [key for key, number in own.items() if number in known]
-        if first in (None, name) and shared and len(shared) == len(own):
-            return f"{shared[0]!r} is {known[own[shared[0]]]!r} (tied){_UNTIE}"
-        known |= {number: key for key, number in own.items() if number not in known}
+        for key, one in module.named_parameters(recurse=False):
+            if first in (None, name) and id(one) in known:
+                return f"'{name}.{key}' is {known[id(one)]!r} (tied){_UNTIE}"
+            if isinstance(module, nn.Embedding):
+                known[id(one)] = f"{name}.{key}"
     return ""
 
 
