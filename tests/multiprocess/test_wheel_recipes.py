@@ -1,4 +1,4 @@
-"""Strategy wheel trains any recipe: mappings as samples, a loss of any kind, and what is refused."""
+"""Strategy wheel trains any recipe: mappings as samples, any loss; and what is refused."""
 
 import json
 from pathlib import Path
