@@ -1,5 +1,6 @@
 """Cuts of models with several inputs, and of language models: where they pay, and what is tied."""
 
+import json
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,9 @@ from paceline.data.batch import call
 from paceline.models import describe
 from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
-from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.config import MOMENTUM, Wheel
 from paceline.strategies.wheel.cut import cut, tied
-from paceline.strategies.wheel.job import training_job
+from paceline.strategies.wheel.job import difference, training_job
 from paceline.strategies.wheel.split import split
 
 LENGTH, WIDTH = 12, 8
@@ -200,16 +201,20 @@ def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
 
 class Session:
     def __init__(self, name: str, **settings: Any) -> None:
-        own = {"strategy": "wheel", "workers": 2, "batch_size": 4, "momentum": 0.0}
-        self.settings = TrainSettings(model=name, **own, **settings)
+        own = {"strategy": "wheel", "workers": 2, "batch_size": 4, "momentum": MOMENTUM}
+        self.settings = TrainSettings(model=name, **(own | settings))
         self.config = Wheel(workers=2)
 
 
-def job_of(model: Any, **settings: Any):
-    recipe = Recipe(model=model, train=Windows(), loss=next_token)
+def jobs_of(model: Any, train: Any = None, loss: Any = None, **settings: Any):
+    recipe = Recipe(model=model, train=train or Windows(), loss=loss or next_token)
     with given(recipe) as name:
         session = Session(name, **settings)
-        return training_job(session, session.settings, torch.device("cpu"))[0]
+        return training_job(session, session.settings, torch.device("cpu"))
+
+
+def job_of(model: Any, **settings: Any):
+    return jobs_of(model, **settings)[0]
 
 
 def test_a_recipe_handed_over_is_for_workers_of_this_machine():
@@ -223,3 +228,29 @@ def test_a_recipe_handed_over_is_for_workers_of_this_machine():
 def test_a_run_says_that_a_tied_head_cannot_be_split_off():
     with pytest.raises(InvalidInput, match=r"no head to split off: 'lm_head.weight' is 'tokens.w"):
         job_of(partial(Decoder, 5000, is_tied=True))
+
+
+class Longer(Windows):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return IDS[index % 4], torch.cat([IDS[index % 4], IDS[0]])
+
+
+def test_hub_and_body_agree_on_the_structure_of_a_sample():
+    """And on the number of samples; the first difference is named."""
+    here, there = (
+        jobs_of(partial(Decoder, 5000), train, lambda outputs, _: outputs.mean())[0].layout
+        for train in (Windows(), Longer())
+    )
+    assert difference(here, here) is None
+    assert difference(here, there) == "targets, tensor: int64 [24] and not int64 [12]"
+    assert json.loads(here)["samples"] == 40
+
+
+def test_the_usual_momentum_is_that_of_sgd_alone():
+    job, updating = jobs_of(partial(Decoder, 5000))
+    assert updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
+    for name in ("adam", "rmsprop"):
+        updating = jobs_of(partial(Decoder, 5000), optimizer=name)[1]
+        assert not updating.optimizer(job.model).param_groups[0].get("momentum")
+    with pytest.raises(InvalidInput, match="momentum: optimizer adam has none"):
+        jobs_of(partial(Decoder, 5000), optimizer="adam", momentum=0.5)
