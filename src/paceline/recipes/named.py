@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, count
@@ -40,6 +40,11 @@ def given(recipe: Recipe) -> Iterator[str]:
         yield name
     finally:
         del _given[name]
+
+
+def is_given(name: str) -> bool:
+    """Return True if the name is known to this process and its forks only."""
+    return name in _given
 
 
 def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
@@ -161,6 +166,9 @@ def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
     """Describe a step of a recipe without its model's values, or else with them."""
     example, name = recipe.example(batch_size), recipe.name or NAMELESS
     with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
-        with suppress(Exception), torch.device("meta"):  # what fails is tried with values
-            return describe(new_model(recipe).train(), example, name)
-        return describe(new_model(recipe).train(), example, name)
+        try:
+            with torch.device("meta"):
+                described = describe(new_model(recipe).train(), example, name)
+        except Exception:  # what fails is tried with values
+            described = describe(new_model(recipe).train(), example, name)
+    return replace(described, target_nbytes=recipe.target_nbytes(batch_size))
