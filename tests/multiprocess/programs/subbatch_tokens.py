@@ -295,7 +295,7 @@ def left(rank: int, size: int, folder: Path, make: Make, **more: Any) -> dict[st
     state = training.trainer.gather_state()
     if state is not None:
         torch.save(state, folder / "state.pt")
-    torch.save(training.trainer.gradients.state_dict(), folder / f"feedback{rank}.pt")
+    torch.save(training.trainer.gradients.state(), folder / f"feedback{rank}.pt")
     losses = [float(training.trainer.step(source)) for _ in range(5)]
     return ended(training, folder, losses)
 
@@ -309,7 +309,7 @@ def went_on(rank: int, size: int, folder: Path, make: Make, **more: Any) -> dict
     training.trainer.load_state(torch.load(folder / "state.pt", weights_only=False))
     if size == 2:
         feedback = torch.load(folder / f"feedback{rank}.pt")
-        training.trainer.gradients.load_state_dict(feedback)
+        training.trainer.gradients.load_state(feedback)
     losses = [float(training.trainer.step(source)) for _ in range(5)]
     return ended(training, folder, losses)
 
