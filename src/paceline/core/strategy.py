@@ -73,7 +73,9 @@ class Strategy:
 
     `settings`: the optional settings of a run that it understands; others are refused. `defaults`:
     settings that are different with it when nobody gives them. `refused_options`: fields of
-    `config` that a plan may name and a run may not, each with the reason. `count_workers` reads
+    `config` that a plan may name and a run may not, each with the reason. `refused_settings`:
+    settings of a run that it cannot follow, each with the reason and what would do; their defaults
+    are taken. `count_workers` reads
     the setting `workers` where that may be more than a number. `remote` names the module with
     which workers of other machines join a run (`paceline hub` and `paceline worker`).
     `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
@@ -93,6 +95,7 @@ class Strategy:
     settings: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     refused_options: Mapping[str, str] = field(default_factory=dict)
+    refused_settings: Mapping[str, str] = field(default_factory=dict)
     count_workers: Callable[[int | str], int] = number_of
     remote: str | None = None
     may_skip_profile: bool = False

@@ -185,11 +185,15 @@ class Fitted(NamedTuple):
 
 
 def architected(
-    model: str, data: str, seed: int
+    model: str, data: str, seed: int, loaded: Dataset | None = None
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Load the data, and find a model for them: all fields of `Fitted` but `model`."""
+    """Load the data, and find a model for them: all fields of `Fitted` but `model`.
+
+    `loaded`: these data, where they are in memory already.
+    """
     shape = None if model == ANY_WIDTH else find(model).input_shape
-    loaded = load(data, shape, seed)
+    if loaded is None:
+        loaded = load(data, shape, seed)
     name = model
     if model == ANY_WIDTH:  # has as many inputs as a sample has values
         name = "-".join([ANY_WIDTH, *map(str, (prod(loaded.sample_shape), *_MLP_WIDTHS[1:]))])

@@ -32,11 +32,12 @@ def given(recipe: Recipe) -> Iterator[str]:
         del _given[name]
 
 
-def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
+def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Return the recipe of a model's name, with the data of that spec or its own.
 
     `model` is a built-in name or "package.module:factory": a recipe, or a function or class that
     returns a recipe or a model when called without arguments. `seed` decides how data are split.
+    `loaded`: the data of the spec, where they are in memory already; a recipe has data of its own.
     Raises InvalidInput if there is none of that name, or model and data do not fit each other.
     """
     found = _given.get(model) or _of_user(model)
@@ -46,7 +47,7 @@ def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
                 f"data: {model} is a recipe, which has data of its own; leave it out"
             )
         return replace(found, name=found.name or model)
-    loaded, name, num_classes, _ = architected(model, data or USUAL_DATA, seed)
+    loaded, name, num_classes, _ = architected(model, data or USUAL_DATA, seed, loaded)
     return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
 
 
