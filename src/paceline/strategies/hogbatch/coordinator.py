@@ -139,6 +139,7 @@ class Coordinator:
     def _go_on(self) -> None:
         self._is_paused = False
         self._offset_ns = time.monotonic_ns() - self._counts.trained_ns
+        self._status.begin()
         self._hand_out_to_idle()
 
     def _poll(self, is_done: Callable[[], bool]) -> None:

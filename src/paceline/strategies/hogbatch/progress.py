@@ -48,6 +48,10 @@ class Status:
 
     def __init__(self, session: TrainingSession, tokens_per_sample: int | None) -> None:
         self._progress, self._tokens = session.progress, tokens_per_sample
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
         self._since_s, self._num_samples, self._loss_sum = time.monotonic(), 0, 0.0
 
     def add(self, num_samples: int, loss_sum: float) -> None:
@@ -60,4 +64,4 @@ class Status:
         rate, loss = self._num_samples / took_s, self._loss_sum / self._num_samples
         tokens = f", {rate * self._tokens:,.0f} tokens/s" if self._tokens else ""
         self._progress.status(f"loss {loss:.4g}, {rate:,.0f} samples/s{tokens}")
-        self._since_s, self._num_samples, self._loss_sum = time.monotonic(), 0, 0.0
+        self.begin()

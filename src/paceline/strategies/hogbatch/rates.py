@@ -58,6 +58,10 @@ class ScheduledRate:
             return
         if isinstance(self._schedule, ReduceLROnPlateau):
             raise InvalidInput("schedule: follows a loss, and here it is told of samples done")
+        if not self._rate:
+            raise InvalidInput(
+                "schedule: changes a learning rate of 0; give the optimizer one above"
+            )
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()  # torch warns of a schedule that steps before its optimizer
         self._check()
