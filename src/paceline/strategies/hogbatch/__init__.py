@@ -14,7 +14,6 @@ STRATEGY = Strategy(
     # The policies that suit devices of different speed.
     variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
     settings=frozenset({"optimizer", "force", "policy"}),
-    defaults={"momentum": 0.0},
     refused_options={"threads": "is said by workers, as in cpu:4"},
     refused_settings={
         "accumulate": "every batch is an update of its own, and no step waits for several; have "

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from math import isfinite, nan
 from typing import Any
 
@@ -64,6 +65,7 @@ class Coordinator:
         self._order, self._committed = data[messages.ORDER], data[messages.COMMITTED]
         self._active: list[WorkerProcess] = []  # those that the policy knows, in its order
         self._recipe, self._epoch_sizes = recipe, tuple(epoch_sizes)
+        self._ends = tuple(accumulate(epoch_sizes))  # samples of the run at the end of each epoch
         self._rates: ScheduledRate | None = None  # made while workers start
         self._queue = policy.SampleQueue(epoch_sizes[0])
         self._traced_epoch = min(1, len(epoch_sizes) - 1)
@@ -88,7 +90,7 @@ class Coordinator:
     @property
     def num_samples(self) -> int:
         """The samples of the run that are done."""
-        return sum(self._epoch_sizes[: self._counts.epoch]) + self._queue.num_done
+        return self._ends[self._counts.epoch] - self._queue.num_samples + self._queue.num_done
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Start the first workers, and have all try their speed at once, as they will work.
@@ -98,7 +100,7 @@ class Coordinator:
         for spec in specs:
             self.processes.start(spec)
         settings, batch_size = self._settings, self._settings.batch_size
-        schedule = schedule_for(self._recipe, settings, -(-sum(self._epoch_sizes) // batch_size))
+        schedule = schedule_for(self._recipe, settings, -(-self._ends[-1] // batch_size))
         self._rates = ScheduledRate(optimizer_for(self._recipe, settings), schedule, batch_size)
         # Trials begin together: workers that share cores or memory slow each other down in them.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
@@ -257,7 +259,7 @@ class Coordinator:
             updates.append(one.updates + sum(made))
         sizes = [one.size for one in self._active]
         worker.size = self.policy.next_batch(self._active.index(worker), updates, sizes)
-        handed_out = sum(self._epoch_sizes[: self._counts.epoch + 1]) - len(self._queue)
+        handed_out = self._ends[self._counts.epoch] - len(self._queue)
         taken = self._queue.take(worker.size)
         decay = self._config.staleness_decay
         rate = policy.rate_factor(len(taken), self._settings.batch_size, worker.staleness, decay)
@@ -330,11 +332,13 @@ class Coordinator:
         """
         assert not self.processes.workers
         self._counts = counts = Counts(**values["counts"])
-        sizes, before = self._epoch_sizes[: counts.epoch + 1], values["epoch_sizes"]
-        if list(sizes) != before[: counts.epoch + 1]:
+        begun = slice(counts.epoch + 1)
+        sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]
+        if list(sizes) != before:
             raise InvalidInput(
-                f"resume: epochs had {before} samples in the run, and have "
-                f"{list(self._epoch_sizes)} now; go on with the same data, batch_size and steps"
+                f"resume: the {len(before)} epochs that have begun had {sum(before):,} samples in "
+                f"the run, and would have {sum(sizes):,} now; go on with the same data and steps, "
+                "or with more epochs"
             )
         free = [range(*part) for part in values["free"]]
         self._resumed_epoch, self._queue = counts.epoch, policy.SampleQueue(sizes[-1], free)
