@@ -10,7 +10,6 @@ from itertools import chain, count
 import torch
 from torch import Tensor, nn
 
-from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
 from paceline.data.dataset import Dataset
@@ -20,7 +19,6 @@ from paceline.recipes.classification import accuracy, class_loss, label_loss, pr
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
-USUAL_DATA = "digits"
 _TEXTS = ("text", "masked-text")  # data sets of bytes
 _given: dict[str, Recipe] = {}
 
@@ -47,11 +45,12 @@ def is_given(name: str) -> bool:
     return name in _given
 
 
-def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
+def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Return the recipe of a model's name, with the data of that spec or its own.
 
     `model` is a built-in name or "package.module:factory": a recipe, or a function or class that
     returns a recipe or a model when called without arguments. `seed` decides how data are split.
+    `loaded`: the data of the spec, where they are in memory already; a recipe has data of its own.
     Raises InvalidInput if there is none of that name, or model and data do not fit each other.
     """
     found = own_recipe(model)
@@ -61,7 +60,7 @@ def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
                 f"data: {found.name} is a recipe, which has data of its own; leave it out"
             )
         return found
-    loaded, name, num_classes, _ = architected(model, data or usual_for(model).data, seed)
+    loaded, name, num_classes, _ = architected(model, data, seed, loaded)
     return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
 
 
