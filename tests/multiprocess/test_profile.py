@@ -97,16 +97,11 @@ def test_memory_is_that_of_the_model_and_of_both_workers(run) -> None:
         assert row.training_nbytes - row.before_nbytes > 3 * result.memory.parameters
 
 
-def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32) -> Attempt:
-    return Attempt(
-        model=f"models_of_profile:{model}",
-        num_classes=None,
-        num_outputs=10,
-        several_labels=False,
-        sample_shape=(64,),
-        batch_size=batch_size,
-        limit_nbytes=limit_nbytes,
+def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32, **values: object) -> Attempt:
+    settings = ProfileSettings(
+        model=f"models_of_profile:{model}", data="synthetic:64", largest_batch=True, **values
     )
+    return Attempt(settings=settings, batch_size=batch_size, limit_nbytes=limit_nbytes)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +113,7 @@ def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32) -> Attempt:
 )
 def test_an_attempt_is_a_row_whatever_becomes_of_it(home, monkeypatch, model, seconds, why) -> None:
     monkeypatch.chdir(home)
-    settings = ProfileSettings(model="lenet5", largest_batch=True, attempt_s=seconds)
-    row = attempted(attempt(model, 4), settings)
+    row = attempted(attempt(model, 4, attempt_s=seconds))
     assert (row.batch_size, row.fits, row.why) == (4, False, why)
 
 

@@ -79,13 +79,15 @@ RUNS = [
     ("tree", "2", ()),
     ("allreduce", "3", ()),  # sums of three depend on where they are cut
     ("allreduce", "2", ("--set", "codec=onebit")),  # has error feedback
+    ("subbatch", "2", ("--set", "gradients=onebit")),
     ("host", "2", ("--accumulate", "3", "--clip-norm", "0.5", "--precision", "bfloat16")),
 ]
 
 
 @pytest.mark.parametrize(("strategy", "workers", "extra"), RUNS)
 def test_an_interrupted_run_goes_on_bit_for_bit(runs: Runs, strategy, workers, extra) -> None:
-    asked = ("small_recipes:with_dropout", "--strategy", strategy, "--workers", workers)
+    recipe = "classes" if strategy == "subbatch" else "with_dropout"
+    asked = (f"small_recipes:{recipe}", "--strategy", strategy, "--workers", workers)
     asked = (*asked, *QUICK, *extra, "--checkpoint-every", "37")
     assert runs.begin("whole", *asked).finish().code == 0
     run = runs.begin("interrupted", *asked)

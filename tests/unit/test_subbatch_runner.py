@@ -168,26 +168,29 @@ def test_a_recipe_of_tokens_goes_through_a_session():
 
 
 def test_micro_batches_are_refused_with_what_would_do():
-    given = {"model": "lenet5", "strategy": "subbatch", "accumulate": 2}
-    with pytest.raises(
-        InvalidInput, match=r"accumulate: goes not .* a smaller batch_size"
-    ) as caught:
-        validated_settings(given)
-    assert "\n" not in str(caught.value)
-    assert validated_settings(given | {"accumulate": 1}).accumulate == 1
+    values = {"model": "lenet5", "strategy": "subbatch", "workers": 1, "accumulate": 2}
+    with pytest.raises(InvalidInput, match=r"accumulate: goes not .* smaller batch_size"):
+        validated_settings(values)
 
 
-def test_a_norm_that_is_not_known_in_time_is_refused():
-    settings = TrainSettings(
-        model="lenet5", strategy="subbatch", workers=1, profile_s=0.1, clip_norm=1.0,
-        options={"updates": "sub-batch"},
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"clip_norm": 1.0, "options": {"updates": "sub-batch"}},
+            "clip_norm: .* choose updates=step",
+        ),
+    ],
+)
+def test_settings_that_sub_batches_cannot_have_are_refused(more: dict[str, Any], message: str):
+    settings = TrainSettings(model="lenet5", strategy="subbatch", workers=1, profile_s=0.1, **more)
     with (
         process_group(20.0) as group,
-        pytest.raises(InvalidInput, match=r"clip_norm: .* choose updates=step"),
+        pytest.raises(InvalidInput, match=message) as caught,
         start(session(settings, group)) as runner,
     ):
         runner.measure()
+    assert "\n" not in str(caught.value)
 
 
 def test_tokens_are_rehearsed_with_the_bytes_of_tokens():

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -14,13 +15,14 @@ from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.workload import Workload
 from paceline.data import BalancedSampler, ShardedBatches, loader
+from paceline.data.batch import Batch
 from paceline.data.dataset import IndexedSamples
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.step import OF_CLASSES, SGD, Learning, Optimize, Share, shares
 from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.models.paced import PacedModel, PacedSGD
-from paceline.recipes.named import recipe_of, workload_of
+from paceline.recipes.named import own_recipe, recipe_of, workload_of
 from paceline.recipes.optimizers import optimizer_for
 from paceline.recipes.recipe import Recipe, built
 from paceline.recipes.schedules import schedule_of
@@ -205,30 +207,23 @@ def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
 
 
 def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> TrainingSetup:
-    architecture = find(settings.model)
-    torch.manual_seed(0)
-    model = architecture.build(None).train()
-    shape = settings.input_shape or architecture.input_shape
-    assert shape is not None  # or the workload would not be known
     size, sampler = workload.batch_size, None
     if settings.balance is not None:
         size = settings.batch_size
         sampler = BalancedSampler(size, size, group.rank, group.world_size)
-    inputs = torch.randn(size, *shape)
-    with torch.no_grad():
-        outputs = model.eval()(inputs[:1])
-    model.train()
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
-        found = getattr(outputs, "shape", type(outputs).__name__)
-        raise InvalidInput(f"model {settings.model}: gives {found}, but must give (batch, classes)")
-    targets = torch.randint(outputs.shape[1], (size,))
+    recipe = own_recipe(settings.model)
+    if recipe is not None:
+        model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
+    else:
+        model, batch = _random(settings, size)
+        loss = _cross_entropy
 
-    def source(epoch: int) -> Iterator[Share]:
+    def source(epoch: int, first_step: int = 0) -> Iterator[Share]:
         if sampler is None:
-            return repeat(Share(inputs, targets, 1.0))
+            return repeat(Share(*batch, 1.0))
         per_sample = group.world_size / size
         sizes = map(len, chain.from_iterable(repeat(sampler)))
-        return (Share(inputs[:n], targets[:n], n * per_sample) for n in sizes)
+        return (Share(*batch.rows(slice(n)), n * per_sample) for n in sizes)
 
     return TrainingSetup(
         model=model,
@@ -238,6 +233,35 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         samples_per_step=settings.batch_size,
         optimizer=_IDLE_SGD.optimizer,
         learning_rate=_IDLE_SGD.learning_rate,
+        learning=Learning(loss),
         sampler=sampler,
         factor=settings.stretch_of(group.rank),
     )
+
+
+def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
+    """Return a model without a recipe, and a batch of random inputs and classes."""
+    architecture = find(settings.model)
+    torch.manual_seed(0)
+    model = architecture.build(None).eval()
+    shape = settings.input_shape or architecture.input_shape
+    assert shape is not None  # or the workload would not be known
+    if architecture.input_dtype.is_floating_point:
+        inputs = torch.randn(size, *shape)
+    else:
+        inputs = torch.randint(architecture.num_classes or 1, (size, *shape))
+    with torch.no_grad():
+        outputs = model(inputs[:1])
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
+        found = getattr(outputs, "shape", type(outputs).__name__)
+        raise InvalidInput(
+            f"model {settings.model}: gives {found}, but must give (batch, classes), or (batch, "
+            "tokens, classes); a recipe may have any loss"
+        )
+    targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
+    return model.train(), Batch(inputs, targets)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of classes, of a sample or of each of its tokens."""
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())

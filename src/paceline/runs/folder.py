@@ -4,6 +4,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,6 +18,8 @@ from paceline.records.result import AnyResult, PlanResult
 from paceline.report import write_report
 from paceline.report.terminal import show_plans
 
+_by_torchrun = count(1)  # runs of this process
+
 
 def new_id(model: str, suffix: str = "") -> str:
     """Return a name for a folder: the time, the model and a suffix such as "-rehearsed"."""
@@ -27,7 +30,8 @@ def new_id(model: str, suffix: str = "") -> str:
 def id_by_torchrun(model: str, suffix: str = "") -> str:
     """Return a name for the folder of a run under torchrun: the same whenever that starts it again.
 
-    That is the parent of this process, and known by its number and the time of its start.
+    That is the parent of this process, and known by its number and the time of its start. Further
+    runs of a program are numbered.
     """
     parent = os.getppid()
     ticks = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19])
@@ -36,7 +40,8 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
     began = time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))
     name = model.replace(":", ".").replace("/", ".")
     own = zlib.crc32(f"{parent} {ticks} {os.environ.get('TORCHELASTIC_RUN_ID')}".encode())
-    return f"{began}-{name}{suffix}-{own:08x}"
+    number = next(_by_torchrun)
+    return f"{began}-{name}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
 
 
 def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +32,7 @@ from paceline.recipes.optimizers import optimizer_for
 from paceline.recipes.schedules import schedule_of
 from paceline.records.config_file import with_resumed
 from paceline.records.machine_file import find_device
+from paceline.records.result import RunResult, read_run
 from paceline.records.settings import (
     AUTO,
     configuration,
@@ -87,16 +89,50 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ
 
 
-def carry_out(request: RunRequest) -> None:
-    """Do what is requested.
+def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with as many workers as torchrun has started, unless others are named."""
+    started = os.environ.get("WORLD_SIZE")
+    return ({"workers": int(started)} if started else {}) | dict(values)
+
+
+def take_part(request: RunRequest) -> tuple[RunResult, Path]:
+    """Do this rank's part of the request in a program that torchrun has started.
+
+    Return the result and its folder, which rank 0 has written on its machine. Raises WorkersFailed
+    for what a rank has found wrong, and has said.
+    """
+    _refuse_led(request)
+    written: list[str] = []
+
+    def go(group: Group) -> None:
+        go_through(request, group)
+        folder = folder_of(request)
+        own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
+        written.extend(group.gather(own)[0])
+
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        code = as_rank(go, request.settings.deadline_s, request.debug, _device_of(request))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    if code:
+        raise WorkersFailed(code)
+    result, folder = written
+    return RunResult.model_validate_json(result), Path(folder)
+
+
+def carry_out(request: RunRequest) -> Path:
+    """Do what is requested, and return the folder of the run, where there is one.
 
     Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
     WorkersFailed for what they have said. A rank of torchrun ends here.
     """
     settings = request.settings
-    if settings.strategy == AUTO or not strategy_of(settings).is_led:
-        if under_torchrun():
-            leave(work(request))
+    if under_torchrun():
+        _refuse_led(request)
+        leave(work(request))
+    if not _is_led(settings):
         num_workers = int(settings.workers)
         check_cores(num_workers)
         if request.verb != "rehearse":
@@ -106,22 +142,33 @@ def carry_out(request: RunRequest) -> None:
             command = module_command("paceline.runs.launching", request.model_dump_json())
             launch(command, num_workers, settings.port)
 
-        with_restarts(attempt, request)
-        return
+        return folder_of(with_restarts(attempt, request))
     # The session goes on in this process, which starts the workers itself.
-    strategy = strategy_of(settings)
-    if under_torchrun():
-        why = "starts its workers itself; run it without torchrun"
-        raise InvalidInput(f"strategy: {strategy.name} {why}")
     if settings.bind is None:
-        check_cores(sum(role.count for role in strategy.roles(configuration(settings))))
+        roles = strategy_of(settings).roles(configuration(settings))
+        check_cores(sum(role.count for role in roles))
     log_to_stderr()
 
     def alone(request: RunRequest) -> None:
         with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
             go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
 
-    with_restarts(alone, request)
+    return folder_of(with_restarts(alone, request))
+
+
+def folder_of(request: RunRequest) -> Path:
+    """Return the folder of the run."""
+    return request.settings.output / request.run_id
+
+
+def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
+    return settings.strategy != AUTO and strategy_of(settings).is_led
+
+
+def _refuse_led(request: RunRequest) -> None:
+    if _is_led(request.settings):
+        why = "starts its workers itself; run it without torchrun"
+        raise InvalidInput(f"strategy: {request.settings.strategy} {why}")
 
 
 def check_cores(processes: int) -> None:
@@ -134,8 +181,12 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    device = torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
-    return as_rank(partial(go_through, request), request.settings.deadline_s, request.debug, device)
+    go, deadline_s = partial(go_through, request), request.settings.deadline_s
+    return as_rank(go, deadline_s, request.debug, _device_of(request))
+
+
+def _device_of(request: RunRequest) -> torch.device | None:
+    return torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
 
 
 def as_rank(

@@ -46,17 +46,18 @@ def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> R
     return request.model_copy(update={"settings": settings, "run_id": folder.name, "lost": lost})
 
 
-def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> None:
+def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> RunRequest:
     """Attempt what is requested, and again from the last checkpoint whenever a worker is lost.
 
-    As often as the settings say; then WorkerLost is raised.
+    As often as the settings say; then WorkerLost is raised. Return the request of the last attempt,
+    whose run may have another folder.
     """
     settings = request.settings
     num_left = settings.restarts if isinstance(settings, TrainSettings) else 0
     while True:
         try:
             attempt(request)
-            return
+            return request
         except WorkerLost as error:
             if not num_left:
                 raise

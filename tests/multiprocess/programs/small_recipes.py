@@ -56,6 +56,36 @@ def with_dropout() -> Recipe:
     return _recipe(0.2)
 
 
+class Signs(Sums):
+    """The same inputs, with one of four classes."""
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        inputs, target = super().__getitem__(index)
+        return inputs, ((target > 0).long() + 2 * (inputs["left"][0] > 0).long())
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.dropout = nn.Linear(6, 16), nn.Dropout(0.2)
+        self.hidden, self.head = nn.Linear(16, 12), nn.Linear(12, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        features = self.dropout(self.body(torch.cat((left, right), 1)).relu())
+        return self.head(self.hidden(features).relu())
+
+
+def classes() -> Recipe:
+    """A recipe of classes, with dropout."""
+    return Recipe(
+        model=Classifier,
+        train=Signs(600, 0),
+        test=Signs(90, 1),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.01),
+    )
+
+
 def plain() -> Recipe:
     """A recipe that draws no random numbers while it trains."""
     return _recipe(0.0)

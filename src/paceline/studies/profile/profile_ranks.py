@@ -127,7 +127,7 @@ def result_of(
     ]
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
     phases = _by_phase(blocks.spans)
-    samples = len(found.subject.data.train) / len(found.subject.batches)
+    samples = len(found.subject.recipe.samples) / len(found.subject.batches)
     return profile.ProfileResult(
         id=run_id,
         settings=settings,
