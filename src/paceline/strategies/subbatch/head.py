@@ -120,6 +120,8 @@ def _problem(workload: Workload, start: int) -> str | None:
             return f"layer {layer.name!r} has parameters of shape {shown}"
         if layer.kind not in _KINDS:
             return f"layer {layer.name!r} is {layer.kind}"
+        if layer.kind == "Linear" and not matrices:
+            return f"layer {layer.name!r} has the weight of another layer"
         inputs = matrices[0][1] if matrices else shapes[0][0]
         if before is not None and inputs != num_outputs(before):
             return (
