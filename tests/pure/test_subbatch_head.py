@@ -94,7 +94,7 @@ def test_a_layer_that_normalises_gathers_nothing():
         (model(FC1), SubBatch(2), "layer 'fc1' is not linear, or the only one"),
         (model(CONV, ATTENTION, TOKEN_NORM), SubBatch(2), "tied to the embedding has none: untie"),
         (model(CONV, replace(FC1, kind="Embedding")), SubBatch(2), "layer 'fc1' is Embedding; it"),
-        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), "has the weight of another layer; "),
+        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), "has the weight of another layer"),
         (LANGUAGE, SubBatch(2, head="attention"), "layer 'norm' normalises each of 5 rows"),
         (NET, SubBatch(2, head="fc9"), "no layer 'fc9'; choose one of conv, fc1, fc2"),
         (NET, SubBatch(2, head="conv"), "'conv' is the first layer of net"),
