@@ -62,6 +62,16 @@ def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
     assert [row["refused"] for row in found if "refused" in row] == [why] * 2
 
 
+def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
+    (row,) = rows(start(PROGRAM, "goes_on").finish())
+    first, second = (tmp_path / folder for folder in row["folders"])
+    assert row["alike"]
+    assert first == second
+    done = paceline("train", "--config", str(first / "run.toml"))
+    assert done.code == 2
+    assert "given-recipe:model: this recipe was an object of a Python program" in done.err
+
+
 def test_a_program_plans_and_rehearses_a_recipe(start):
     plan, paced, stretched, sweep = rows(start(PROGRAM, "verbs").finish())
     assert plan["wire"] % plan["parameters"] == 0

@@ -146,6 +146,16 @@ def as_a_rank() -> None:
         say({"refused": str(error)})
 
 
+def goes_on() -> None:
+    """Train three epochs at once, and the last two of them after the first."""
+    whole = trained(epochs=3)
+    half = trained(epochs=1, checkpoint_every="4")
+    rest = paceline.train(recipe, resume=half.folder, epochs=3)
+    ends = [load_file(run.folder / "model.safetensors") for run in (whole, rest)]
+    alike = [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
+    say({"alike": all(alike), "folders": [str(half.folder), str(rest.folder)]})
+
+
 def long() -> None:
     trained(epochs=10_000)
 
