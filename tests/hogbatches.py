@@ -1,10 +1,17 @@
-"""Workloads and machines for tests of hogbatch."""
+"""Workloads, machines and recipes for tests of hogbatch."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
 
 from boxes import FLOPS_PER_S, box, link
 from paceline.core.cost import Roofline
 from paceline.core.plan import Cost
 from paceline.core.simulate import simulate
 from paceline.core.workload import Layer, Parameter, Workload
+from paceline.data.dataset import TensorSamples
+from paceline.recipes.classification import class_loss
+from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.plan import plan_until
 
 POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
@@ -39,3 +46,8 @@ def run(work, machine, config, horizon_s):
 
 def roof(machine):
     return Roofline.of(machine)
+
+
+def classifying(build: Callable[[], nn.Module], data: tuple[Tensor, Tensor]) -> Recipe:
+    """A recipe of class numbers, whose samples lie in memory."""
+    return Recipe(model=build, train=TensorSamples(*data), loss=class_loss, name="classifier")

@@ -10,8 +10,8 @@ from cases import RACE_DATA, gaps_s, runner_of, settings, trained
 
 from figures import spread
 from paceline.core.settings import TrainSettings
-from paceline.models.factory import fitted
-from paceline.recipes.optimizers import optimizer_for
+from paceline.exchange.setup import optimizer_by
+from paceline.recipes.named import recipe_of
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 
 _TINY = "mlp-64-2-10"  # so that workers ask as often as they can
@@ -71,12 +71,10 @@ def _between(quick: bool) -> dict[str, Any]:
 
 def _unasked_s(wanted: TrainSettings, num_batches: int) -> float:
     """Return what lies between batches that a replica trains on one after the other, unasked."""
-    found, size = fitted(wanted.model, wanted.data, wanted.seed), wanted.batch_size
-    samples = found.data.train.__getitems__(range(len(found.data.train)))
-    make = optimizer_for(wanted)
-    shared = tensors_of(found.model)
-    replica = CpuReplica(lambda: found.model, shared, make, samples, worker=0)
-    order = torch.randperm(len(samples[0]))
+    recipe, size = recipe_of(wanted.model, wanted.data, wanted.seed), wanted.batch_size
+    make = optimizer_by(recipe, wanted)
+    replica = CpuReplica(recipe, tensors_of(recipe.model()), make, worker=0)
+    order = torch.randperm(len(recipe.samples))
     done = [
         replica.train(rows, 1.0, None)
         for rows in order.repeat(-(-num_batches * size // len(order))).split(size)[:num_batches]

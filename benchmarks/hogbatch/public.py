@@ -20,7 +20,7 @@ from torch import nn
 from paceline.data.sampler import shuffled
 from paceline.links.group import physical_cores
 from paceline.models import find
-from paceline.models.objective import objective_for
+from paceline.recipes.classification import class_loss
 
 _BATCH, _RATE = 64, 0.5
 _WAITING_S = 300.0
@@ -112,7 +112,7 @@ def _supervise(
         barrier.wait(_WAITING_S)
         seconds = time.monotonic() - began
         with torch.no_grad():
-            tested.append((seconds, float(objective_for(targets).loss(model(inputs), targets))))
+            tested.append((seconds, float(class_loss(model(inputs), targets))))
         if tested[-1][1] <= goal.loss:
             break
     epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
@@ -137,7 +137,7 @@ def _train(
             order = torch.from_numpy(shuffled(len(samples), 0, epoch))
             for rows in order[rank::world_size].split(_BATCH):
                 inputs, targets = samples.__getitems__(rows)
-                objective_for(targets).loss(model(inputs), targets).backward()
+                class_loss(model(inputs), targets).backward()
                 optimizer.step()
                 optimizer.zero_grad()
             barrier.wait(_WAITING_S)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hogbatches import classifying
 from paceline.devices import device_of
 from paceline.links.shared_memory import SharedTensors
 from paceline.recipes.optimizers import optimizer_of
@@ -34,7 +35,7 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
     device = device_of(on)
     unpin = device.pin(memory.memory)
     make, done = optimizer_of("sgd", 0.1, 0.9), []
-    replica = GpuReplica(net, memory, make, samples, 0, device, depth, threads=2)
+    replica = GpuReplica(classifying(net, samples), memory, make, 0, device, depth, threads=2)
     expected = net().to(on).train()
     optimizer = make(expected.parameters())
     batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]
@@ -66,7 +67,8 @@ def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
     memory = SharedTensors.of(tensors_of(net()), "a model")
     device = device_of(torch.device("cuda", 0))
     unpin = device.pin(memory.memory)
-    replica = GpuReplica(net, memory, optimizer_of("sgd", 0.1, 0.0), samples, 0, device)
+    make = optimizer_of("sgd", 0.1, 0.0)
+    replica = GpuReplica(classifying(net, samples), memory, make, 0, device)
     before = memory.tensors["0.weight"].clone()
     for _ in range(20):
         for _ in train_next(replica, torch.arange(40), 0.0, None):

@@ -99,7 +99,7 @@ def test_a_simulated_gpu_does_not_push_a_loss_that_is_no_number(found):
 
 def test_a_label_out_of_range_is_named(found):
     assert found[LABEL]["error"] == (
-        "InvalidInput: numbers: training sample 7 has label 2; labels of 2 classes are 0 to 1"
+        "InvalidInput: data: training sample 7 has label 2; labels of 2 classes are 0 to 1"
     )
 
 

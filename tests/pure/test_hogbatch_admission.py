@@ -107,7 +107,8 @@ def test_policy_adaptive_alone_keeps_to_its_smallest_batch() -> None:
     """So that with a slow worker beside it the fast one gets large batches, which are cheaper."""
     fast = SpeedTrial(0, WorkerSpec("cpu"), {1: 1.0, BATCH: 2.0})
     slow = SpeedTrial(1, WorkerSpec("cpu"), {1: 16.0, BATCH: 32.0})
-    (verdict,) = admit(epochs("adaptive", 200, num_epochs=3), [fast, slow])
+    asked = epochs("adaptive", 200, num_epochs=3, cpu_batch=(1, BATCH))
+    (verdict,) = admit(asked, [fast, slow])
     assert verdict.helps
     assert verdict.without_samples_per_s == pytest.approx(1.0, rel=1e-3)
     assert verdict.samples_per_s > 16

@@ -21,7 +21,7 @@ SPEEDS = (10.0, 2360.0)
     ],
 )
 def test_first_batches_are_the_papers(policy, sizes):
-    config = Hogbatch(policy=policy, gpu_batch=(128, 8192))
+    config = Hogbatch(policy=policy, cpu_batch=(1, 64), gpu_batch=(128, 8192))
     made = policy_of(config, [CPU, GPU], SPEEDS, 8192)
     assert tuple(made.next_batch(worker, (0.0, 0.0), (0, 0)) for worker in (0, 1)) == sizes
 

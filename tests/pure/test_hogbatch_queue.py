@@ -69,3 +69,35 @@ def test_samples_that_are_not_out_do_not_come_back():
     pool.take(4)
     with pytest.raises(ValueError, match="samples 4 to 7 are not handed out"):
         pool.complete(range(4, 7))
+
+
+@given(st.integers(1, 50), EVENTS)
+def test_a_queue_made_of_what_is_free_hands_out_exactly_what_is_left(num_samples: int, events):
+    """As a run that is resumed: what was done before the pause and after it is each sample once."""
+    pool, used, held = SampleQueue(num_samples), [], {}
+    for worker, size, how in events:
+        if worker in held:
+            taken = held.pop(worker)
+            (pool.give_back if how == "dies" else pool.complete)(taken)
+            used += taken if how == "done" else []
+        elif taken := pool.take(size):
+            held[worker] = taken
+        assert pool.num_done == len(used)
+    for taken in held.values():  # a pause: all finish what they have
+        pool.complete(taken)
+        used += taken
+    resumed = SampleQueue(num_samples, pool.free)
+    assert resumed.num_done == pool.num_done == len(used)
+    while taken := resumed.take(7):
+        resumed.complete(taken)
+        used += taken
+    assert resumed.is_done
+    assert sorted(used) == list(range(num_samples))
+
+
+@pytest.mark.parametrize(
+    "free", [[range(3, 9)], [range(-1, 2)], [range(4, 6), range(1, 2)], [range(3), range(3, 5)]]
+)
+def test_ranges_that_are_no_parts_of_the_epoch_are_refused(free: list[range]):
+    with pytest.raises(ValueError, match="are no parts of 8 samples"):
+        SampleQueue(8, free)

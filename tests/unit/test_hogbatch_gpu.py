@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hogbatches import classifying
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
@@ -25,6 +26,7 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.strategies.hogbatch import gpu_replica
+from paceline.strategies.hogbatch.batches import BatchReader
 from paceline.strategies.hogbatch.calibration import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
@@ -118,9 +120,8 @@ def sharing(
     memory = SharedTensors.of(tensors_of(build()), "a model")
     memory.close()
     unpin = device.pin(memory.memory)
-    replica = GpuReplica(
-        build, memory, make, data or samples(), 0, device, depth=depth, threads=threads
-    )
+    recipe = classifying(build, data or samples())
+    replica = GpuReplica(recipe, memory, make, 0, device, depth=depth, threads=threads)
     yield Case(replica, memory)
     unpin()
 
@@ -596,7 +597,7 @@ def test_after_a_pause_a_batch_takes_as_long_as_it_is_in_work():
 
 
 def test_memory_for_samples_is_taken_for_larger_batches_alone(device):
-    buffer = gpu_replica._SampleBuffer(device, samples())
+    buffer = gpu_replica._SampleBuffer(device, BatchReader(classifying(net, samples())))
     sizes = (4, 8, 3, 8, 9)
     with device.use(device.new_stream()):
         found = [buffer.copy_in(torch.arange(size))[0] for size in sizes]

@@ -30,7 +30,7 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
         (
             ["--workers", "cpu:1", "--set", "cpu_batch=[1,5000]"],
             "cpu_batch: policy adaptive gives worker 0 (cpu:1) batches of up to 5,000 samples, "
-            "but digits has 1,438 to train on",
+            "but there are 1,438 to train on",
         ),
         (["--optimizer", "lbfgs"], "optimizer: 'lbfgs' is not one that can be used"),
         (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
@@ -62,7 +62,7 @@ def test_labels_need_as_many_outputs(line, tmp_path: Path, monkeypatch, num_outp
     data = ("--data", "delicious-like:samples=20", "--strategy", "hogbatch", "--workers", "cpu:1")
     line("train", f"{name}:net", *data)
     assert line.code == 2
-    assert f"has {num_outputs} outputs, but delicious-like has 983 labels, of which" in line.err
+    assert f"has {num_outputs} outputs, but its data have 983 labels, of which" in line.err
 
 
 def test_a_rank_of_torchrun_is_no_coordinator(line, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hogbatches import classifying
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.links.shared_memory import SharedTensors
@@ -41,7 +42,7 @@ def shared():
 )
 def test_a_thread_trains_as_torch_does(shared, name: str, momentum: float, slow: float):
     make = optimizer_of(name, 0.1, momentum)
-    replica = CpuReplica(net, shared.tensors, make, samples(), worker=0, slow=slow)
+    replica = CpuReplica(classifying(net, samples()), shared.tensors, make, worker=0, slow=slow)
     expected = net().train()
     optimizer = make(expected.parameters())
     for start, rate in ((0, 1.0), (10, 0.5), (30, 2.0)):
@@ -69,7 +70,8 @@ def test_threads_make_an_update_each_in_proportion_to_their_samples(shared):
     memory = SharedTensors.of(tensors_of(linear()), "a model")
     tiny = 1e-4  # of which the second order is beyond float32
     make = optimizer_of("sgd", tiny, 0.0)
-    replica = CpuReplica(linear, memory.tensors, make, samples(), worker=0, threads=3)
+    recipe = classifying(linear, samples())
+    replica = CpuReplica(recipe, memory.tensors, make, worker=0, threads=3)
     rows = torch.arange(11)  # 4, 4 and 3
     assert replica.train(rows, 1.0, None).updates == 3
     assert replica.train(rows[:2], 1.0, None).updates == 2
@@ -85,7 +87,8 @@ def test_threads_make_an_update_each_in_proportion_to_their_samples(shared):
 def test_a_loss_that_is_no_number_leaves_the_parameters_alone(shared):
     before = {name: tensor.clone() for name, tensor in shared.tensors.items()}
     bad = (torch.full((4, 6), torch.nan), torch.zeros(4, dtype=torch.int64))
-    replica = CpuReplica(net, shared.tensors, optimizer_of("sgd", 0.1, 0.0), bad, worker=0)
+    recipe, make = classifying(net, bad), optimizer_of("sgd", 0.1, 0.0)
+    replica = CpuReplica(recipe, shared.tensors, make, worker=0)
     done = replica.train(torch.arange(4), 1.0, None)
     assert done.loss != done.loss
     for name, _ in net().named_parameters():
@@ -95,7 +98,8 @@ def test_a_loss_that_is_no_number_leaves_the_parameters_alone(shared):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_traced_batch_has_the_layers_of_the_model(shared, threads: int):
     make = optimizer_of("sgd", 0.1, 0.0)
-    replica = CpuReplica(net, shared.tensors, make, samples(), worker=5, threads=threads, slow=2.0)
+    recipe = classifying(net, samples())
+    replica = CpuReplica(recipe, shared.tensors, make, worker=5, threads=threads, slow=2.0)
     replica.train(torch.arange(8), 1.0, None)
     assert replica.spans == []
     replica.train(torch.arange(8), 1.0, 0)

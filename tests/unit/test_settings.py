@@ -127,7 +127,7 @@ def test_workers_that_do_not_share_a_batch_may_have_a_small_one(workers: dict):
 
 def test_a_strategy_has_its_own_defaults_unless_values_are_given():
     wheel = {"model": "lenet5", "strategy": "wheel"}
-    assert validated_settings(wheel).momentum == 0
+    assert validated_settings(wheel).momentum == 0.8
     assert validated_settings(wheel | {"momentum": 0.9}).momentum == 0.9
     assert validated_settings(wheel | {"profile_s": 0}).profile_s == 0
     paced = wheel | {"device": "p100"}

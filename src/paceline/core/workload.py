@@ -93,6 +93,7 @@ class Workload:
     their gradients become ready; it is the reverse for a chain, and whatever autograd does for a
     network with branches. `input_nbytes` is what a micro-batch loads. `num_accumulated` equal
     micro-batches come before it in the step, whose gradients are added up and not exchanged.
+    `target_nbytes`: of what the loss compares the outputs with; None: a class number a sample.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Workload:
     backward_order: tuple[int, ...]
     input_nbytes: int
     num_accumulated: int = 0
+    target_nbytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

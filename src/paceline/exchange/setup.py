@@ -23,7 +23,7 @@ from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.models.paced import PacedModel, PacedSGD
 from paceline.recipes.named import own_recipe, recipe_of, workload_of
-from paceline.recipes.optimizers import optimizer_for
+from paceline.recipes.optimizers import OptimizerFactory, optimizer_for
 from paceline.recipes.recipe import Recipe, built
 from paceline.recipes.schedules import schedule_of
 
@@ -119,21 +119,29 @@ def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
     )
 
 
+def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
+    """Return a factory of the optimizer of some parameters: that of the settings, or the recipe's.
+
+    InvalidInput for a rate or a momentum that nobody would use.
+    """
+    if settings.optimizer is not None or recipe.optimizer is None:
+        return optimizer_for(settings)
+    for name in ("learning_rate", "momentum"):
+        if getattr(settings, name) is not None:
+            raise InvalidInput(
+                f"{name}: the recipe makes its optimizer itself; name one by optimizer, too"
+            )
+    return recipe.optimizer
+
+
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
     """Return factories of the optimizer and of its schedule over so many steps.
 
-    Those of the settings go before the recipe's own. InvalidInput for a rate or a momentum that
-    nobody would use.
+    Those of the settings go before the recipe's own.
     """
-    is_own = settings.optimizer is None and recipe.optimizer is not None
-    for name in ("learning_rate", "momentum") if is_own else ():
-        if getattr(settings, name) is not None:
-            raise InvalidInput(
-                f"{name}: the recipe makes its optimizer itself; name one by optimizer, too"
-            )
-    make = recipe.optimizer if is_own and recipe.optimizer else optimizer_for(settings)
+    make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
         return make([one for one in model.parameters() if one.requires_grad])

@@ -20,7 +20,7 @@ _NAME = "paceline"
 _NONCE_NBYTES = 16
 _MEMINFO = Path("/proc/meminfo")
 _PROC_SELF = Path("/proc/self")
-_ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
+ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
 
 
 class LocalRanks(NamedTuple):
@@ -169,6 +169,16 @@ class TensorSpec(NamedTuple):
         return self.offset + prod(self.shape) * dtype.itemsize
 
 
+def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
+    """Return places for tensors beside each other, and the bytes that they need in all."""
+    entries, offset = [], 0
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
+        offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    return entries, offset
+
+
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors that lie at these places of memory, which is a tensor of bytes."""
     return {
@@ -194,12 +204,8 @@ class SharedTensors:
 
         InvalidInput, which says `what` they are, if the machine does not give so much.
         """
-        entries, offset = [], 0
-        for name, tensor in tensors.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            entries.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
-            offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        shared = cls(allocate(max(1, offset), what), entries)
+        entries, nbytes = placed(tensors)
+        shared = cls(allocate(max(1, nbytes), what), entries)
         for name, tensor in tensors.items():
             shared.tensors[name].copy_(tensor.detach())
         return shared

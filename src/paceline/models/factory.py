@@ -18,13 +18,10 @@ from torch import nn
 
 from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
-from paceline.core.workload import Workload
 from paceline.data import load
 from paceline.data.dataset import Dataset
 from paceline.models import networks, transformers
-from paceline.models.describe import describe
 from paceline.models.inception import GoogLeNet, InceptionV3
-from paceline.models.objective import check_outputs
 
 _FORM = "package.module:factory"
 # The network for covtype that Ma, Rusu et al. 2020 print in Table II.
@@ -208,65 +205,21 @@ def import_from_here(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-class Fitted(NamedTuple):
-    """A model in training mode, its data, and the arguments that build it in another process.
-
-    `name` and `num_classes` are for `paceline.models.find`; `input_shape` is what the data were
-    asked for, None if they may have their own.
-    """
-
-    model: nn.Module
-    data: Dataset
-    name: str
-    num_classes: int | None
-    input_shape: tuple[int, ...] | None
-
-
 def architected(
-    model: str, data: str | None, seed: int
+    model: str, data: str | None, seed: int, loaded: Dataset | None = None
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Load the data, and find a model for them: all fields of `Fitted` but `model`.
+    """Return the data, and what `find` and `Architecture.build` need to make a model for them.
 
-    Data of None are those that the model is usually trained on.
+    That is the name, the number of classes (None: the model's own), and the shape of a sample that
+    the data were asked for (None: their own). Data of None are those that the model is usually
+    trained on. `loaded`: these data, where they are in memory already.
     """
     data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape
-    loaded = load(data, shape, seed)
+    if loaded is None:
+        loaded = load(data, shape, seed)
     name = model
     if model == ANY_WIDTH:  # has as many inputs as a sample has values
         name = "-".join([ANY_WIDTH, *map(str, (prod(loaded.sample_shape), *_MLP_WIDTHS[1:]))])
     num_classes = None if find(name).num_classes is None else loaded.num_classes
     return loaded, name, num_classes, shape
-
-
-def fitted(model: str, data: str | None, seed: int) -> Fitted:
-    """Load the data and build the model for them. InvalidInput if they do not fit each other."""
-    loaded, name, num_classes, shape = architected(model, data, seed)
-    torch.manual_seed(seed)
-    built = find(name).build(num_classes)
-    check_outputs(built, loaded, model)
-    return Fitted(built.train(), loaded, name, num_classes, shape)
-
-
-def workload_of(
-    model: str | nn.Module, batch_size: int, input_shape: tuple[int, ...] | None
-) -> Workload:
-    """Describe a step of a model, or of the one that `find` has under that name.
-
-    `input_shape` is that of one sample; built-in models know theirs. InvalidInput if it is not
-    known, or does not fit.
-    """
-    if isinstance(model, nn.Module):
-        name, built, shape, dtype = type(model).__name__, model, input_shape, torch.float32
-    else:
-        architecture = find(model)
-        name, dtype = model, architecture.input_dtype
-        shape = input_shape or architecture.input_shape
-        # A factory of the user's may compute with the tensors that it makes.
-        with torch.device("meta" if architecture.num_classes else "cpu"):
-            built = architecture.build(None)
-    if shape is None:
-        raise InvalidInput(
-            f"input_shape: model {name} does not say it; write for example 3x224x224"
-        )
-    return describe(built, torch.zeros(batch_size, *shape, dtype=dtype), name)

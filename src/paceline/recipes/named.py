@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, count
@@ -10,7 +10,6 @@ from itertools import chain, count
 import torch
 from torch import Tensor, nn
 
-from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
 from paceline.data.dataset import Dataset
@@ -20,7 +19,6 @@ from paceline.recipes.classification import accuracy, class_loss, label_loss, pr
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
-USUAL_DATA = "digits"
 _TEXTS = ("text", "masked-text")  # data sets of bytes
 _GIVEN = "given-recipe"  # of names, which stand in the settings of runs
 _given: dict[str, Recipe] = {}
@@ -43,11 +41,17 @@ def given(recipe: Recipe) -> Iterator[str]:
         del _given[name]
 
 
-def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
+def is_given(name: str) -> bool:
+    """Return True if the name is known to this process and its forks only."""
+    return name in _given
+
+
+def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Return the recipe of a model's name, with the data of that spec or its own.
 
     `model` is a built-in name or "package.module:factory": a recipe, or a function or class that
     returns a recipe or a model when called without arguments. `seed` decides how data are split.
+    `loaded`: the data of the spec, where they are in memory already; a recipe has data of its own.
     Raises InvalidInput if there is none of that name, or model and data do not fit each other.
     """
     found = own_recipe(model)
@@ -57,7 +61,7 @@ def recipe_of(model: str, data: str | None, seed: int) -> Recipe:
                 f"data: {found.name} is a recipe, which has data of its own; leave it out"
             )
         return found
-    loaded, name, num_classes, _ = architected(model, data or usual_for(model).data, seed)
+    loaded, name, num_classes, _ = architected(model, data, seed, loaded)
     return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
 
 
@@ -167,6 +171,9 @@ def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
     """Describe a step of a recipe without its model's values, or else with them."""
     example, name = recipe.example(batch_size), recipe.name or NAMELESS
     with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
-        with suppress(Exception), torch.device("meta"):  # what fails is tried with values
-            return describe(new_model(recipe).train(), example, name)
-        return describe(new_model(recipe).train(), example, name)
+        try:
+            with torch.device("meta"):
+                described = describe(new_model(recipe).train(), example, name)
+        except Exception:  # what fails is tried with values
+            described = describe(new_model(recipe).train(), example, name)
+    return replace(described, target_nbytes=recipe.target_nbytes(batch_size))

@@ -76,6 +76,15 @@ class Recipe:
         """Return inputs of so many samples, all of which are the first one."""
         return self.first(num_samples).inputs
 
+    def target_nbytes(self, num_samples: int) -> int | None:
+        """Return the bytes of so many samples' targets; None if they are class numbers."""
+        leaves = tree_leaves(Batch.of(self.samples.__getitems__([0])).targets)
+        numbers = self.num_classes is not None and len(leaves) == 1 and leaves[0].ndim == 1
+        if numbers and leaves[0].dtype == torch.int64:
+            return None
+        nbytes: int = sum(leaf.nbytes for leaf in leaves)
+        return num_samples * nbytes
+
     @cached_property
     def tokens_per_sample(self) -> int | None:
         """The tokens of a sample: the values of its only dimension, if these are integers."""

@@ -105,16 +105,14 @@ class Watcher:
 def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
     """Train, and return what came of it."""
     from paceline.core.errors import PacelineError
-    from paceline.models.factory import Fitted
     from paceline.strategies.hogbatch.run import runner_of
 
     if case in ("kill", "nan", "stop"):
         Path(case).touch()
     watcher, model = Watcher(case), Counted()
     session = session_of(case, policy, workers, epochs, watcher)
-    trained = Fitted(model, _data(case), "uneven:Counted", None, (1,))
     try:
-        with runner_of(session, trained) as runner:
+        with runner_of(session, _recipe(case), model) as runner:
             watcher.coordinator = runner.coordinator
             runner.measure()
             for _ in runner.epochs():
@@ -168,15 +166,19 @@ def session_of(case: str, policy: str, workers: str, epochs: int, progress: Watc
     return TrainingSession(settings, STRATEGY, config, "counted", alone, progress)
 
 
-def _data(case: str):
-    from paceline.data.dataset import Dataset, TensorSamples
+def _recipe(case: str):
+    from paceline.data.dataset import TensorSamples
+    from paceline.recipes.classification import accuracy, class_loss
+    from paceline.recipes.recipe import Recipe
 
     numbers = torch.arange(float(NUM_SAMPLES))[:, None]
     classes = torch.zeros(NUM_SAMPLES, dtype=torch.int64)
     if case == "label":
         classes[7] = 2
     samples = TensorSamples(numbers, classes)
-    return Dataset("numbers", samples, samples, 2, (1,))
+    return Recipe(
+        model=Counted, train=samples, test=samples, loss=class_loss, score=accuracy, num_classes=2
+    )
 
 
 def main() -> None:

@@ -14,8 +14,13 @@ STRATEGY = Strategy(
     # The policies that suit devices of different speed.
     variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
     settings=frozenset({"force", "policy"}),
-    defaults={"momentum": 0.0},
     refused_options={"threads": "is said by workers, as in cpu:4"},
+    refused_settings={
+        "accumulate": "every batch is an update of its own, and no step waits for several; have "
+        "smaller ones by batch_size, by policy, or by --set cpu_batch=[1,16]",
+        "evaluate_every": "workers take no steps together, after which a model could be tested; it "
+        "is tested after each epoch",
+    },
     count_workers=lambda workers: len(parse_workers(workers)),
     is_rehearsed=False,
 )

@@ -28,7 +28,7 @@ def _in_order(thresholds: tuple[int, int]) -> tuple[int, int]:
     if not 1 <= least <= most:
         raise ValueError(
             f"a batch of at least {least} and at most {most} samples cannot be; "
-            "write the smaller one first, at least 1, as in (1, 64)"
+            "write the smaller one first, at least 1, as in (16, 64)"
         )
     return thresholds
 
@@ -54,7 +54,7 @@ class Hogbatch:
     workers: Annotated[int, Field(ge=1)] = 2
     policy: PolicyName = "adaptive"
     threads: Annotated[int, Field(ge=1)] | None = None
-    cpu_batch: Thresholds = (1, 64)
+    cpu_batch: Thresholds = (16, 64)
     gpu_batch: Thresholds | None = None
     alpha: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 2.0
     beta: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -12,7 +12,7 @@ all updates of its own worker, each once, while copies and sums run beside the c
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,17 +20,21 @@ from math import isfinite
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
+from paceline.data.batch import Batch
 from paceline.devices import Device, Event
+from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
 from paceline.models.layers import layers_of
-from paceline.models.objective import objective_for
-from paceline.recipes.optimizers import OptimizerFactory
+from paceline.recipes.recipe import OptimizerFactory, Recipe
 from paceline.record.clock import DeviceClock, DeviceMark
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
+from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.plan import HOST, MODEL
 from paceline.strategies.hogbatch.replica import ScaledOptimizer, refer
 from paceline.strategies.hogbatch.statistics import BatchResult
@@ -39,33 +43,44 @@ _NS = 1e-9
 _LEAST_ADDED = 1 << 18  # values that are worth a thread
 
 
+class _Staging:
+    """Memory for a tensor of a batch, pinned and on the device; it grows to the largest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._here = self._there = torch.empty(0, dtype=torch.uint8)
+        self._room = -1
+
+    def copy_in(self, values: Tensor) -> Tensor:
+        """Copy a tensor to pinned memory, and queue its copy to the device, which is returned."""
+        nbytes = values.numel() * values.element_size()
+        if nbytes > self._room:
+            self._room = nbytes
+            wanted = torch.empty(nbytes, dtype=torch.uint8, device="meta")
+            self._here = self._device.pinned_like(wanted)
+            self._there = torch.empty_like(self._here, device=self._device.torch_device)
+        here, there = (
+            memory[:nbytes].view(values.dtype).view(values.shape)
+            for memory in (self._here, self._there)
+        )
+        here.copy_(values)
+        return there.copy_(here, non_blocking=True)
+
+
 class _SampleBuffer:
-    """Memory for the samples of a batch, pinned and on the device; it grows to the largest."""
+    """Memory for the samples of a batch: for each of its tensors, in the order of the pytree."""
 
-    def __init__(self, device: Device, samples: tuple[Tensor, Tensor]) -> None:
-        self._device, self._samples = device, samples
-        self._here: list[Tensor] = []
-        self._there: list[Tensor] = []
-        self._room = 0
+    def __init__(self, device: Device, reader: BatchReader) -> None:
+        self._device, self._reader = device, reader
+        self._staging: list[_Staging] = []
 
-    def copy_in(self, rows: Tensor) -> list[Tensor]:
-        """Gather samples, and queue their copies in the current stream; return what they become."""
-        size = len(rows)
-        if size > self._room:
-            self._grow(size)
-        for part, here, there in zip(self._samples, self._here, self._there, strict=True):
-            torch.index_select(part, 0, rows, out=here[:size])
-            there[:size].copy_(here[:size], non_blocking=True)
-        return [there[:size] for there in self._there]
-
-    def _grow(self, size: int) -> None:
-        self._room = size
-        self._here = [
-            self._device.pinned_like(part.new_empty((size, *part.shape[1:]), device="meta"))
-            for part in self._samples
-        ]
-        on = self._device.torch_device
-        self._there = [torch.empty_like(here, device=on) for here in self._here]
+    def copy_in(self, rows: Tensor) -> Batch:
+        """Read samples, and queue their copies in the current stream; return what they become."""
+        leaves, spec = tree_flatten(self._reader.read(rows))
+        while len(self._staging) < len(leaves):
+            self._staging.append(_Staging(self._device))
+        found = [one.copy_in(leaf) for one, leaf in zip(self._staging, leaves, strict=False)]
+        return Batch.of(tree_unflatten(found, spec))
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ class _Batch:
     """A batch in work: its samples on the device, and marks where parts of its work are done."""
 
     size: int
-    samples: list[Tensor]
+    samples: Batch
     marks: dict[str, DeviceMark]
     step: int | None = None
     borders: tuple[Borders, Borders] = ([], [])
@@ -134,8 +149,8 @@ class GpuReplica:
     One stream copies samples and model in, the current one computes, and a third copies updates
     out. The host then adds an update to the model as it is by then, with `threads` threads: other
     workers have changed it meanwhile, and no worker waits for another. With a `depth` of 1 all of
-    that is done one after another. `shared` is in pinned memory. `samples` are the inputs and
-    targets of all samples.
+    that is done one after another. `shared` is in pinned memory. `learning` is by default the
+    recipe's loss alone; each batch's own gradient is clipped.
 
     With a loss that is not finite the model is left as it is, and so is what later batches are
     trained on; the optimizer has made a step with gradients of zero.
@@ -143,14 +158,14 @@ class GpuReplica:
 
     def __init__(
         self,
-        build: Callable[[], nn.Module],
+        recipe: Recipe,
         shared: SharedTensors,
         make: OptimizerFactory,
-        samples: tuple[Tensor, Tensor],
         worker: int,
         device: Device,
         depth: int = 3,
         threads: int = 1,
+        learning: Learning | None = None,
     ) -> None:
         self.depth, self._device, self._worker, self._threads = depth, device, worker, threads
         self._compute, self._in, self._out = (
@@ -159,10 +174,10 @@ class GpuReplica:
             device.new_stream(),
         )
         memory = shared.memory.to(device.torch_device)
-        model = build().to(device.torch_device).train()
+        model = recipe.model().to(device.torch_device).train()
         self._model = refer(model, tensors_in(memory, shared.entries))
-        self._optimizer = ScaledOptimizer(self._model, make)
-        self._loss = objective_for(samples[1]).loss
+        self._learning, self._name = learning or Learning(recipe.loss), recipe.name
+        self._optimizer = ScaledOptimizer(self._model, make, self._learning.clip_norm)
         self._num_places = max(1, depth - 1)  # of the batches that have begun
         self._runs = [
             self._run(dtype, shared.memory[place], memory[place])
@@ -172,7 +187,8 @@ class GpuReplica:
             self._num_places, dtype=torch.float64, device=device.torch_device
         )
         self._losses_here = device.pinned_like(self._losses)
-        self._buffers = [_SampleBuffer(device, samples) for _ in range(depth)]
+        reader = BatchReader(recipe)
+        self._buffers = [_SampleBuffer(device, reader) for _ in range(depth)]
         self._adders = ThreadPoolExecutor(threads)
         self._clock = DeviceClock(device)  # waits for what was made in the current stream
         self._marks = LayerMarks(layers_of(self._model), self._clock)
@@ -192,6 +208,11 @@ class GpuReplica:
             changes,
             tuple(self._device.pinned_like(one) for one in changes),
         )
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The only optimizer."""
+        return [self._optimizer.optimizer]
 
     @property
     def num_begun(self) -> int:
@@ -246,8 +267,8 @@ class GpuReplica:
                 run.take(place, missing)
             self._taken = self._compute.record()
             self._marks.watch(batch.step is not None)
-            inputs, targets = batch.samples
-            loss = self._loss(self._model(inputs), targets)
+            device = self._device.torch_device
+            loss = loss_of(self._model, batch.samples, self._learning, self._name, device)
             batch.marks["forward"] = self._clock.mark()
             loss.backward()
             batch.marks["backward"] = self._clock.mark()

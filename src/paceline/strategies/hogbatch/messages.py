@@ -20,7 +20,7 @@ _SCHEDULED, _FAILED = 1, 2
 _MOST_TEXT = 4096
 MOST_NBYTES = 1 + _MOST_TEXT
 
-READY, TRIED = -1, -2  # in place of the number of a batch
+READY, TRIED, SAVED, LOADED = -1, -2, -3, -4  # in place of the number of a batch
 
 # The names of the tensors that all workers share beside the model.
 INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
@@ -36,11 +36,11 @@ class SharedMemoryHandle(NamedTuple):
 class Training(Record):
     """The training that all workers of a run have in common.
 
-    `model` and `num_classes` are those that `paceline.models.find` builds the model with.
+    Workers know the recipe by the settings, too. Where the samples are tensors, these are in the
+    `data`, and `num_classes` are the recipe's.
     """
 
     settings: TrainSettings
-    model: str
     num_classes: int | None
     parameters: SharedMemoryHandle
     data: SharedMemoryHandle
@@ -50,7 +50,8 @@ class ProcessSettings(Record):
     """The settings of a worker process, and the descriptors that it inherits.
 
     `cores` are the processors that it is pinned to; none leaves it where it is. `depth` is the
-    number of batches that it has in work at once.
+    number of batches that it has in work at once. Its spans go to the file `trace`, and to `state`
+    what a checkpoint has of it alone.
     """
 
     number: int
@@ -59,15 +60,22 @@ class ProcessSettings(Record):
     cores: tuple[int, ...]
     socket: int
     trace: int
+    state: int
     training: Training
 
 
 class Command(IntEnum):
-    """The work of a worker: stop, train on a batch, or try how long batches of a size take."""
+    """The work of a worker.
+
+    It stops, trains on a batch, tries how long batches of a size take, writes its state to the file
+    that it has in common with the coordinator, or reads it there.
+    """
 
     STOP = 0
     TRAIN = 1
     TRY = 2
+    SAVE = 3
+    LOAD = 4
 
 
 class ExecuteWork(NamedTuple):
@@ -106,7 +114,7 @@ class ScheduleWork(NamedTuple):
     """A worker's request for work, with the result of its last batch of `size` samples.
 
     `batch` is the number of the ExecuteWork, READY before the first, TRIED after a trial, of which
-    `result.ended_ns` is the duration.
+    `result.ended_ns` is the duration, SAVED or LOADED when its state is written or read.
     """
 
     batch: int

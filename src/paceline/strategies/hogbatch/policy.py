@@ -133,17 +133,33 @@ def wants_more(
 class SampleQueue:
     """The samples of an epoch that no worker has yet, as ranges of the epoch's order.
 
-    Every sample is handed out once, and once more if it comes back unused. Raises ValueError for
-    ranges that are completed or given back without having been handed out.
+    Every sample is handed out once, and once more if it comes back unused. `free`: those that are
+    left of an epoch that is resumed, ascending. Raises ValueError for ranges that are completed or
+    given back without having been handed out, and for free ones that are none of the epoch's.
     """
 
-    def __init__(self, num_samples: int) -> None:
-        self._free = [range(num_samples)] if num_samples else []  # ascending, none adjacent
+    def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
+        whole = [range(num_samples)] if num_samples else []
+        self._free = whole if free is None else list(free)  # ascending, none adjacent
+        ends = [end for part in self._free for end in (part.start, part.stop)]
+        if ends != sorted(set(ends)) or (ends and not 0 <= ends[0] < ends[-1] <= num_samples):
+            raise ValueError(f"{self._free} are no parts of {num_samples} samples")
         self._assigned: dict[int, range] = {}  # by the first place
+        self.num_samples = num_samples
 
     def __len__(self) -> int:
         """Return the number of samples that can be handed out."""
         return sum(map(len, self._free))
+
+    @property
+    def free(self) -> tuple[range, ...]:
+        """The samples that can be handed out, in ascending ranges."""
+        return tuple(self._free)
+
+    @property
+    def num_done(self) -> int:
+        """The samples that have been used."""
+        return self.num_samples - len(self) - sum(map(len, self._assigned.values()))
 
     @property
     def is_done(self) -> bool:

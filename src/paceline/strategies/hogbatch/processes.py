@@ -6,11 +6,12 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -39,8 +40,9 @@ class WorkerProcess:
     them, and `num_updates` all of them. `size`: that of its last batch by the policy. `assigned`:
     the batches that it works on, of which it has up to `depth` in work, and those after them.
     `staleness`: the updates of others that its latest batch has missed. `missed_from`: the updates
-    of others when each of the batches read the model on which it works now. While it is awaited, it
-    has been silent since `awaited_since_s`.
+    of others when each of the batches read the model on which it works now. `state`: the file in
+    memory for its state, which it was asked for while `is_asked`. While it is awaited, it has been
+    silent since `awaited_since_s`.
     """
 
     number: int
@@ -49,6 +51,8 @@ class WorkerProcess:
     socket: socket.socket
     trace: int
     depth: int = 1
+    state: int = -1
+    is_asked: bool = False
     assigned: deque[ExecuteWork] = field(default_factory=deque)
     untried: list[int] = field(default_factory=list)
     tried: dict[int, float] = field(default_factory=dict)
@@ -79,6 +83,22 @@ class WorkerProcess:
     def trial(self) -> SpeedTrial:
         """The seconds that its batches took in its trials."""
         return SpeedTrial(self.number, self.spec, self.tried)
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What the policy has counted of it, for a checkpoint."""
+        return {
+            "spec": str(self.spec),
+            "updates": self.updates,
+            "num_updates": self.num_updates,
+            "size": self.size,
+            "staleness": self.staleness,
+        }
+
+    def restore_counts(self, counts: Mapping[str, Any]) -> None:
+        """Go on with what `counts` has returned."""
+        self.updates, self.num_updates = counts["updates"], counts["num_updates"]
+        self.size, self.staleness = counts["size"], counts["staleness"]
 
     def expected_s(self, size: int) -> float:
         """Return the expected seconds of a batch: one smaller than the latest takes as long."""
@@ -129,10 +149,12 @@ class WorkerProcesses:
 
     def __init__(self, training: Training, config: Hogbatch, deadline_s: float) -> None:
         self._training, self._config, self._deadline_s = training, config, deadline_s
+        self._files = ExitStack()  # descriptors of memory
         self._selector = selectors.DefaultSelector()
         self._free_cores = physical_cores(os.sched_getaffinity(0))
         self._checked_s = 0.0
-        self.workers: list[WorkerProcess] = []  # all there ever were, by their numbers
+        self.workers: list[WorkerProcess] = []  # all that were started here
+        self.first_number = 0  # theirs begin behind those of an earlier run
 
     def __enter__(self) -> "WorkerProcesses":
         return self
@@ -141,7 +163,7 @@ class WorkerProcesses:
         for worker in self.workers:
             if not worker.is_ended:
                 worker.end()
-            os.close(worker.trace)
+        self._files.close()
         self._selector.close()
 
     @property
@@ -151,14 +173,13 @@ class WorkerProcesses:
 
     def start(self, spec: WorkerSpec) -> None:
         """Start a worker, which may also join later. It asks for work when it is ready."""
-        number = len(self.workers)
+        number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
             raise InvalidInput(f"workers: at most {MOST_WORKERS} can join a run")
         # Packets keep the borders of messages, and an empty one says that the process has ended.
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Spans do not fit into a packet: the worker writes them to a file in memory when it stops.
-        trace = os.memfd_create("paceline-trace", os.MFD_CLOEXEC)
-        os.fchmod(trace, 0o600)
+        # Spans and state do not fit into a packet: the worker writes them to files in memory.
+        trace, state = self._memory_file("trace"), self._memory_file("state")
         # None if too few cores are left: then the kernel chooses.
         num_cores = 0 if spec.kind == DeviceKind.GPU else spec.threads
         num_cores = num_cores if num_cores <= len(self._free_cores) else 0
@@ -170,6 +191,7 @@ class WorkerProcesses:
             cores=tuple(cpu for core in taken for cpu in core),
             socket=other.fileno(),
             trace=trace,
+            state=state,
             training=self._training,
         )
         memory = (self._training.parameters.fd, self._training.data.fd)
@@ -179,15 +201,21 @@ class WorkerProcesses:
                     module_command(_MODULE, settings.model_dump_json()),
                     environment={"OMP_NUM_THREADS": "1"},
                     stdout=STANDARD_ERROR,  # standard output is for the result alone
-                    pass_fds=(settings.socket, trace, *memory),
+                    pass_fds=(settings.socket, trace, state, *memory),
                 )
         except OSError:
             own.close()
-            os.close(trace)
             raise
-        worker = WorkerProcess(number, spec, process, own, trace, settings.depth)
+        worker = WorkerProcess(number, spec, process, own, trace, settings.depth, state)
         self.workers.append(worker)
         self._selector.register(own, selectors.EVENT_READ, worker)
+
+    def _memory_file(self, name: str) -> int:
+        """Return the descriptor of a new file in memory, which is closed at the end."""
+        fd = os.memfd_create(f"paceline-{name}", os.MFD_CLOEXEC)
+        self._files.callback(os.close, fd)
+        os.fchmod(fd, 0o600)
+        return fd
 
     def poll(self) -> Iterator[tuple[WorkerProcess, bytes, str]]:
         """Wait for at most half a second; yield workers with their packets, and those lost.

@@ -1,7 +1,7 @@
 """The replicas of workers. On CPU cores it is the shared model itself; `gpu_replica` has GPUs'."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
 from statistics import median
@@ -9,23 +9,28 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
+from paceline.data.batch import Batch
 from paceline.devices import Device, device_of, gpus
+from paceline.exchange.step import Learning
 from paceline.models.layers import layers_of
-from paceline.models.objective import objective_for
-from paceline.recipes.optimizers import OptimizerFactory
+from paceline.recipes.recipe import OptimizerFactory, Recipe
 from paceline.record.clock import HostClock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
+from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
 _NUM_WARM_UP = 2
+_CPU = torch.device("cpu")
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -66,6 +71,10 @@ class WorkerReplica(Protocol):
     spans: list[Span]
 
     @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizer of each thread."""
+
+    @property
     def num_begun(self) -> int:
         """The batches that have begun, and are not finished."""
 
@@ -87,19 +96,27 @@ class WorkerReplica(Protocol):
 
 
 class ScaledOptimizer:
-    """An optimizer of a model, of which each step scales the learning rates."""
+    """An optimizer of a model, of which each step scales the learning rates.
 
-    def __init__(self, model: nn.Module, make: OptimizerFactory) -> None:
+    `clip_norm` bounds the norm of all gradients of a step together.
+    """
+
+    def __init__(
+        self, model: nn.Module, make: OptimizerFactory, clip_norm: float | None = None
+    ) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = make(self.parameters)
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.optimizer = make(self.parameters)
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._clip_norm = clip_norm
 
     def step(self, rate: float) -> None:
         """Update the parameters with the learning rates times `rate`, and drop the gradients."""
-        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
+        if self._clip_norm is not None:
+            clip_grad_norm_(self.parameters, self._clip_norm)
+        for group, own in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 class _ThreadResult(NamedTuple):
@@ -119,17 +136,22 @@ class _Thread:
     """
 
     def __init__(
-        self, model: nn.Module, make: OptimizerFactory, samples: tuple[Tensor, Tensor], slow: float
+        self,
+        model: nn.Module,
+        make: OptimizerFactory,
+        reader: BatchReader,
+        learning: Learning,
+        name: str,
+        slow: float,
     ) -> None:
         self.model = model.train()
-        self._optimizer = ScaledOptimizer(model, make)
-        self._samples, self._slow = samples, slow
-        self._loss = objective_for(samples[1]).loss
+        self.optimizer = ScaledOptimizer(model, make, learning.clip_norm)
+        self._reader, self._learning, self._name, self._slow = reader, learning, name, slow
         self._owed_ns = 0.0  # below zero after a wait that was too long
 
     def train(self, rows: Tensor, rate: float, started_ns: int) -> _ThreadResult:
-        inputs, targets = (part.index_select(0, rows) for part in self._samples)
-        loss = self._loss(self.model(inputs), targets)
+        batch = Batch.of(self._reader.read(rows))
+        loss = loss_of(self.model, batch, self._learning, self._name, _CPU)
         value = float(loss.detach())
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
@@ -137,7 +159,7 @@ class _Thread:
             loss.backward()
             passed_ns = time.monotonic_ns()
             backward_ns = self._wait(forward_ns)
-            self._optimizer.step(rate)
+            self.optimizer.step(rate)
             del loss  # freeing the graph takes a while, and belongs to the step
             ended_ns = self._wait(backward_ns)
         ends = (computed_ns, passed_ns)
@@ -163,10 +185,10 @@ class CpuReplica:
     the model in place, without locks: Hogwild inside the batch (section V). Gradients and the
     optimizer's state are the thread's own.
 
-    `build` makes a model for each thread, whose parameters and buffers become the shared ones. In a
-    trace the first thread's layers stand for all; the update ends with that of the last thread.
-    `samples` are the inputs and the targets of all samples. One batch is in work, and done when
-    `begin` returns.
+    `recipe` builds a model for each thread, whose parameters and buffers become the shared ones. In
+    a trace the first thread's layers stand for all; the update ends with that of the last thread.
+    One batch is in work, and done when `begin` returns. `learning` is by default the recipe's loss
+    alone; each thread's own gradient is clipped.
     """
 
     depth = 1
@@ -174,16 +196,18 @@ class CpuReplica:
 
     def __init__(
         self,
-        build: Callable[[], nn.Module],
+        recipe: Recipe,
         shared: Mapping[str, Tensor],
         make: OptimizerFactory,
-        samples: tuple[Tensor, Tensor],
         worker: int,
         threads: int = 1,
         slow: float = 1.0,
+        learning: Learning | None = None,
     ) -> None:
+        reader, learning = BatchReader(recipe), learning or Learning(recipe.loss)
         self._threads = [
-            _Thread(refer(build(), shared), make, samples, slow) for _ in range(threads)
+            _Thread(refer(recipe.model(), shared), make, reader, learning, recipe.name, slow)
+            for _ in range(threads)
         ]
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self._marks = LayerMarks(layers_of(self._threads[0].model), HostClock())
@@ -191,6 +215,11 @@ class CpuReplica:
         self._rows: Tensor | None = None
         self._result: BatchResult | None = None
         self.spans: list[Span] = []
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizer of each thread."""
+        return [thread.optimizer.optimizer for thread in self._threads]
 
     @property
     def num_begun(self) -> int:

@@ -2,14 +2,15 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.compare import conform
 from paceline.core.cost import Measured, Roofline
@@ -20,23 +21,24 @@ from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Origin, Timeline
-from paceline.data.dataset import Dataset, TensorSamples, require_memory
+from paceline.data.dataset import TensorSamples
 from paceline.data.sampler import shuffled
 from paceline.exchange.learner import evaluate
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import learning_of, optimizer_by
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
-from paceline.models.factory import Fitted, fitted
-from paceline.models.objective import objective_of
-from paceline.recipes.named import USUAL_DATA, recipe_of_data
-from paceline.recipes.optimizers import optimizer_for
+from paceline.recipes.named import recipe_of
+from paceline.recipes.recipe import Recipe, built, described
 from paceline.strategies.hogbatch import calibration, messages, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
+from paceline.strategies.hogbatch.worker_state import Tensors, within
 
+_MODEL = "model/"  # of tensors in a checkpoint
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 _MOST_POINTS = 500
 _MOST_THREADS_PER_CORE = 4
@@ -53,38 +55,53 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     settings = session.settings
     if not isinstance(settings, TrainSettings):
         raise InvalidInput(f"strategy: {settings.strategy!r} can be planned, but not run here")
-    with runner_of(
-        session, fitted(settings.model, settings.data or USUAL_DATA, settings.seed)
-    ) as runner:
+    recipe = recipe_of(settings.model, settings.data, settings.seed)
+    with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
         yield runner
 
 
 @contextmanager
-def runner_of(session: TrainingSession, trained: Fitted) -> Iterator["HogbatchRunner"]:
-    """Share a model and its data; at the end no worker is left, and the model is private again."""
+def runner_of(
+    session: TrainingSession, recipe: Recipe, model: nn.Module
+) -> Iterator["HogbatchRunner"]:
+    """Share a model and its data; at the end no worker is left, and the model is private again.
+
+    `recipe` is that of the settings, by which workers find it.
+    """
     settings = session.settings
     assert isinstance(settings, TrainSettings)
     specs = parse_workers(settings.workers)
-    _check(settings, session.config, specs, trained.data)
+    _check(settings, session.config, specs, recipe)
     with (
-        closing(SharedTensors.of(tensors_of(trained.model), "the model's parameters")) as model,
-        closing(SharedTensors.of(_tensors_of(trained.data), "the training samples")) as samples,
+        closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as shared,
+        closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as samples,
     ):
         training = messages.Training(
             settings=settings,
-            model=trained.name,
-            num_classes=trained.num_classes,
-            parameters=messages.SharedMemoryHandle(model.fd, model.entries),
+            num_classes=recipe.num_classes,
+            parameters=messages.SharedMemoryHandle(shared.fd, shared.entries),
             data=messages.SharedMemoryHandle(samples.fd, samples.entries),
         )
-        refer(trained.model, model.tensors)
+        refer(model, shared.tensors)
         with WorkerProcesses(training, session.config, settings.deadline_s) as processes:
-            coordinator = Coordinator(session, processes, samples.tensors)
-            runner = HogbatchRunner(session, trained, specs, coordinator)
+            sizes = epoch_sizes(settings, len(recipe.samples))
+            coordinator = Coordinator(session, processes, samples.tensors, recipe, sizes)
+            runner = HogbatchRunner(session, recipe, model, specs, coordinator, sizes)
             try:
                 yield runner
             finally:
                 runner.unshare()
+
+
+def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
+    """Return the samples of each epoch, the last of which may be cut short.
+
+    A run of so many steps is one of as many batches of the batch size.
+    """
+    if settings.steps is None:
+        return (num_samples,) * settings.epochs
+    whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
+    return (num_samples,) * whole + ((rest,) if rest else ())
 
 
 class HogbatchRunner:
@@ -93,18 +110,19 @@ class HogbatchRunner:
     def __init__(
         self,
         session: TrainingSession,
-        trained: Fitted,
+        recipe: Recipe,
+        model: nn.Module,
         specs: tuple[WorkerSpec, ...],
         coordinator: Coordinator,
+        sizes: tuple[int, ...],
     ) -> None:
         assert isinstance(session.settings, TrainSettings)
         self._session, self._settings = session, session.settings
-        self._model, self._data, self._specs = trained.model, trained.data, specs
+        self._recipe, self._model, self._specs, self._sizes = recipe, model, specs, sizes
         self._epochs: list[Epoch] = []
-        self._score = objective_of(self._data).name
         self.coordinator = coordinator
-        example = torch.zeros(self._settings.batch_size, *self._data.sample_shape)
-        self.workload = describe(self._model, example, self._settings.model)
+        example = recipe.example(self._settings.batch_size)
+        self.workload = describe(model, example, self._settings.model)
         self.samples_per_step = float(self._settings.batch_size * len(specs))
         self.about = (
             f"{self._settings.model}: {self.workload.num_parameters:,} parameters in "
@@ -118,19 +136,20 @@ class HogbatchRunner:
         joins later is not judged.
         """
         self.coordinator.start(self._specs)
-        num_samples, policy = len(self._data.train), self.coordinator.policy
+        num_samples, policy = len(self._recipe.samples), self.coordinator.policy
         assert policy is not None  # all workers have tried their speed
         if max(policy.most) > num_samples:
             raise InvalidInput(
                 f"batch_size: in proportion to the speeds a worker would get "
-                f"{max(policy.most):,} samples at once, but {self._data.name} has "
-                f"{num_samples:,} to train on; choose a smaller one"
+                f"{max(policy.most):,} samples at once, but there are {num_samples:,} to train "
+                "on; choose a smaller one"
             )
         trials = [worker.trial for worker in self.coordinator.processes.running]
         if not self._settings.force:
-            num_epochs, num_cores = self._settings.epochs, len(os.sched_getaffinity(0))
-            config = self._session.config
-            epochs = calibration.Epochs(self.workload, config, num_samples, num_epochs, num_cores)
+            config, num_cores = self._session.config, len(os.sched_getaffinity(0))
+            epochs = calibration.Epochs(
+                self.workload, config, self._sizes[0], len(self._sizes), num_cores
+            )
             reasons = [one.why for one in calibration.admit(epochs, trials) if not one.helps]
             if reasons:
                 raise InvalidInput(f"{'; '.join(reasons)} (--force has all take part)")
@@ -150,19 +169,55 @@ class HogbatchRunner:
         """Train epoch by epoch; a caller may stop before the last, and ask for the outcome."""
         if not self.coordinator.processes.workers:
             self.measure()
-        settings, data, progress = self._settings, self._data, self._session.progress
-        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
-        progress.begin(len(data.train) * settings.epochs, "samples")
-        recipe = recipe_of_data(data)
-        for number in range(settings.epochs):
-            order = torch.from_numpy(shuffled(len(data.train), settings.seed, number))
-            loss, seconds = self.coordinator.train_epoch(number, order)
-            test_loss, correct = evaluate(self._model, data.test, alone, recipe)
-            num_tested = len(data.test)
-            epoch = Epoch(number, loss, test_loss / num_tested, correct / num_tested, seconds)
+        progress, recipe = self._session.progress, self._recipe
+        progress.begin(sum(self._sizes), "samples")
+        progress.advance(self.coordinator.num_samples)
+        for number in range(len(self._epochs), len(self._sizes)):
+            order = torch.from_numpy(shuffled(len(recipe.samples), self._settings.seed, number))
+            loss, seconds = self.coordinator.train_epoch(number, order[: self._sizes[number]])
+            epoch = Epoch(number, loss, *self._tested(), seconds)
             self._epochs.append(epoch)
-            progress.epoch(epoch, self._score)
+            progress.epoch(epoch, recipe.score_name)
             yield epoch
+
+    def _tested(self) -> tuple[float | None, float | None]:
+        """Return the mean loss and score of the test samples; None for what there is not."""
+        recipe, samples = self._recipe, self._recipe.test_samples
+        if samples is None:
+            return None, None
+        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
+        learning = learning_of(recipe, self._settings)
+        loss, score = evaluate(self._model, samples, alone, recipe, learning)
+        return loss / len(samples), score / len(samples) if recipe.score is not None else None
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return what a run goes on from, as tensors by FILE/NAME and plain values.
+
+        Call it in a pause (`coordinator.pauses`), or between epochs. The tensors are live: copy
+        them before the training goes on.
+        """
+        tensors, values = self.coordinator.state()
+        model = {f"{_MODEL}{name}": own.detach() for name, own in tensors_of(self._model).items()}
+        return model | tensors, values | {"epochs": list(map(asdict, self._epochs))}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from what `state` has returned; call it before `measure`.
+
+        With the same workers they have their optimizers' state and their random numbers again;
+        with others these begin anew. Raises InvalidInput if it is of another model, of other data,
+        or if nothing is left to do.
+        """
+        own, saved = tensors_of(self._model), within(tensors, _MODEL)
+        _check_same(own, saved)
+        if len(values["epochs"]) >= len(self._sizes):
+            raise InvalidInput(
+                f"resume: all {len(self._sizes)} epochs of the run are done; ask for more epochs"
+            )
+        self.coordinator.restore(self._specs, tensors, values)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(saved[name])
+        self._epochs = [Epoch(**one) for one in values["epochs"]]
 
     def outcome(self) -> Outcome:
         """Stop the workers, and return the outcome of the epochs so far."""
@@ -170,7 +225,8 @@ class HogbatchRunner:
         coordinator, workers = self.coordinator, self.coordinator.processes.workers
         spans, peaks = coordinator.processes.stop()
         self.unshare()
-        names = [worker.name for worker in workers]
+        past = coordinator.past
+        names = [*(worker.name for worker in past), *(worker.name for worker in workers)]
         trials = [worker.trial for worker in workers if worker.samples_per_s is not None]
         # The traced batches are planned again, with the sizes that they had.
         machine = calibration.machine_of(self.workload, trials)
@@ -178,10 +234,10 @@ class HogbatchRunner:
         specs = {worker.number: worker.spec for worker in workers}
         sizes_in_turn = calibration.traced_sizes(spans)
         plan = calibration.plan_of_batches(self.workload, machine, config, specs, sizes_in_turn)
-        num_samples = len(self._data.train) * len(self._epochs)
+        num_samples = sum(self._sizes[: len(self._epochs)])
         prediction = None
         # The plan knows neither workers that were lost nor those that joined late.
-        if not coordinator.lost and len(workers) == len(self._specs):
+        if not coordinator.lost and not past and len(workers) == len(self._specs):
             prediction = calibration.predict(self.workload, config, trials, num_samples)
         timeline = coordinator.log.timeline(names)
         samples, sizes = statistics.num_samples(timeline), statistics.batch_sizes(timeline)
@@ -195,14 +251,17 @@ class HogbatchRunner:
             mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
             gaps=tuple(coordinator.log.gaps(len(names), _MOST_POINTS)),
         )
+        samples_per_s, tokens = num_samples / coordinator.trained_s, self._recipe.tokens_per_sample
+        known = [(one.name, str(one.spec), one.samples_per_s) for one in workers]
         return Outcome(
             timeline=traced,
             predicted=simulate(plan, Roofline.of(machine)),
             config=config,
-            samples_per_s=num_samples / coordinator.trained_s,
+            samples_per_s=samples_per_s,
+            tokens_per_s=tokens and tokens * samples_per_s,
             trained_s=coordinator.trained_s,
             epochs=tuple(self._epochs),
-            score=self._score,
+            score=self._recipe.score_name,
             predicted_samples_per_s=prediction.samples_per_s if prediction else None,
             faults=tuple(conform(plan, traced, _SLACK_S)),
             lost=tuple(coordinator.lost),
@@ -211,15 +270,15 @@ class HogbatchRunner:
             device=self._device_names(),
             workers=tuple(
                 UnevenWorker(
-                    name=worker.name,
-                    spec=str(worker.spec),
-                    tried_samples_per_s=worker.samples_per_s,
-                    samples=samples.get(worker.name, 0),
-                    updates_share=by_worker[worker.name] / updates.count,
-                    predicted_share=prediction.shares.get(worker.name, 0.0) if prediction else None,
-                    batch_sizes=tuple(statistics.changes(sizes.get(worker.name, []))),
+                    name=name,
+                    spec=spec,
+                    tried_samples_per_s=tried,
+                    samples=samples.get(name, 0),
+                    updates_share=by_worker[name] / updates.count,
+                    predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
+                    batch_sizes=tuple(statistics.changes(sizes.get(name, []))),
                 )
-                for worker in workers
+                for name, spec, tried in (*past, *known)
             ),
             utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
             predicted_utilisation=prediction.utilisation if prediction else {},
@@ -239,8 +298,23 @@ class HogbatchRunner:
         save_model(self._model, str(path))
 
 
+def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Raise InvalidInput for the first tensor of a model that was another one in the run."""
+
+    def kind(tensor: Tensor | None) -> str:
+        return "missing" if tensor is None else described(tensor)
+
+    for name in sorted(own.keys() | saved.keys()):
+        before, now = kind(saved.get(name)), kind(own.get(name))
+        if before != now:
+            raise InvalidInput(
+                f"resume: {name!r} of the model was {before} in the run, and is {now} now; go on "
+                "with the same model"
+            )
+
+
 def _check(
-    settings: TrainSettings, config: Hogbatch, specs: Sequence[WorkerSpec], data: Dataset
+    settings: TrainSettings, config: Hogbatch, specs: Sequence[WorkerSpec], recipe: Recipe
 ) -> None:
     cores = len(os.sched_getaffinity(0))
     threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
@@ -249,42 +323,42 @@ def _check(
             f"workers: {threads} threads do not fit on {cores} cores; "
             f"at most {_MOST_THREADS_PER_CORE} can share one"
         )
-    optimizer_for(settings)
+    optimizer_by(recipe, settings)
     # Before their trials, workers count as equally fast.
     policy = policy_of(config, specs, [1.0] * len(specs), settings.batch_size)
+    num_samples = len(recipe.samples)
     for number, (spec, most) in enumerate(zip(specs, policy.most, strict=True)):
-        if most > len(data.train):
+        if most > num_samples:
             by_kind = "cpu_batch" if spec.kind == DeviceKind.CPU else "gpu_batch"
             field = _BOUNDED_BY.get(config.policy, by_kind)
             raise InvalidInput(
                 f"{field}: policy {config.policy} gives worker {number} "
-                f"({spec}) batches of up to {most:,} samples, but {data.name} has "
-                f"{len(data.train):,} to train on; allow at most so many"
+                f"({spec}) batches of up to {most:,} samples, but there are {num_samples:,} "
+                "to train on; allow at most so many"
             )
 
 
-def _tensors_of(data: Dataset) -> dict[str, Tensor]:
-    """Return the tensors that workers share: samples, the epoch's order, and committed batches.
+def _tensors_of(recipe: Recipe) -> Tensors:
+    """Return the tensors that workers share: the epoch's order, and committed batches.
 
+    And the samples, if they are tensors in memory; of others each worker has its own data set.
     Raises InvalidInput for the first class number that is none of the data set's.
     """
-    samples, num_samples = data.train, len(data.train)
-    if isinstance(samples, TensorSamples):
-        inputs, targets = samples.inputs, samples.targets
-    else:
-        require_memory(num_samples, data.sample_shape, data.name)
-        inputs, targets = samples.__getitems__(range(num_samples))
-    if targets.dtype != torch.bool:  # of samples with several labels none can be wrong
-        wrong = ((targets < 0) | (targets >= data.num_classes)).nonzero()
-        if len(wrong):
-            row = int(wrong[0, 0])
-            raise InvalidInput(
-                f"{data.name}: training sample {row} has label {targets[row].tolist()}; labels of "
-                f"{data.num_classes} classes are 0 to {data.num_classes - 1}"
-            )
-    return {
-        messages.INPUTS: inputs,
-        messages.TARGETS: targets,
+    samples, num_samples = recipe.samples, len(recipe.samples)
+    shared = {
         messages.ORDER: torch.arange(num_samples),
         messages.COMMITTED: torch.full((MOST_WORKERS,), -1),
     }
+    if not isinstance(samples, TensorSamples):
+        return shared
+    inputs, targets, num_classes = samples.inputs, samples.targets, recipe.num_classes
+    # Of samples with several labels none can be wrong.
+    if num_classes is not None and targets.dtype != torch.bool:
+        wrong = ((targets < 0) | (targets >= num_classes)).nonzero()
+        if len(wrong):
+            row = int(wrong[0, 0])
+            raise InvalidInput(
+                f"data: training sample {row} has label {targets[row].tolist()}; labels of "
+                f"{num_classes} classes are 0 to {num_classes - 1}"
+            )
+    return shared | {messages.INPUTS: inputs, messages.TARGETS: targets}

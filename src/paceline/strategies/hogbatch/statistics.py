@@ -60,8 +60,13 @@ class BatchLog:
     There may be millions, so each is kept as 100 bytes.
     """
 
-    def __init__(self) -> None:
-        self._packed = bytearray()
+    def __init__(self, packed: bytes = b"") -> None:
+        self._packed = bytearray(packed)
+
+    @property
+    def packed(self) -> bytearray:
+        """A copy of all batches as bytes, of which the same log can be made."""
+        return bytearray(self._packed)
 
     def append(self, batch: BatchRecord) -> None:
         """Add a batch."""

@@ -14,25 +14,29 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
+from paceline.data.dataset import Dataset, TensorSamples
 from paceline.devices import Device
+from paceline.exchange.setup import learning_of, optimizer_by
 from paceline.links.shared_memory import SharedTensors
-from paceline.models import find
-from paceline.recipes.optimizers import optimizer_for
+from paceline.recipes.named import recipe_of
+from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch import messages, replica
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
 from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
 
 _NS = 1e-9
 _REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do
@@ -52,9 +56,10 @@ class _Executor:
             tensors.close()  # the inherited descriptor; the memory stays mapped
         self._unpin = device.pin(self._parameters.memory)
         shared = data.tensors
-        self._samples = shared[messages.INPUTS], shared[messages.TARGETS]
+        self._recipe = _recipe(training, shared)
         self._order, self._committed = shared[messages.ORDER], shared[messages.COMMITTED]
         self._num_traced = 0
+        self._seed()
         self._replica = self._new_replica(self._parameters)
         self._trial: tuple[replica.WorkerReplica, Callable[[], None]] | None = None
         self._begun: deque[ExecuteWork] = deque()
@@ -66,10 +71,8 @@ class _Executor:
         while (work := self._next()) is None or work.command is not Command.STOP:
             if work is None:
                 self._complete(self._replica.finish())
-            elif work.command is Command.TRAIN:
-                self._train(work)
             else:
-                self._unreported.append(self._try(work))
+                self._execute(work)
         while self._begun:
             self._complete(self._replica.finish())
         self._unpin()
@@ -97,10 +100,29 @@ class _Executor:
             packet = self._wire.recv(messages.MOST_NBYTES)
         return ExecuteWork.unpack(packet) if packet else ExecuteWork(Command.STOP)
 
-    def _train(self, work: ExecuteWork) -> None:
+    def _execute(self, work: ExecuteWork) -> None:
+        if work.command is Command.TRY:
+            self._unreported.append(self._try(work))
+            return
         if self._trial is not None:
             (_, unpin), self._trial = self._trial, None
             unpin()
+            self._seed()  # trials draw random numbers, as many as they have time for
+        if work.command is Command.TRAIN:
+            self._train(work)
+            return
+        optimizers, file = self._replica.optimizers, self._settings.state
+        if work.command is Command.SAVE:
+            write_state(file, *state_of(optimizers, self._device))
+        else:
+            load_state(optimizers, self._device, *read_state(file))
+        is_saved = work.command is Command.SAVE
+        self._unreported.append(ScheduleWork(messages.SAVED if is_saved else messages.LOADED))
+
+    def _seed(self) -> None:
+        torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)
+
+    def _train(self, work: ExecuteWork) -> None:
         step = self._num_traced if work.traced else None
         self._num_traced += work.traced
         rows = self._order[work.first : work.places.stop]
@@ -126,25 +148,28 @@ class _Executor:
 
     def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
         training, spec, number = self._settings.training, self._settings.spec, self._settings.number
-        settings = training.settings
-        make = optimizer_for(settings)
-        build = partial(find(training.model).build, training.num_classes)
+        settings, recipe = training.settings, self._recipe
+        make, learning = optimizer_by(recipe, settings), learning_of(recipe, settings)
         if spec.kind == DeviceKind.GPU:
             num_cores = len(os.sched_getaffinity(0))
             threads = adding_threads(parse_workers(settings.workers), num_cores)
+            depth = self._settings.depth
             return GpuReplica(
-                build,
-                parameters,
-                make,
-                self._samples,
-                number,
-                self._device,
-                self._settings.depth,
-                threads,
+                recipe, parameters, make, number, self._device, depth, threads, learning
             )
-        return replica.CpuReplica(
-            build, parameters.tensors, make, self._samples, number, spec.threads, spec.slow
-        )
+        threads, tensors = spec.threads, parameters.tensors
+        return replica.CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
+
+
+def _recipe(training: messages.Training, shared: Mapping[str, Tensor]) -> Recipe:
+    """Return the recipe without its tests; its samples are shared, or of this process alone."""
+    settings, loaded = training.settings, None
+    if messages.INPUTS in shared:
+        inputs, targets = shared[messages.INPUTS], shared[messages.TARGETS]
+        samples, shape = TensorSamples(inputs, targets), tuple(inputs.shape[1:])
+        loaded = Dataset("shared", samples, samples, training.num_classes or 0, shape)
+    recipe = recipe_of(settings.model, settings.data, settings.seed, loaded)
+    return replace(recipe, train=recipe.train if loaded is None else loaded.train, test=None)
 
 
 def main() -> None:
@@ -154,7 +179,6 @@ def main() -> None:
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     torch.set_num_threads(1)  # a replica on cores has threads of its own
-    torch.manual_seed(settings.training.settings.seed + 1 + settings.number)
     wire = socket.socket(fileno=settings.socket)
     try:
         device = replica.device_for(settings.spec)

@@ -1,0 +1,81 @@
+"""A worker's batches: samples of a recipe by their rows, and the loss of a model on them."""
+
+from contextlib import nullcontext
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput, PacelineError, first_line
+from paceline.data.batch import Batch, call
+from paceline.data.dataset import TensorSamples
+from paceline.exchange.step import Learning
+from paceline.recipes.recipe import Recipe, described
+
+_MOST_NAMED = 3  # samples in an error
+
+
+class BatchReader:
+    """Reads batches of a recipe's training samples by their rows.
+
+    Tensors in memory are read by several threads at once, any other data set by one at a time, as
+    a DataLoader does.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._samples, self._name = recipe.samples, recipe.name
+        self._is_tensors = isinstance(recipe.samples, TensorSamples)
+        self._reading = nullcontext() if self._is_tensors else Lock()
+
+    def read(self, rows: Tensor) -> Any:
+        """Return the batch of these rows (N,); InvalidInput names samples that cannot be read."""
+        indices: Any = rows if self._is_tensors else rows.tolist()
+        try:
+            with self._reading:
+                return self._samples.__getitems__(indices)
+        except PacelineError:
+            raise
+        except Exception as error:
+            named = ", ".join(map(str, rows[:_MOST_NAMED].tolist()))
+            more = ", ..." if len(rows) > _MOST_NAMED else ""
+            raise InvalidInput(
+                f"{self._name}: its data cannot be read at samples {named}{more}: "
+                f"{first_line(error)}"
+            ) from error
+
+
+def loss_of(
+    model: nn.Module, batch: Batch, learning: Learning, name: str, device: torch.device
+) -> Tensor:
+    """Return the mean loss of a batch, whose gradients can be computed.
+
+    `name` is the recipe's. Raises InvalidInput if the model or the loss fails, or the loss is not
+    one number that depends on the model.
+    """
+    inputs, targets = batch
+    with learning.autocast(device):
+        try:
+            outputs = call(model, inputs)
+        except Exception as error:
+            raise InvalidInput(
+                f"model {name}: fails on a batch, {described(inputs)}: {first_line(error)}"
+            ) from error
+        try:
+            loss = learning.loss(outputs, targets)
+        except Exception as error:
+            raise InvalidInput(
+                f"loss of {name}: fails on outputs {described(outputs)} and targets "
+                f"{described(targets)}: {first_line(error)}"
+            ) from error
+    if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
+        raise InvalidInput(
+            f"loss of {name}: is {described(loss)} for a batch of outputs {described(outputs)}; it "
+            "must be a scalar: a tensor without dimensions, the mean over the samples"
+        )
+    if not loss.requires_grad:
+        raise InvalidInput(
+            f"loss of {name}: does not depend on the model's parameters; it must be computed from "
+            "the outputs, without detach or torch.no_grad"
+        )
+    return loss

@@ -1,0 +1,74 @@
+"""The learning rate of a run: an optimizer's, changed by a schedule with the samples done."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.core.errors import InvalidInput
+from paceline.recipes.recipe import OptimizerFactory
+
+_RATES = ("lr", "initial_lr")
+
+Schedule = Callable[[Optimizer], LRScheduler | None]
+
+
+class ScheduledRate:
+    """The factor by which a schedule changes the learning rate, by the samples handed out.
+
+    A step of the schedule is as many samples as a batch size, whatever the workers' batches are.
+    The schedule changes the rate of an optimizer of one parameter that nobody trains; its factor is
+    that of all workers and parameter groups. Raises InvalidInput if the schedule changes anything
+    else, as the momentum, or follows a loss.
+    """
+
+    def __init__(self, make: OptimizerFactory, schedule: Schedule, batch_size: int) -> None:
+        parameter = nn.Parameter(torch.zeros(2, 2))  # some optimizers take matrices only
+        optimizer = make([parameter])
+        self._group = next(one for one in optimizer.param_groups if one["params"])
+        self._rate, self._batch_size = float(self._group["lr"]), batch_size
+        self._options = self._others()
+        self._schedule = schedule(optimizer)
+        self._step = 0
+        if self._schedule is None:
+            return
+        if isinstance(self._schedule, ReduceLROnPlateau):
+            raise InvalidInput("schedule: follows a loss, and here it is told of samples done")
+        if not self._rate:
+            raise InvalidInput(
+                "schedule: changes a learning rate of 0; give the optimizer one above"
+            )
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()  # torch warns of a schedule that steps before its optimizer
+        self._check()
+
+    def factor(self, num_samples: int) -> float:
+        """Return the factor of a batch before which so many samples of the run were handed out.
+
+        Samples that come back from a lost worker do not set it back.
+        """
+        if self._schedule is None:
+            return 1.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's, to who calls step() with an epoch
+            while self._step < num_samples // self._batch_size:
+                self._schedule.step()
+                self._step += 1
+                self._check()
+        return float(self._group["lr"]) / self._rate
+
+    def _others(self) -> dict[str, object]:
+        return {key: one for key, one in self._group.items() if key not in ("params", *_RATES)}
+
+    def _check(self) -> None:
+        now = self._others()
+        changed = [key for key, before in self._options.items() if now[key] != before]
+        if changed:
+            kind = type(self._schedule).__name__
+            raise InvalidInput(
+                f"schedule: {kind} changes {', '.join(changed)}, and workers are told of learning "
+                "rates alone; take one that changes nothing else, as with cycle_momentum=False"
+            )

@@ -1,0 +1,318 @@
+"""Runs of strategy hogbatch that pause, are saved, and go on in other worker processes.
+
+    python resuming.py RECIPE WORKERS,.../WORKERS,.../... PAUSES [SETTING=VALUE ...] -- ...
+
+A run begins with the first workers and pauses after the first number of samples; the next ones go
+on with what was saved, until the last ones train to the end. A pause of `e2` is after two epochs,
+one of `+7` only saves, after each seven samples, and the same workers go on. Each run prints a
+line. Workers import this file for its recipes. A file `kill` or `die` in the current folder hits
+the worker that trains on a sample, or that saves its optimizer, once.
+"""
+
+import copy
+import gc
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import Dataset
+
+NUM_SAMPLES, BATCH_SIZE, EPOCHS = 96, 16, 3
+COUNTED_SAMPLES = 600
+HIT = COUNTED_SAMPLES - 1  # no trial has it: trials take the first samples
+
+
+class Rows(Dataset):
+    """Samples that are made when they are read."""
+
+    def __init__(self, seed: int, num_samples: int) -> None:
+        self.seed, self.num_samples = seed, num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        source = torch.Generator().manual_seed(self.seed + index)
+        inputs = torch.randn(6, generator=source)
+        return {"inputs": inputs, "target": (inputs.sum() > 0).long()}
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean, which is a buffer; a batch may have one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(12))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(inputs.detach().float().mean(0), 0.1)
+        return inputs - self.mean
+
+
+class Net(nn.Module):
+    """Has buffers that training changes, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 12), Centred(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 2)
+        )
+
+    def forward(self, inputs: Tensor, target: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+
+def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return cross_entropy(outputs, batch["target"])
+
+
+def own_data() -> Any:
+    """Each worker has a data set of its own."""
+    from paceline.recipes.recipe import Recipe
+
+    return Recipe(
+        model=Net,
+        train=Rows(0, NUM_SAMPLES),
+        test=Rows(1000, 32),
+        loss=loss,
+        schedule=CosineAnnealingLR,
+    )
+
+
+def shared_data() -> Any:
+    """The samples are tensors in shared memory."""
+    from paceline.data.dataset import TensorSamples
+    from paceline.recipes.classification import accuracy, class_loss
+    from paceline.recipes.recipe import Recipe
+
+    rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
+    samples = TensorSamples(*(torch.stack([one[key] for one in rows]) for key in rows[0]))
+    return Recipe(
+        model=lambda: Net().layers,
+        train=samples,
+        test=samples,
+        loss=class_loss,
+        score=accuracy,
+        num_classes=2,
+    )
+
+
+class Counted(nn.Module):
+    """A row of two scores for each sample, which is its own number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses = nn.Parameter(torch.zeros(COUNTED_SAMPLES, 2))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        rows = numbers[:, 0].long()
+        if self.training and bool((rows == HIT).any()) and _taken("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.uses[rows]
+
+
+def _taken(name: str) -> bool:
+    """Whether this process is the one that takes the file away."""
+    try:
+        Path(name).rename(f"{name}.{os.getpid()}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Count(Optimizer):
+    """Adds one to the rows that have a gradient, and touches no other."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            rows = parameter.grad.abs().sum(1).nonzero()[:, 0]
+            parameter[rows] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        if _taken("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().state_dict()
+
+
+def counted() -> Any:
+    """A model that counts how often each sample was used."""
+    from paceline.data.dataset import TensorSamples
+    from paceline.recipes.classification import class_loss
+    from paceline.recipes.recipe import Recipe
+
+    numbers = torch.arange(float(COUNTED_SAMPLES))[:, None]
+    samples = TensorSamples(numbers, torch.zeros(COUNTED_SAMPLES, dtype=torch.int64))
+    return Recipe(model=Counted, train=samples, loss=class_loss)
+
+
+class Paused(Exception):
+    """The run was saved, and ends here."""
+
+
+class Saver:
+    """Saves the run after some samples: once, and ends it there, or again and again."""
+
+    def __init__(self, runner: Any, when: str) -> None:
+        self.runner, self.every = runner, int(when) if when.startswith("+") else None
+        self.next = self.every or int(when)
+        self.saved: Any = None
+        self.num_saved = 0
+
+    def is_due(self, num_samples: int) -> bool:
+        return num_samples >= self.next
+
+    def use(self) -> None:
+        self.save()
+        if self.every is None:
+            raise Paused
+        self.next = self.runner.coordinator.num_samples + self.every
+
+    def save(self) -> None:
+        tensors, values = self.runner.state()
+        # As a checkpoint has it: copies, and text.
+        self.saved = {name: one.clone() for name, one in tensors.items()}, json.dumps(values)
+        self.num_saved += 1
+
+
+class Silent:
+    """Progress that counts the samples, and shows nothing."""
+
+    def __init__(self) -> None:
+        self.counted, self.total, self.said = 0, 0, []
+
+    def begin(self, total: int, unit: str) -> None:
+        self.total = total
+
+    def advance(self, count: int = 1) -> None:
+        self.counted += count
+
+    def epoch(self, epoch: Any, score: str) -> None:
+        """Show nothing."""
+
+    def status(self, text: str) -> None:
+        self.said.append(text)
+
+
+def session_of(recipe: str, workers: str, changes: dict[str, Any], progress: Silent) -> Any:
+    from paceline.core.settings import TrainSettings
+    from paceline.exchange.session import TrainingSession
+    from paceline.links.group import Group
+    from paceline.strategies.hogbatch import STRATEGY
+    from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
+
+    own = {"optimizer": "resuming:Count"} if recipe == "counted" else {"optimizer": "sgd"}
+    known: dict[str, Any] = {
+        "model": f"resuming:{recipe}",
+        "strategy": "hogbatch",
+        "workers": workers,
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "batch_size": BATCH_SIZE,
+        "epochs": EPOCHS,
+        "profile_s": 0.02,
+        "force": True,
+    }
+    settings = TrainSettings(**known | own | changes)
+    config = Hogbatch(workers=len(parse_workers(workers)), cpu_batch=(5, 40), gpu_batch=(5, 16))
+    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
+    return TrainingSession(settings, STRATEGY, config, "resumed", alone, progress)
+
+
+def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: Any) -> Any:
+    """Train until the pause, or to the end; return what was saved, or what came of it."""
+    from paceline.strategies.hogbatch.run import start
+
+    progress = Silent()
+    with start(session_of(recipe, workers, changes, progress)) as runner:
+        if saved is not None:
+            runner.restore(saved[0], json.loads(saved[1]))
+        saver = None
+        if when and when[0] != "e":
+            saver = runner.coordinator.pauses = Saver(runner, when)
+        runner.measure()
+        try:
+            for epoch in runner.epochs():
+                if when[:1] == "e" and epoch.number + 1 == int(when[1:]):
+                    saver = Saver(runner, "0")
+                    saver.save()
+                    return saver.saved
+        except Paused:
+            assert saver is not None
+            return saver.saved
+        finally:
+            runner.coordinator.pauses = None  # which refers to the runner
+        outcome = runner.outcome()
+        model = {name: one.clone() for name, one in runner._model.state_dict().items()}
+        return found(runner, outcome, model, progress) | {
+            "num_saved": saver.num_saved if saver else 0
+        }
+
+
+def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent) -> dict[str, Any]:
+    """Return what a run has come to; `covered`: how often each place of each epoch was used."""
+    log = list(runner.coordinator.log)
+    covered = [[0] * size for size in runner._sizes]
+    for batch in log:
+        for place in range(batch.first, batch.first + batch.size):
+            covered[batch.epoch][place] += 1
+    digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in model.values()))
+    return {
+        "bits": digest.hexdigest(),
+        "model": {name: one.tolist() for name, one in model.items()},
+        "epochs": [[one.number, one.train_loss, one.test_loss] for one in outcome.epochs],
+        "covered": sorted({times for epoch in covered for times in epoch}),
+        "batches": [[batch.epoch, batch.first, batch.size] for batch in log],
+        "by_worker": sorted({batch.worker for batch in log}),
+        "workers": [[one.name, one.samples] for one in outcome.workers],
+        "updates": outcome.updates.count,
+        "lost": outcome.lost,
+        "faults": outcome.faults,
+        "progress": [progress.counted, progress.total],
+        "said": progress.said[-1:],
+    }
+
+
+def _num_memories() -> int:
+    """How many descriptors of shared memory this process has."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(str(link).startswith("/memfd:") for link in links)
+
+
+def main() -> None:
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    os.environ["PACELINE_SIMULATED_GPUS"] = "1"
+    logging.basicConfig(format="%(message)s")
+    for words in " ".join(sys.argv[1:]).split(" -- "):
+        recipe, workers, pauses, *given = words.split()
+        changes = dict(one.split("=") for one in given)
+        for name in ("kill", "die"):
+            if changes.pop(name, None):
+                Path(name).touch()
+        before, state, last = _num_memories(), None, {}
+        for number, own in enumerate(workers.split("/")):
+            when = (*pauses.split("/"), "")[number] if pauses != "-" else ""
+            last = ran(recipe, own, when, copy.copy(changes), state)
+            state = last if isinstance(last, tuple) else None
+        del state
+        gc.collect()  # coordinator and runner refer to each other
+        last["left"] = _num_memories() - before
+        print(json.dumps([words, last]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The learning rate of batches by the samples done: torch's schedules are the oracle."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import TrainSettings
+from paceline.data.dataset import TensorSamples
+from paceline.exchange.setup import learning_by, optimizer_by
+from paceline.recipes.classification import class_loss
+from paceline.recipes.recipe import Recipe
+from paceline.strategies.hogbatch.rates import ScheduledRate
+
+BATCH_SIZE, NUM_STEPS, RATE = 8, 20, 0.3
+SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, NUM_STEPS, eta_min=0.01),
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "warm-up": lambda optimizer: SequentialLR(
+        optimizer,
+        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, NUM_STEPS - 5)],
+        milestones=[5],
+    ),
+    "one cycle": lambda optimizer: OneCycleLR(
+        optimizer, 0.7, total_steps=NUM_STEPS + 1, cycle_momentum=False
+    ),
+}
+
+
+def sgd(parameters) -> Optimizer:
+    return SGD(parameters, RATE, momentum=0.9)
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_batch_has_the_rate_of_the_step_that_it_would_be_part_of(make):
+    optimizer = sgd([nn.Parameter(torch.zeros(1))])
+    schedule = make(optimizer)
+    rates = []
+    for _ in range(NUM_STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduled = ScheduledRate(sgd, make, BATCH_SIZE)
+        for num_samples in range(0, NUM_STEPS * BATCH_SIZE, 3):
+            expected = rates[num_samples // BATCH_SIZE] / RATE
+            assert scheduled.factor(num_samples) == pytest.approx(expected, rel=1e-12)
+    assert len(set(rates)) > 5  # otherwise this would show nothing
+
+
+def test_samples_that_come_back_from_a_lost_worker_do_not_set_the_rate_back():
+    scheduled = ScheduledRate(sgd, SCHEDULES["lambda"], BATCH_SIZE)
+    assert scheduled.factor(4 * BATCH_SIZE) == pytest.approx(1 / 5)
+    assert scheduled.factor(2 * BATCH_SIZE) == pytest.approx(1 / 5)
+    assert scheduled.factor(5 * BATCH_SIZE) == pytest.approx(1 / 6)
+
+
+def test_a_run_that_is_resumed_has_the_rate_of_its_place():
+    whole, resumed = (ScheduledRate(sgd, SCHEDULES["warm-up"], BATCH_SIZE) for _ in range(2))
+    for num_samples in range(0, 100, 5):
+        before = whole.factor(num_samples)
+    assert resumed.factor(95) == before
+
+
+def test_without_a_schedule_rates_stay_as_they_are():
+    assert ScheduledRate(sgd, lambda optimizer: None, BATCH_SIZE).factor(10**9) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (lambda one: OneCycleLR(one, 0.7, total_steps=20), "OneCycleLR changes momentum, and"),
+        (ReduceLROnPlateau, "schedule: follows a loss"),
+    ],
+)
+def test_a_schedule_of_more_than_the_rate_is_refused(schedule, message: str):
+    with pytest.raises(InvalidInput) as raised:
+        ScheduledRate(sgd, schedule, BATCH_SIZE)
+    assert message in str(raised.value)
+
+
+def test_a_schedule_of_a_rate_of_zero_is_refused():
+    with pytest.raises(InvalidInput, match="changes a learning rate of 0"):
+        ScheduledRate(lambda some: SGD(some, 0.0), SCHEDULES["cosine"], BATCH_SIZE)
+
+
+def recipe(**fields) -> Recipe:
+    data = TensorSamples(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    return Recipe(model=lambda: nn.Linear(2, 2), train=data, loss=class_loss, **fields)
+
+
+def test_the_optimizer_of_the_settings_goes_before_that_of_the_recipe():
+    own = recipe(optimizer=lambda some: AdamW(some, 0.07))
+    parameters = list(own.model().parameters())
+    settings = TrainSettings(model="mine:recipe", optimizer="rmsprop", momentum=0.0)
+    named = optimizer_by(own, settings)(parameters)
+    assert type(named).__name__ == "RMSprop"
+    unnamed = optimizer_by(own, settings.model_copy(update={"optimizer": None, "momentum": None}))(
+        parameters
+    )
+    assert isinstance(unnamed, AdamW)
+    assert unnamed.param_groups[0]["lr"] == 0.07
+
+
+def test_the_schedule_of_a_recipe_gets_the_steps_of_the_run():
+    asked: list[int] = []
+
+    def schedule(optimizer: Optimizer, num_steps: int) -> LRScheduler:
+        asked.append(num_steps)
+        return CosineAnnealingLR(optimizer, num_steps)
+
+    settings = TrainSettings(model="mine:recipe")
+    made = learning_by(recipe(schedule=schedule), settings, 50)[1](
+        sgd([nn.Parameter(torch.ones(1))])
+    )
+    assert isinstance(made, CosineAnnealingLR)
+    assert asked == [50]

@@ -1,0 +1,172 @@
+"""What a worker has of its own, written and read: training goes on from it bit by bit."""
+
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from paceline.core.errors import InvalidInput
+from paceline.devices import device_of
+from paceline.devices.simulated import SimulatedDevice
+from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
+from simulated_gpus import simulated_gpus
+
+HOST = device_of(torch.device("cpu"))
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+TENSORS = st.dictionaries(
+    st.text(max_size=20),
+    st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 99)),
+    max_size=5,
+)
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    fd = os.memfd_create("state")
+    yield fd
+    os.close(fd)
+
+
+@given(st.lists(TENSORS, min_size=1, max_size=4))
+def test_what_is_read_is_what_was_written_last(states):
+    """Whether it is more or less than before: the file is the same, and is never shorter."""
+    fd = os.memfd_create("state")
+    nbytes = 0
+    for number, some in enumerate(states):
+        tensors = {
+            name: torch.full(shape, value).to(dtype) for name, (dtype, shape, value) in some.items()
+        }
+        values = {"number": number, "names": sorted(tensors), "rate": 0.1 * number}
+        write_state(fd, tensors, values)
+        found, told = read_state(fd)
+        assert told == values
+        assert list(found) == list(tensors)
+        for name, tensor in tensors.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor)
+        assert os.fstat(fd).st_size >= nbytes
+        nbytes = os.fstat(fd).st_size
+    os.close(fd)
+
+
+def test_values_that_are_not_plain_are_refused(file):
+    with pytest.raises(InvalidInput, match="state cannot be saved: Object of type complex"):
+        write_state(file, {}, {"rate": 1j})
+
+
+def net() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 4))
+
+
+def steps(model: nn.Module, optimizers: list[Optimizer], numbers: range) -> None:
+    """Take turns, as threads would: each optimizer has a state of its own."""
+    device = next(model.parameters()).device
+    for number in numbers:
+        source = torch.Generator().manual_seed(number)
+        inputs = torch.randn(5, 6, generator=source).to(device)
+        optimizer = optimizers[number % len(optimizers)]
+        model(inputs).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+MAKES = {
+    "sgd": lambda some: SGD(some, 0.01),
+    "momentum": lambda some: SGD(some, 0.01, momentum=0.9, nesterov=True),
+    "adam": lambda some: Adam(some, 0.01, amsgrad=True),
+    "adamw": lambda some: AdamW(some, 0.01),
+    "rmsprop": lambda some: torch.optim.RMSprop(some, 0.01, momentum=0.5, centered=True),
+    "adagrad": lambda some: torch.optim.Adagrad(some, 0.01),
+    "nadam": lambda some: torch.optim.NAdam(some, 0.01),
+    "rprop": lambda some: torch.optim.Rprop(some, 0.01),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_optimizers_and_random_numbers_go_on_bit_by_bit(file, make, num_threads, before):
+    resumed, model = net(), net()
+    optimizers = [make(list(model.parameters())) for _ in range(num_threads)]
+    steps(model, optimizers, range(before))
+    write_state(file, *state_of(optimizers, HOST))
+    resumed.load_state_dict(model.state_dict())
+    fresh = [make(list(resumed.parameters())) for _ in range(num_threads)]
+    steps(model, optimizers, range(before, before + 6))
+    torch.manual_seed(99)
+    load_state(fresh, HOST, *read_state(file))
+    steps(resumed, fresh, range(before, before + 6))
+    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_was_loaded_is_a_copy(file):
+    model = net()
+    optimizers = [MAKES["momentum"](list(model.parameters()))]
+    steps(model, optimizers, range(3))
+    write_state(file, *state_of(optimizers, HOST))
+    load_state(optimizers, HOST, *read_state(file))
+    before = [one.detach().clone() for one in model.parameters()]
+    write_state(file, {"other": torch.full((500,), math.nan)}, {})
+    steps(model, optimizers, range(3, 4))
+    for one, other in zip(model.parameters(), before, strict=True):
+        assert one.isfinite().all()
+        assert not torch.equal(one, other)
+
+
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    with simulated_gpus() as (found,):
+        yield found
+
+
+def test_an_optimizer_on_a_gpu_goes_on_too(device, file):
+    model = nn.Linear(6, 4).to(device.torch_device)
+    optimizers = [MAKES["adam"](list(model.parameters()))]
+    steps(model, optimizers, range(4))
+    write_state(file, *state_of(optimizers, device))
+    tensors, _ = read_state(file)
+    assert {one.device.type for one in tensors.values()} == {"cpu"}
+    start = {name: one.cpu().clone() for name, one in model.state_dict().items()}
+    steps(model, optimizers, range(4, 8))
+    resumed = nn.Linear(6, 4)
+    resumed.load_state_dict(start)
+    resumed.to(device.torch_device)
+    fresh = [MAKES["adam"](list(resumed.parameters()))]
+    load_state(fresh, device, *read_state(file))
+    steps(resumed, fresh, range(4, 8))
+    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one.detach().cpu(), other.detach().cpu())
+
+
+class Bare:
+    """Has what training needs of an optimizer, and no state_dict."""
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "message"),
+    [
+        (MAKES["sgd"], [(8, 6), (8,)], "the checkpoint's optimizer is Adam, and this one SGD"),
+        (MAKES["adam"], [(8,), (8, 6)], "the checkpoint's Adam has other parameters"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(file, make, parameters, message):
+    def of(shapes) -> list[Tensor]:
+        return [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+
+    write_state(file, *state_of([MAKES["adam"](of([(8, 6), (8,)]))], HOST))
+    with pytest.raises(InvalidInput) as raised:
+        load_state([make(of(parameters))], HOST, *read_state(file))
+    assert message in str(raised.value)
+
+
+def test_an_optimizer_without_a_state_is_refused():
+    with pytest.raises(InvalidInput, match="Bare is not a torch"):
+        state_of([Bare()], HOST)  # type: ignore[list-item]
