@@ -45,6 +45,16 @@ def test_a_program_trains_a_recipe_of_closures_with_each_exchange(start):
     assert len({row["folder"] for row in found}) == 4
 
 
+def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself(start):
+    found = rows(start(PROGRAM, "led", afresh=True).finish())
+    assert [row["strategy"] for row in found] == [
+        *(["hogbatch"] * 2 + ["wheel"] * 2 + ["subbatch"] * 2)
+    ]
+    for row in found:
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["lost"] == []
+
+
 def test_a_thread_of_a_program_trains_a_recipe(start):
     (row,) = rows(start(PROGRAM, "in_a_thread", afresh=True).finish())
     check(row)
@@ -88,9 +98,12 @@ def test_what_a_recipe_cannot_have_is_said(start):
     assert shape["why"] == "input_shape: the recipe's data say it; leave it out"
 
 
-@pytest.mark.parametrize("victim", ["the program", "a worker"])
-def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path, victim):
-    begun = start(PROGRAM, "long")
+@pytest.mark.parametrize(
+    ("victim", "what"),
+    [("the program", "long"), ("a worker", "long"), ("the program", "long_hogbatch")],
+)
+def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path, victim, what):
+    begun = start(PROGRAM, what)
     until = time.monotonic() + DEADLINE_S
     while len(found := list(tmp_path.glob("worker-*"))) < 2:  # both compute
         assert begun.process.poll() is None, begun.finish().err
