@@ -45,6 +45,16 @@ def test_a_program_trains_a_recipe_of_closures_with_each_exchange(start):
     assert len({row["folder"] for row in found}) == 4
 
 
+def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself(start):
+    found = rows(start(PROGRAM, "led", afresh=True).finish())
+    assert [row["strategy"] for row in found] == [
+        *(["hogbatch"] * 2 + ["wheel"] * 2 + ["subbatch"] * 2)
+    ]
+    for row in found:
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["lost"] == []
+
+
 def test_a_thread_of_a_program_trains_a_recipe(start):
     (row,) = rows(start(PROGRAM, "in_a_thread", afresh=True).finish())
     check(row)
@@ -60,6 +70,16 @@ def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
     assert len({row["folder"] for row in trained}) == 2  # both ranks have rank 0's
     why = "strategy: hogbatch starts its workers itself; run it without torchrun"
     assert [row["refused"] for row in found if "refused" in row] == [why] * 2
+
+
+def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
+    (row,) = rows(start(PROGRAM, "goes_on").finish())
+    first, second = (tmp_path / folder for folder in row["folders"])
+    assert row["alike"]
+    assert first == second
+    done = paceline("train", "--config", str(first / "run.toml"))
+    assert done.code == 2
+    assert "given-recipe:model: this recipe was an object of a Python program" in done.err
 
 
 def test_a_program_plans_and_rehearses_a_recipe(start):
@@ -78,9 +98,12 @@ def test_what_a_recipe_cannot_have_is_said(start):
     assert shape["why"] == "input_shape: the recipe's data say it; leave it out"
 
 
-@pytest.mark.parametrize("victim", ["the program", "a worker"])
-def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path, victim):
-    begun = start(PROGRAM, "long")
+@pytest.mark.parametrize(
+    ("victim", "what"),
+    [("the program", "long"), ("a worker", "long"), ("the program", "long_hogbatch")],
+)
+def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path, victim, what):
+    begun = start(PROGRAM, what)
     until = time.monotonic() + DEADLINE_S
     while len(found := list(tmp_path.glob("worker-*"))) < 2:  # both compute
         assert begun.process.poll() is None, begun.finish().err

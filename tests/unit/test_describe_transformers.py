@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.core.workload import Cost
 from paceline.models import describe, find
 from paceline.models.describe import CostCounter
-from paceline.models.factory import workload_of
 from paceline.models.flops import flops_of
 from paceline.models.layers import layers_of
 from paceline.models.transformers import BERT, GPT, ViT
+from paceline.recipes.named import workload_of
 
 B, T, C, H, V = 3, 10, 12, 2, 17
 R = B * T

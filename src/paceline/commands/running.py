@@ -72,6 +72,8 @@ def plan(
             raise InvalidInput(f"strategy: {why}")
         _carry_out("plan", values, as_json=as_json, debug=debug, keep="output" in values)
         return
+    if settings.data is not None:
+        raise InvalidInput("data: nothing is measured with --machine; leave it out")
     size = settings.batch_size
     about = f"{settings.model} predicted on {settings.machine}, {size} samples a step"
     if sweep is None:

@@ -1,4 +1,4 @@
-"""Models by name; models that fit a data set, or are described as a workload."""
+"""Models by name, and models that fit a data set."""
 
 import importlib
 import re

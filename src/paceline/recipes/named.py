@@ -20,6 +20,7 @@ from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
 _TEXTS = ("text", "masked-text")  # data sets of bytes
+_GIVEN = "given-recipe"  # of names, which stand in the settings of runs
 _given: dict[str, Recipe] = {}
 
 
@@ -31,7 +32,7 @@ def given(recipe: Recipe) -> Iterator[str]:
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
-    names = (f"given-recipe:{kind}{suffix}" for suffix in chain([""], map("-{}".format, count(2))))
+    names = (f"{_GIVEN}:{kind}{suffix}" for suffix in chain([""], map("-{}".format, count(2))))
     name = next(one for one in names if one not in _given)
     _given[name] = recipe
     try:
@@ -71,6 +72,11 @@ def own_recipe(model: str) -> Recipe | None:
     """
     if model in _given:
         return replace(_given[model], name=_given[model].name or NAMELESS)
+    if model.startswith(f"{_GIVEN}:"):
+        raise InvalidInput(
+            f"{model}: this recipe was an object of a Python program, which alone can train it "
+            "again, or go on by paceline.train(recipe, resume=FOLDER)"
+        )
     found = _of_user(model)
     return None if found is None else replace(found, name=found.name or model)
 

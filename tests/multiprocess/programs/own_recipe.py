@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,20 @@ recipe = paceline.Recipe(
 )
 
 
+def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    (folder / f"worker-{os.getpid()}").touch()
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+pairs = paceline.Recipe(
+    model=lambda: nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2)),
+    train=[(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)],
+    test=[(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)],
+    loss=nn.functional.cross_entropy,
+    score=lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(),
+)
+
+
 def alone() -> dict[str, Tensor]:
     """The parameters after an epoch of one process that takes whole batches, in plain torch."""
     torch.manual_seed(SEED)
@@ -131,6 +145,21 @@ def all_strategies() -> None:
     tell(trained(workers=1))
 
 
+def led() -> None:
+    """Strategies of which this process is a part; each twice."""
+    kinds: dict[str, dict[str, Any]] = {
+        "hogbatch": {"workers": "cpu:1,cpu:1"},
+        "wheel": {"workers": 2, "options": {"head": "2"}},
+        "subbatch": {"workers": 2},
+    }
+    for strategy, settings in kinds.items():
+        for _ in range(2):
+            common = {"batch_size": BATCH, "epochs": 2, "profile_s": 0.2}
+            run = paceline.train(pairs, strategy=strategy, **common | settings)
+            losses = [one.train_loss for one in run.result.epochs]
+            say({"strategy": strategy, "losses": losses, "lost": run.result.lost})
+
+
 def in_a_thread() -> None:
     thread = threading.Thread(target=lambda: tell(trained(workers=2)))
     thread.start()
@@ -146,8 +175,24 @@ def as_a_rank() -> None:
         say({"refused": str(error)})
 
 
+def goes_on() -> None:
+    """Train three epochs at once, and the last two of them after the first."""
+    whole = trained(epochs=3)
+    half = trained(epochs=1, checkpoint_every="4")
+    rest = paceline.train(recipe, resume=half.folder, epochs=3)
+    ends = [load_file(run.folder / "model.safetensors") for run in (whole, rest)]
+    alike = [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
+    say({"alike": all(alike), "folders": [str(half.folder), str(rest.folder)]})
+
+
 def long() -> None:
     trained(epochs=10_000)
+
+
+def long_hogbatch() -> None:
+    endless = replace(pairs, loss=class_loss)
+    common = {"batch_size": BATCH, "profile_s": 0.1, "epochs": 1_000_000}
+    paceline.train(endless, strategy="hogbatch", workers="cpu:1,cpu:1", **common)
 
 
 def verbs() -> None:
