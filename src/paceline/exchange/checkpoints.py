@@ -95,6 +95,12 @@ def _read(run: Path) -> State:
     return State(tensors, {stem: loaded.json(stem) for stem in stems})
 
 
+def interrupted(num_steps: int, folder: Path | None) -> Interrupted:
+    """Return the error of a run that was saved and stops; `folder` is known to rank 0."""
+    on = "" if folder is None else f"; paceline train --resume {folder} goes on"
+    return Interrupted(f"interrupted after step {num_steps:,}{on}", num_steps)
+
+
 class Saver:
     """Writes checkpoints of a run after steps on which all ranks agree, and when it is to stop.
 
@@ -132,8 +138,7 @@ class Saver:
         """
         if self._stop.after(num_steps):
             self._save(num_steps, wait=True)
-            on = "" if self._folder is None else f"; paceline train --resume {self._folder} goes on"
-            raise Interrupted(f"interrupted after step {num_steps:,}{on}", num_steps)
+            raise interrupted(num_steps, self._folder)
         if self._is_due(num_steps):
             self._save(num_steps, wait=False)
 

@@ -294,6 +294,8 @@ class _Loop:
         """Take over the place in the run, and what this rank's exchange has remembered."""
         session, setup = self._session, self._setup
         saved = state.parts["progress"]
+        if "place" not in saved:
+            raise InvalidInput(f"resume: the run had strategy {saved['strategy']}; take that")
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
         # With another number of ranks, the mean over ranks is that of other parts of the batches.

@@ -151,7 +151,11 @@ def carry_out(request: RunRequest) -> Path:
 
     def alone(request: RunRequest) -> None:
         with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
-            go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+            try:
+                go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+            except Interrupted as error:
+                logger.warning("%s", error)
+                raise WorkersFailed(INTERRUPTED, str(error)) from error
 
     return folder_of(with_restarts(alone, request))
 

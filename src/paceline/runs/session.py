@@ -151,7 +151,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
 
 def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
     """Return the settings with what the run that is gone on with has found to be the fastest."""
-    if resumed is None:
+    if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)
     if progress.get("chunk") is not None:

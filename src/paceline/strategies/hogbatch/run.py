@@ -26,11 +26,13 @@ from paceline.data.sampler import shuffled
 from paceline.exchange.learner import evaluate
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_of, optimizer_by
+from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.named import recipe_of
 from paceline.recipes.recipe import Recipe, built, described
 from paceline.strategies.hogbatch import calibration, messages, statistics
+from paceline.strategies.hogbatch.checkpoints import Checkpoints, resumed
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.policy import policy_of
@@ -135,6 +137,8 @@ class HogbatchRunner:
         Raises InvalidInput if one does not help, unless the settings say `force`. A worker that
         joins later is not judged.
         """
+        if self._session.resumed is not None:
+            self.restore(*resumed(self._session.resumed, self._settings))
         self.coordinator.start(self._specs)
         num_samples, policy = len(self._recipe.samples), self.coordinator.policy
         assert policy is not None  # all workers have tried their speed
@@ -161,8 +165,13 @@ class HogbatchRunner:
 
         Raises InvalidInput if the loss is not finite, and WorkerLost if no worker is left.
         """
-        for _ in self.epochs():
-            pass
+        coordinator, settings = self.coordinator, self._settings
+        with interruptible(raises_again=True) as interruption:
+            num_samples = coordinator.num_samples
+            own = self._session, settings, interruption, self.state, num_samples
+            with closing(Checkpoints(*own)) as coordinator.pauses:
+                for _ in self.epochs():
+                    pass
         return self.outcome()
 
     def epochs(self) -> Iterator[Epoch]:

@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from os import sched_getaffinity
 
-from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
+from paceline.core.errors import Interrupted, InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import Progress
 from paceline.links import processes
 from paceline.links.group import physical_cores
+from paceline.links.interruption import Interruption
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits, one_line
@@ -147,6 +148,7 @@ class Hub:
         self._polled_s = 0.0
         self._recent: deque[tuple[float, int, int]] = deque()  # seconds, samples, bytes
         self._failure: InvalidInput | WorkerLost | None = None
+        self.interruption = Interruption()
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
@@ -340,6 +342,8 @@ class Hub:
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s
+        if self.interruption.requested:  # workers elsewhere wait for a hub that goes on
+            raise Interrupted("interrupted", self._server.version)
         for worker, why in self._pool.poll() if self._pool else ():
             self._membership.mark_dead(worker, why)
             self._drop(worker, why)

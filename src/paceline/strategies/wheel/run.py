@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_model
 
 from paceline.core.compare import conform
-from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
 from paceline.core.outcome import Epoch, Outcome, Traffic, Updates
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
@@ -30,9 +30,11 @@ from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.core.wire_format import Purpose
 from paceline.devices import device_of, first_device, gpus
+from paceline.exchange.checkpoints import interrupted
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import Progress, TrainingSession
+from paceline.links.interruption import interruptible
 from paceline.rpc.client import Client
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
@@ -162,10 +164,18 @@ class WheelRunner:
         assert hub is not None  # `measure` comes first
         num_samples = round(self.samples_per_step * job.spec.num_steps)
         self._session.progress.begin(num_samples, "samples")
-        hub.train()
+        with interruptible(raises_again=True) as hub.interruption:
+            try:
+                hub.train()
+            except Interrupted as error:
+                self._save_last()
+                raise interrupted(error.num_steps, self._session.folder) from None
+            self._save_last()
+        return self._outcome(hub)
+
+    def _save_last(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.close(self._epochs)
-        return self._outcome(hub)
 
     def _outcome(self, hub: Hub) -> Outcome:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
