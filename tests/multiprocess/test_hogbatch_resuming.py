@@ -26,6 +26,7 @@ COUNTED = {
     "a gpu": "counted gpu:0/gpu:0 700",
     "saved": "counted cpu:1,cpu:1,cpu:1 +90",
 }
+STOPPING = ("stopping cpu:1,cpu:1 -", "stopping cpu:1/cpu:1 200")
 STEPS, STEPS_LATER = "counted cpu:1,cpu:1 - steps=50", "counted cpu:1/cpu:1 700 steps=50"
 
 
@@ -37,7 +38,7 @@ def found(tmp_path_factory) -> dict[str, dict]:
     asked += [WAYS[way].format(f"{TWICE} 131") for way in ("adam", "shared")]
     asked += [WAYS["momentum"].format(f"{ONE}/{ONE}/{ONE} 40/131")]
     asked += [WAYS["adam"].format(f"{WHOLE} +17")]
-    asked += [*COUNTED.values(), STEPS, STEPS_LATER]
+    asked += [*COUNTED.values(), STEPS, STEPS_LATER, *STOPPING]
     words = " -- ".join(asked).split()
     program = Started([sys.executable, RESUMING, *words], tmp_path_factory.mktemp("resuming"))
     try:
@@ -126,3 +127,11 @@ def test_steps_are_as_many_batches_of_the_batch_size(found, run: str):
     assert sum(uses) == 50 * 16 == sum(samples for _, samples in found[run]["workers"])
     assert [number for number, *_ in found[run]["epochs"]] == [0, 1]
     assert found[run]["progress"] == [800, 800]
+
+
+@pytest.mark.parametrize("run", STOPPING)
+def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(found, run: str):
+    """In batches of 5 and more samples, the rate is zero after an epoch of 6 steps."""
+    first, second, third = (test_loss for _, _, test_loss in found[run]["epochs"])
+    assert first < 0.65  # it has learnt
+    assert first == second == third

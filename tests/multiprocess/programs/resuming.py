@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import Dataset
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 96, 16, 3
@@ -106,6 +106,24 @@ def shared_data() -> Any:
         score=accuracy,
         num_classes=2,
     )
+
+
+def stopping() -> Any:
+    """The learning rate is zero from the second epoch on."""
+    from paceline.data.dataset import TensorSamples
+    from paceline.recipes.classification import class_loss
+    from paceline.recipes.recipe import Recipe
+
+    rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
+    samples = TensorSamples(*(torch.stack([one[key] for one in rows]) for key in rows[0]))
+    return Recipe(
+        model=lambda: nn.Linear(6, 2), train=samples, test=samples, loss=class_loss, schedule=stops
+    )
+
+
+def stops(optimizer: Optimizer, num_steps: int) -> LambdaLR:
+    assert num_steps == EPOCHS * NUM_SAMPLES // BATCH_SIZE
+    return LambdaLR(optimizer, lambda step: float(step < num_steps // EPOCHS))
 
 
 class Counted(nn.Module):
