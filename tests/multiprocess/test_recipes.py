@@ -120,6 +120,22 @@ def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path
         assert f"(process {workers[0]}) was ended by SIGKILL: the run is stopped" in done.err
 
 
+def test_the_first_example_of_the_documentation_runs_in_both_ways(start, paceline, tmp_path):
+    page = (TESTS.parent / "docs" / "recipes.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert program.startswith("# bigrams.py\n")
+    (tmp_path / "bigrams.py").write_text(program)
+    done = start("bigrams.py").finish()
+    assert done.code == 0, done.err
+    loss, folder = done.out.split()
+    assert float(loss) < 3.5  # of 256 bytes, alike: 5.5
+    assert (tmp_path / folder / "report.html").is_file()
+    named = paceline("train", "bigrams:recipe", *LONG_ENOUGH[:2], "--profile-s", "0.1", "--json")
+    assert json.loads(named.out)["epochs"][-1]["test_loss"] < 3.5
+    refused = page.partition("$ paceline train bigrams:recipe --data digits\n")[2].split("\n")[0]
+    assert paceline("train", "bigrams:recipe", "--data", "digits").err == f"{refused}\n"
+
+
 LONG_ENOUGH = ("--workers", "2", "--batch-size", "8", "--epochs", "1", "--profile-s", "0.1")
 
 
