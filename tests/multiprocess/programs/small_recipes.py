@@ -46,7 +46,7 @@ def _recipe(dropout: float) -> Recipe:
         loss=squares,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.01),
         schedule=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 0.02, total_steps=steps
+            optimizer, 0.02, total_steps=steps, cycle_momentum=False
         ),
     )
 

@@ -23,10 +23,12 @@ from paceline.checkpoints.state import (
     check_fits,
     load_module_state,
     load_optimizer_state,
+    load_schedule_state,
     module_state,
     optimizer_state,
     random_state,
     restore_random_state,
+    schedule_state,
 )
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.checkpoints.writer import BackgroundWriter
@@ -129,7 +131,10 @@ def state_of(
         dict(server.updates.staleness[ALL_WORKERS]),
         list(epochs),
     )
-    return tensors, {"server": asdict(progress), "optimizer": optimizer, "random": random}
+    parts = {"server": asdict(progress), "optimizer": optimizer, "random": random}
+    if server.schedule is not None:
+        parts["schedule"] = schedule_state(server.schedule)
+    return tensors, parts
 
 
 def load(
@@ -171,4 +176,6 @@ def _load_state(server: ParameterServer, loaded: Loaded) -> None:
     of_random, of_optimizer = loaded.tensors("random"), loaded.tensors("optimizer")
     restore_random_state(device, of_random, loaded.json("random"))
     load_optimizer_state(server.optimizer, names, of_optimizer, loaded.json("optimizer"))
+    if server.schedule is not None:
+        load_schedule_state(server.schedule, loaded.json("schedule"))
     load_module_state(server.model, tensors)
