@@ -238,7 +238,7 @@ def test_a_tied_head_is_refused_with_what_would_do(head: str | None):
         parted(recipe, head=head)
     said = str(caught.value)
     assert "head: head.weight of tokens is outer.embedding.weight: a tied output layer" in said
-    assert "NAME-untied" in said
+    assert "untie it (as gpt-untied does)" in said
     assert "allreduce" in said
     assert "\n" not in said
 

@@ -213,9 +213,18 @@ def _describe_layers(
                 backward=backward.get(index, Cost()),
                 kept_nbytes=kept.get(index, 0),
                 working_nbytes=working.get(index, 0),
+                kind=_kind_of(layers[index].module),
             )
         )
     return tuple(described)
+
+
+def _kind_of(module: nn.Module) -> str:
+    """Return the name of the class that a module computes as: torch's, or else its own."""
+    forward = type(module).forward
+    alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
+    of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
+    return next(of_torch, type(module).__name__)
 
 
 def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:

@@ -75,8 +75,8 @@ def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
             if nn.Linear in own and nn.Embedding in own:
                 return InvalidInput(
                     f"head: {own[nn.Linear]} of {name} is {own[nn.Embedding]}: a tied output layer "
-                    "cannot be split, because the body needs the weight whole; untie it (of "
-                    "built-in models take NAME-untied), or take strategy allreduce or host"
+                    "cannot be split, because the body needs the weight whole; untie it (as "
+                    "gpt-untied does), or take strategy allreduce or host"
                 )
     return None
 

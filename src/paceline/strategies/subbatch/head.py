@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Parameter, Workload
 
+_KINDS = ("Linear", "BatchNorm1d", "")  # of layers that can be split; what is not known may be one
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -116,6 +118,10 @@ def _problem(workload: Workload, start: int) -> str | None:
         if not shapes or len(matrices) > 1 or len(widths) > 1 or not dims <= {1, 2}:
             shown = ", ".join("x".join(map(str, shape)) for shape in shapes) or "none of its own"
             return f"layer {layer.name!r} has parameters of shape {shown}"
+        if layer.kind not in _KINDS:
+            return f"layer {layer.name!r} is {layer.kind}"
+        if layer.kind == "Linear" and not matrices:
+            return f"layer {layer.name!r} has the weight of another layer"
         inputs = matrices[0][1] if matrices else shapes[0][0]
         if before is not None and inputs != num_outputs(before):
             return (
