@@ -72,6 +72,13 @@ def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
     assert [row["refused"] for row in found if "refused" in row] == [why] * 2
 
 
+def test_a_program_gets_the_run_that_was_started_again_when_a_worker_had_died(start):
+    found, trained = rows(start(PROGRAM, "restarts").finish())
+    assert {"result.json", "model.safetensors"} <= set(found["files"])
+    assert any("restarted from the beginning" in one for one in found["lost"])
+    check(trained)
+
+
 def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
     (row,) = rows(start(PROGRAM, "goes_on").finish())
     first, second = (tmp_path / folder for folder in row["folders"])

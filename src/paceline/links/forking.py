@@ -42,6 +42,7 @@ from paceline.native import die_with_parent
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
 _MOST_INT = 2**31 - 1
+_READY_S = 60.0
 _CHECK_S = 60.0  # for a GPU's driver on a busy machine
 
 
@@ -124,7 +125,11 @@ class _ForkingThread:
                 _run(run, self.of, mask, writable)
             os.close(writable)
             writable = -1
-            os.read(readable, 1)  # nothing, if it has ended before
+            # It is so also if the process has ended, but not if a hook of the program hangs there.
+            if not _is_readable(readable, _READY_S):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise OSError(f"a process that was forked was not ready within {_READY_S:g} s")
             return pid
         finally:
             os.close(readable)
@@ -197,7 +202,7 @@ def _check() -> None:
         return
     tried = _thread().fork(_exit_unless_able)
     pidfd = os.pidfd_open(tried.pid)
-    has_ended = bool(select.select([pidfd], [], [], _CHECK_S)[0])
+    has_ended = _is_readable(pidfd, _CHECK_S)
     os.close(pidfd)
     tried.send_signal(signal.SIGKILL)
     if tried.wait() or not has_ended:
@@ -206,6 +211,12 @@ def _check() -> None:
             "gone through a backward pass where there is one: they could not do it again; name "
             "the recipe as package.module:factory, or run this program under torchrun"
         )
+
+
+def _is_readable(fd: int, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within_s * 1e3))
 
 
 def _exit_unless_able() -> None:

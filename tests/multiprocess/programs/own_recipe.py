@@ -4,6 +4,7 @@ Arguments: what it shall do, one of the functions below. Each prints JSON object
 """
 
 import os
+import signal
 
 os.environ.pop("OMP_NUM_THREADS", None)  # as a person has it; libraries read it when loaded
 
@@ -183,6 +184,22 @@ def goes_on() -> None:
     ends = [load_file(run.folder / "model.safetensors") for run in (whole, rest)]
     alike = [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
     say({"alike": all(alike), "folders": [str(half.folder), str(rest.folder)]})
+
+
+def restarts() -> None:
+    """A worker dies once, before there is a checkpoint."""
+    has_died = folder / "has-died"
+
+    def deadly(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if torch.is_grad_enabled() and not has_died.exists():
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss(outputs, batch)
+
+    common = {"batch_size": BATCH, "epochs": 1, "profile_s": 0.1, "seed": SEED, "restarts": 2}
+    run = paceline.train(replace(recipe, loss=deadly), **common)
+    say({"files": sorted(path.name for path in run.folder.iterdir()), "lost": run.result.lost})
+    tell(run)
 
 
 def long() -> None:
