@@ -165,6 +165,15 @@ def test_another_number_of_workers_takes_the_same_samples(runs: Runs) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+def test_few_steps_that_are_left_are_measured_as_well_as_can_be(runs: Runs) -> None:
+    asked = ("small_recipes:classes", "--strategy", "host", "--workers", "2", *QUICK[:-2])
+    done = runs.begin("run", *asked, "--epochs", "1", "--checkpoint-every", "24").finish()
+    assert done.code == 0, done.err
+    resumed = runs.resume("run", "--epochs", "2").finish()
+    assert resumed.code == 0, resumed.err
+    assert len(learnt(runs.of("run"))[1]) == 2
+
+
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(runs: Runs) -> None:
     asked = ("small_recipes:with_dropout", "--strategy", "tree", "--workers", "2", *QUICK)
     assert runs.begin("run", *asked, "--checkpoint-every", "100").finish().code == 0
