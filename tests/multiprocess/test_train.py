@@ -52,7 +52,7 @@ def test_a_run_writes_its_files_and_what_they_say_fits_together(result, folder):
     }
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
     assert planned(result, "allreduce")["step_s"] == result["predicted_step_s"]
-    assert result["accuracy"] == result["epochs"][-1]["accuracy"]
+    assert result["accuracy"] == result["epochs"][-1]["score"]
     assert len(result["peak_memory_bytes"]) == 2
 
 

@@ -68,7 +68,6 @@ def test_what_is_not_said_has_a_value():
             {"accumulate": 33},
             "^accumulate: 64 samples cannot be cut into 33 micro-batches of each of 2 workers$",
         ),
-        ({"strategy": "hogbatch", "accumulate": 33}, None),  # its workers do not share a batch
         ({"clip_norm": 0}, "clip_norm: Input should be greater than 0, not 0"),
         ({"clip_norm": float("inf")}, "clip_norm: .*, not inf"),
         ({"evaluate_every": 0}, "evaluate_every: Input should be greater than or equal to 1"),

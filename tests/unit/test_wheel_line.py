@@ -40,7 +40,7 @@ HUB = ("hub", "lenet5")
         (["--codec", "gradients=threshold:0.1"], "codec: nobody knows beforehand how many"),
         (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
         (["--resume", "none"], "resume: none is not the folder of a run, as it has no run.toml"),
-        (["--resume", "old"], "old/checkpoints: there is no snapshot"),
+        (["--resume", "old"], "old is not the folder of a run that has checkpoints"),
         (["--checkpoint-every", "-1s"], "checkpoint_every: '-1s' is neither a number of steps"),
         (["--checkpoint-every", "500"], "checkpoint_every: the workers of strategy wheel take no"),
         (["--policy", "adaptive"], "policy: goes not with strategy wheel, only"),
