@@ -24,10 +24,18 @@ class Task:
 
     @classmethod
     def synthetic(cls, name: str, batch_size: int, device: torch.device) -> "Task":
-        """Return a built-in model on random data, with momentum."""
+        """Return a built-in model on random data: with momentum, or AdamW if it reads tokens."""
         architecture = find(name)
         generator = torch.Generator().manual_seed(0)
         shape = (batch_size, *(architecture.input_shape or ()))
+        if architecture.input_dtype == torch.int64:
+            tokens = torch.randint(architecture.num_classes or 1, shape, generator=generator)
+            return cls(
+                build=lambda: architecture.build(None).to(device),
+                optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-4),
+                inputs=tokens.to(device),
+                targets=tokens.roll(-1, 1).to(device),
+            )
         return cls(
             build=lambda: architecture.build(None).to(device),
             optimizer=SGD(learning_rate=1e-4).optimizer,
@@ -51,7 +59,8 @@ class Trainee:
 
     def step(self) -> None:
         """Go forward and backward, and update the weights."""
-        loss = cross_entropy(self.parallel(self.task.inputs), self.task.targets)
+        scores = self.parallel(self.task.inputs).flatten(0, -2)  # of samples, or of tokens
+        loss = cross_entropy(scores, self.task.targets.flatten())
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

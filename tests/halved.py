@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.models.networks import MLP, CifarResNet, LeNet5
-from paceline.models.objective import objective_for
+from paceline.recipes.classification import class_loss
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.protocol import flatten, load_vector, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
@@ -91,7 +92,7 @@ def sequential(
     """Train as if nobody had cut the model, and return the losses."""
     losses = []
     for inputs, labels in source:
-        loss = objective_for(labels).loss(model(inputs), labels)
+        loss = class_loss(model(inputs), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -137,13 +138,18 @@ def plain(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def serve(
-    case: Case, first: str, make: Make = plain, num_workers: int = 1, **options
+    case: Case,
+    first: str,
+    make: Make = plain,
+    num_workers: int = 1,
+    schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    **options,
 ) -> tuple[ParameterServer, list[ManualWorker]]:
     """Return a server, and workers whose bodies are copies, as in processes of their own."""
     model = case.model()
-    halves = cut(model, case.inputs(), first)
-    options = {"staleness": 0} | options
-    server = ParameterServer(model, halves, make(model), num_workers=num_workers, **options)
+    halves, optimizer = cut(model, case.inputs(), first), make(model)
+    options = {"staleness": 0, "schedule": schedule and schedule(optimizer)} | options
+    server = ParameterServer(model, halves, optimizer, num_workers=num_workers, **options)
     hands = [ManualWorker(server, copy.deepcopy(halves), worker) for worker in range(num_workers)]
     for hand in hands:
         server.workers.add(hand.worker)

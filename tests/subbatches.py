@@ -32,3 +32,11 @@ def ring_of(count: int, nbytes_per_s: float = WIRE, **device) -> Machine:
     pairs = zip(gpus, gpus[1:] + gpus[:1], strict=True)
     links = [link(one, other, nbytes_per_s) for one, other in pairs] if count > 1 else []
     return box(*["gpu"] * count, links=links, device=device)
+
+
+# A model of tokens, with a norm before its head; its widths are those of a chain of linear layers.
+TOKENS, VOCABULARY = 5, 50
+ATTENTION = layer("attention", (WIDTH, WIDTH), out=TOKENS * WIDTH)
+TOKEN_NORM = layer("norm", (WIDTH,), (WIDTH,), out=TOKENS * WIDTH)
+LM_HEAD = layer("head", (VOCABULARY, WIDTH), out=TOKENS * VOCABULARY)
+LANGUAGE = model(CONV, ATTENTION, TOKEN_NORM, LM_HEAD)

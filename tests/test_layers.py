@@ -32,7 +32,7 @@ PURE = {
     "paceline.record": ["trace"],
     "paceline.report": ["differences", "page"],
     "paceline.data": ["sampler"],
-    "paceline.records": ["machine_file"],
+    "paceline.records": ["config_file", "machine_file"],
     "paceline.studies.scale": [
         "conclusions",
         "journal",

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import svg
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
-from paceline.models.factory import workload_of
 from paceline.planner import forecast
+from paceline.recipes.named import workload_of
 from paceline.records.machine_file import read_machine
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce

@@ -10,7 +10,7 @@ from cases import RACE_DATA, gaps_s, runner_of, settings, trained
 
 from figures import spread
 from paceline.core.settings import TrainSettings
-from paceline.models.factory import optimizer_of
+from paceline.exchange.setup import optimizer_by
 from paceline.recipes.named import recipe_of
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 
@@ -72,7 +72,7 @@ def _between(quick: bool) -> dict[str, Any]:
 def _unasked_s(wanted: TrainSettings, num_batches: int) -> float:
     """Return what lies between batches that a replica trains on one after the other, unasked."""
     recipe, size = recipe_of(wanted.model, wanted.data, wanted.seed), wanted.batch_size
-    make = optimizer_of(wanted.optimizer, wanted.learning_rate, wanted.momentum)
+    make = optimizer_by(recipe, wanted)
     replica = CpuReplica(recipe, tensors_of(recipe.model()), make, worker=0)
     order = torch.randperm(len(recipe.samples))
     done = [

@@ -29,7 +29,8 @@ from paceline.strategies.subbatch.communication import CommunicationThread
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import Sharding
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.trainer import HeadRecorder, SplitModel, SplitTrainer
+from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.studies.papers import dettmers8bit as board
 from ranks import Variant, alternate, timed
 

@@ -16,12 +16,14 @@ from ddp import ALONE, Counted, plain
 
 from paceline.exchange.step import SGD, Share
 from paceline.links.group import Group
-from paceline.models.factory import workload_of
+from paceline.recipes.named import workload_of
 from paceline.record.clock import clock_for
 from paceline.records.machine_file import find_machine
+from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.run import planned_nbytes, split
-from paceline.strategies.subbatch.trainer import HeadRecorder, SplitTrainer
+from paceline.strategies.subbatch.profile import planned_nbytes
+from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.trainer import SplitTrainer
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee
 
@@ -69,7 +71,7 @@ class _SubBatch:
 
     def __init__(self, codecs: dict[str, str], task: Task, group: Group) -> None:
         config = SubBatch(workers=group.world_size, **codecs)
-        workload = workload_of(_MODEL, BATCH_SIZE, None)
+        workload = workload_of(_MODEL, BATCH_SIZE)
         model = split(task.build, workload, config, group, 0)
         recorder = HeadRecorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
         self._trainer = SplitTrainer(model, config, group, recorder, SGD(1e-4).optimizer)

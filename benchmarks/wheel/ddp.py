@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.cost import Roofline, compute_lane, layer_times
 from paceline.links.group import Group
-from paceline.models.factory import workload_of
 from paceline.models.paced import PacedModel, PacedSGD
+from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_device
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee, Wrap

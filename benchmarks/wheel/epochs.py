@@ -50,7 +50,9 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
     sizes = ("--workers", str(_WORKERS), "--batch-size", str(_BATCH_SIZE))
-    learning = ("--learning-rate", str(rate), "--momentum", "0", "--epochs", str(epochs))
+    # Here the rate is that of an update, and the setting is that of a step of all workers.
+    of_step = rate * _WORKERS if way == "wheel" else rate
+    learning = ("--learning-rate", str(of_step), "--momentum", "0", "--epochs", str(epochs))
     with TemporaryDirectory() as folder:
         words = ("networks:digits", *_WAYS[way], *sizes, *learning, "--seed", str(seed))
         command = [sys.executable, "-m", "paceline", "train", *words, "--output", folder, "--json"]
@@ -66,7 +68,7 @@ def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
         return []
     if done.returncode:
         sys.exit(done.stderr)
-    return [epoch["accuracy"] for epoch in json.loads(done.stdout)["epochs"]]
+    return [epoch["score"] for epoch in json.loads(done.stdout)["epochs"]]
 
 
 def _reached(accuracies: list[float]) -> int | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.exchange.all_reduce import ddp_hook
     from paceline.integrations.data_parallel import DataParallel
     from paceline.planner import Forecast, Ranking
+    from paceline.recipes.recipe import Recipe
     from paceline.records.result import PlanResult, RunResult
 
 __version__ = version("paceline")
@@ -42,6 +43,7 @@ _MODULES = {
     "paceline.exchange.all_reduce": ("ddp_hook",),
     "paceline.integrations.data_parallel": ("DataParallel",),
     "paceline.planner": ("Forecast", "Ranking"),
+    "paceline.recipes.recipe": ("Recipe",),
     "paceline.records.result": ("PlanResult", "RunResult"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -55,6 +57,7 @@ __all__ = [
     "PacelineError",
     "PlanResult",
     "Ranking",
+    "Recipe",
     "RehearseSettings",
     "Run",
     "RunResult",

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -16,17 +17,25 @@ from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
-from paceline.models.factory import workload_of
+from paceline.links.forking import forked_from_here
 from paceline.planner import Ranking, search
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
+from paceline.recipes.named import given, workload_of
+from paceline.recipes.recipe import Recipe
 from paceline.record.trace import read_timeline
 from paceline.records.machine_file import find_machine
 from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.terminal import log_to_stderr
-from paceline.runs.launching import carry_out, requested, under_torchrun
-from paceline.runs.session import Verb
+from paceline.runs.launching import (
+    carry_out,
+    requested,
+    take_part,
+    under_torchrun,
+    with_ranks,
+)
+from paceline.runs.restarts import Verb
 from paceline.strategies import STRATEGIES, find_strategy
 
 
@@ -63,8 +72,8 @@ class Run:
 
 
 def train(
-    model: str,
-    data: str = "digits",
+    model: str | Recipe,
+    data: str | None = None,
     *,
     strategy: str = "allreduce",
     options: Mapping[str, Any] | None = None,
@@ -72,13 +81,25 @@ def train(
     codec: str | None = None,
     workers: int | str = 2,
     batch_size: int = 64,
-    epochs: int = 3,
-    optimizer: str = "sgd",
+    epochs: int | None = None,
+    steps: int | None = None,
+    optimizer: str | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
     learning_rate: float | None = None,
     momentum: float | None = None,
+    schedule: str | None = None,
+    warmup_steps: int = 0,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    evaluate_every: int | None = None,
     seed: int = 0,
     balance: Literal["auto"] | None = None,
     force: bool = False,
+    checkpoint_every: str = "300s",
+    keep: int = 2,
+    resume: str | Path | None = None,
+    restarts: int = 0,
     profile_s: float | None = None,
     deadline_s: float = 30.0,
     wait_s: float = 600.0,
@@ -86,17 +107,16 @@ def train(
     bind: str | None = None,
     keys: str | Path | None = None,
     run: str | None = None,
-    snapshots: str | Path | None = None,
-    snapshot_s: float = 60.0,
-    resume: bool = False,
     output: str | Path = "runs",
     tensorboard: str | Path | None = None,
 ) -> Run:
     """Train a model on this machine and return the finished run.
 
-    `model` is a built-in name or "package.module:factory": workers are processes, and each builds
-    its own. The other arguments are the fields of `paceline.TrainSettings`, which describe
-    themselves; None stands for the default that the strategy or the model has. Raises InvalidInput
+    `model` is a built-in name, "package.module:factory" or a recipe. Workers are processes, and
+    each builds its own; a recipe's are forked from this one. Under torchrun this is one of them.
+    The other arguments are the fields of `paceline.TrainSettings`, which describe themselves; None
+    stands for the default that the strategy or the model has. With `resume`, what is left at its
+    default here is as in that run. Raises InvalidInput
     for what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
     wrong, with their words. Progress goes to standard error. A strategy with a hub or a coordinator
     has that in this process.
@@ -105,7 +125,7 @@ def train(
 
 
 def rehearse(
-    model: str,
+    model: str | Recipe,
     *,
     device: str | None = None,
     stretch: float | tuple[float, ...] | None = None,
@@ -143,27 +163,32 @@ def rehearse(
 
 
 def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) -> Run:
-    if under_torchrun():
-        raise InvalidInput(
-            f"paceline.{verb} starts workers of its own: run this program without torchrun, or "
-            f"`torchrun -m paceline {verb}`"
-        )
     # Arguments that `called` has by default are not passed on: the strategy may have others.
     parameters = signature(called).parameters
-    given = {
+    values = {
         name: dict(value) if isinstance(value, Mapping) else value
         for name, value in arguments.items()
         if value is not None and value != parameters[name].default
     }
-    log_to_stderr()
-    request = requested(verb, given, quiet=True)
-    carry_out(request)
-    folder = request.settings.output / request.run_id
+    with ExitStack() as stack:
+        if isinstance(values["model"], Recipe):
+            if "bind" in values:
+                raise InvalidInput(
+                    "bind: workers of other machines cannot have an object of this program; name "
+                    "the recipe as package.module:factory"
+                )
+            values["model"] = stack.enter_context(given(values["model"]))
+            if not under_torchrun():
+                stack.enter_context(forked_from_here())
+        log_to_stderr()
+        if under_torchrun():
+            return Run(*take_part(requested(verb, with_ranks(values), quiet=True)))
+        folder = carry_out(requested(verb, values, quiet=True))
     return Run(read_run(folder), folder)
 
 
 def plan(
-    model: str | nn.Module,
+    model: str | nn.Module | Recipe,
     machine: str | Path | Machine,
     batch_size: int = 64,
     input_shape: tuple[int, ...] | None = None,
@@ -178,16 +203,17 @@ def plan(
     codec pays.
 
     `machine` is a file or the name of one of machines/*.toml, `batch_size` the samples of a step
-    over all workers, `input_shape` that of one sample; built-in models know theirs. With `workers`
-    only that number is looked at, with `strategies` only these: names, package.module:record, or
-    records. InvalidInput if the model, the machine or the numbers do not fit.
+    over all workers, `input_shape` that of one sample; recipes and built-in models know theirs.
+    With `workers` only that number is looked at, with `strategies` only these: names,
+    package.module:record, or records. InvalidInput if the model, the machine or the numbers do not
+    fit.
     """
     question = _question(model, machine, batch_size, input_shape, strategies)
     return search(*question, batch_size, workers)
 
 
 def sweep(
-    model: str | nn.Module,
+    model: str | nn.Module | Recipe,
     machine: str | Path | Machine,
     over: str,
     batch_size: int = 64,
@@ -206,7 +232,7 @@ def sweep(
 
 
 def _question(
-    model: str | nn.Module,
+    model: str | nn.Module | Recipe,
     machine: str | Path | Machine,
     batch_size: int,
     input_shape: tuple[int, ...] | None,

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from hogbatches import classifying
 from paceline.devices import device_of
 from paceline.links.shared_memory import SharedTensors
-from paceline.models.factory import optimizer_of
+from paceline.recipes.optimizers import optimizer_of
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.replica import tensors_of, train_next
 

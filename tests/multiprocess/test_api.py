@@ -109,14 +109,18 @@ except WorkersFailed as error:
 """
 
 UNDER_TORCHRUN = """
+import json
 import os
 import paceline
 from paceline.core.errors import InvalidInput
 
+run = paceline.train("lenet5", epochs=1, profile_s=0.1)
+said = [str(run.folder), run.accuracy, run.result.settings.workers]
 try:
-    paceline.train("lenet5", profile_s=0.1)
+    paceline.train("lenet5", strategy="wheel")
 except InvalidInput as error:
-    os.write(1, f"refused: {error}\\n".encode())
+    said.append(str(error))
+os.write(1, f"{json.dumps(said)}\\n".encode())
 """
 
 
@@ -142,7 +146,7 @@ def test_a_program_trains_and_looks_at_its_run(start, tmp_path):
     said = json.loads(done.out)
     folder = tmp_path / said["folder"]
     assert folder.parent == tmp_path / "runs"
-    files = ["model.safetensors", "report.html", "result.json", "trace.json"]
+    files = ["model.safetensors", "report.html", "result.json", "run.toml", "trace.json"]
     assert said["files"] == files
     assert accuracy_of(folder / "model.safetensors") == said["accuracy"]
     assert said["result"] == json.loads((folder / "result.json").read_text())
@@ -203,12 +207,16 @@ def test_what_cannot_be_done_is_an_exception_of_the_program(start, tmp_path):
     assert "lenet6" in done.err
 
 
-def test_under_torchrun_a_program_is_told_what_to_do(start, tmp_path):
+def test_under_torchrun_each_process_of_a_program_is_one_of_the_workers(start, tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = program(start, tmp_path, UNDER_TORCHRUN, *launcher)
     assert done.code == 0, done.err
-    message = "refused: paceline.train starts workers of its own: run this program without torchrun"
-    assert [line[: len(message)] for line in done.out.splitlines()] == [message] * 2
+    first, second = map(json.loads, done.out.splitlines())
+    assert first == second
+    folder, accuracy, workers, refused = first
+    assert (workers, accuracy > 0.3) == (2, True)
+    assert json.loads((tmp_path / folder / "result.json").read_text())["accuracy"] == accuracy
+    assert refused == "strategy: wheel starts its workers itself; run it without torchrun"
 
 
 def test_a_module_of_the_programs_own_is_planned_for():

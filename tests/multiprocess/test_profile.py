@@ -59,7 +59,8 @@ def run(home: Path) -> tuple[Path, ProfileResult]:
 
 def test_a_profile_writes_its_files(run) -> None:
     folder, result = run
-    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    files = {"result.json", "trace.json", "report.html", "run.toml"}
+    assert {path.name for path in folder.iterdir()} == files
     timeline = read_trace(folder / "trace.json")["measured"]
     assert timeline.num_steps() == 1 + 4  # the last block of recorded steps
     assert {row.topic for row in result.insights} == {"limit", "change", "memory"}
@@ -96,16 +97,11 @@ def test_memory_is_that_of_the_model_and_of_both_workers(run) -> None:
         assert row.training_nbytes - row.before_nbytes > 3 * result.memory.parameters
 
 
-def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32) -> Attempt:
-    return Attempt(
-        model=f"models_of_profile:{model}",
-        num_classes=None,
-        num_outputs=10,
-        several_labels=False,
-        sample_shape=(64,),
-        batch_size=batch_size,
-        limit_nbytes=limit_nbytes,
+def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32, **values: object) -> Attempt:
+    settings = ProfileSettings(
+        model=f"models_of_profile:{model}", data="synthetic:64", largest_batch=True, **values
     )
+    return Attempt(settings=settings, batch_size=batch_size, limit_nbytes=limit_nbytes)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +113,7 @@ def attempt(model: str, batch_size: int, limit_nbytes: int = 2**32) -> Attempt:
 )
 def test_an_attempt_is_a_row_whatever_becomes_of_it(home, monkeypatch, model, seconds, why) -> None:
     monkeypatch.chdir(home)
-    settings = ProfileSettings(model="lenet5", largest_batch=True, attempt_s=seconds)
-    row = attempted(attempt(model, 4), settings)
+    row = attempted(attempt(model, 4, attempt_s=seconds))
     assert (row.batch_size, row.fits, row.why) == (4, False, why)
 
 

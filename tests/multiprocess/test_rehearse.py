@@ -67,7 +67,8 @@ def check_result(result: dict, strategy: str) -> None:
 def test_a_rehearsal_says_that_it_is_one_everywhere(run):
     done, folder = run
     assert "rehearsed" in folder.name
-    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    files = {"result.json", "trace.json", "report.html", "run.toml"}
+    assert {path.name for path in folder.iterdir()} == files
     assert "rehearsed  no training: 2 workers paced as power8-p100/gpu0" in done.out
     assert "measured" not in done.out
     assert set(read_trace(folder / "trace.json")) == {"predicted", "rehearsed"}

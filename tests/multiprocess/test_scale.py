@@ -39,7 +39,7 @@ def found(tmp_path_factory) -> dict:
     finally:
         started.kill()
     files = {path.name for path in (home / "study").iterdir()}
-    assert files == {"study.json", "cells.jsonl", "result.json", "report.html"}
+    assert files == {"study.json", "cells.jsonl", "result.json", "report.html", "run.toml"}
     result = json.loads(done.out)
     assert json.loads((home / "study" / "result.json").read_text()) == result
     assert len(cells_of(home / "study")) == len(result["cells"])

@@ -24,7 +24,7 @@ def test_scalars_are_those_of_the_result(paceline, tmp_path, strategy):
     for tag, field in (
         ("loss/train", "train_loss"),
         ("loss/test", "test_loss"),
-        ("accuracy/test", "accuracy"),
+        ("accuracy/test", "score"),
     ):
         rows = [(row["number"] + 1, pytest.approx(row[field])) for row in result["epochs"]]
         assert found[tag] == rows

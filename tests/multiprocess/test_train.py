@@ -48,6 +48,7 @@ def test_a_run_writes_its_files_and_what_they_say_fits_together(result, folder):
         "trace.json",
         "report.html",
         "model.safetensors",
+        "run.toml",
     }
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
     assert planned(result, "allreduce")["step_s"] == result["predicted_step_s"]
@@ -88,6 +89,35 @@ def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, sta
     assert [row["train_loss"] for row in other["epochs"]] == [
         row["train_loss"] for row in result["epochs"]
     ]
+
+
+def test_the_file_of_a_run_repeats_it(result, folder, paceline):
+    done = paceline("train", "--config", str(folder / "run.toml"), "--json")
+    assert done.code == 0, done.err
+    again = json.loads(done.out)
+    assert again["settings"] == result["settings"]
+    rows = [[row["train_loss"] for row in one["epochs"]] for one in (again, result)]
+    assert rows[0] == rows[1]
+
+
+# Each rank of torchrun has settings of its own, as on machines with different files.
+UNEQUAL = """
+import os, sys
+from paceline.cli import main
+
+sys.argv[1:] = ["train", "lenet5", "--profile-s", "0.2", "--seed", os.environ["RANK"]]
+main()
+"""
+
+
+def test_ranks_with_other_settings_are_refused_before_they_train(start, tmp_path):
+    (tmp_path / "unequal.py").write_text(UNEQUAL)
+    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = start(*module, "unequal.py").finish()
+    assert done.code == 1  # of torchrun
+    why = "paceline: seed: 1 in worker 1, and 0 in worker 0; start all by the same command line"
+    assert why in done.err.splitlines()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_compare_and_report_work_on_the_files_alone(result, folder, paceline):

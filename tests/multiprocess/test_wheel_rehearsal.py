@@ -55,7 +55,8 @@ def test_a_rehearsal_says_that_it_is_one_and_takes_the_devices_times(start, pace
     assert "measured" not in done.out
     (folder,) = (tmp_path / "runs").iterdir()
     assert "rehearsed" in folder.name
-    assert {path.name for path in folder.iterdir()} == {"result.json", "trace.json", "report.html"}
+    files = {"result.json", "trace.json", "report.html", "run.toml"}
+    assert {path.name for path in folder.iterdir()} == files
     result = json.loads((folder / "result.json").read_text())
     check(result, WORKERS, STEPS)
     assert result["step_s"] >= LEAST_S

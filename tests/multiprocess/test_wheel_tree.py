@@ -146,7 +146,7 @@ def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_pa
 
 
 def test_a_killed_root_goes_on_from_its_snapshot_and_its_child_with_it(start, tmp_path: Path):
-    kept = ("--epochs", str(EPOCHS), "--snapshots", "kept", "--snapshot-s", "0.05")
+    kept = ("--epochs", str(EPOCHS), "--checkpoint-every", "0.05s")
     root = start(*ROOT, *ALONE, *kept, "--bind", ANY)
     address = address_of(root)
     child = start(*CHILD, *ALONE, "--connect", address, "--bind", ANY)
@@ -154,7 +154,8 @@ def test_a_killed_root_goes_on_from_its_snapshot_and_its_child_with_it(start, tm
     until(root, "epoch 1/3")
     root.process.send_signal(signal.SIGKILL)
     root.process.wait()
-    again = start(*ROOT, *ALONE, *kept, "--bind", address, "--resume")
+    (folder,) = (tmp_path / "runs").iterdir()
+    again = start(*ROOT, *ALONE, *kept, "--bind", address, "--resume", str(folder))
     result, done = result_of(again), child.finish(30)
     assert done.code == 0, done.err
     assert "the parent hub has begun anew" in done.err

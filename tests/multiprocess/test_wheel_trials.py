@@ -9,35 +9,40 @@ import pytest
 import torch
 
 from paceline.core.errors import WorkerLost
-from paceline.data import load
-from paceline.models.factory import workload_of
 from paceline.models.paced import PacedSGD
+from paceline.recipes.named import workload_of
 from paceline.rpc.client import Client
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import Identity
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import TrainingJob, stand_in
+from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.protocol import Topic, agreement
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
+from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 
 NBYTES, WAIT_S, NUM_LAYERS = 70_000, 3.0, 5
 PROFILE = DeviceProfile(kind="cpu", host="here", seconds=(), codecs={}).model_dump_json().encode()
 ZEROS = (0.0,) * NUM_LAYERS
 SPEC = RunSpec(
     model="lenet5",
-    num_classes=None,
-    data="synthetic:1,classes=2,samples=64",
-    input_shape=None,
+    data=None,
     batch_size=64,
-    epochs=1,
+    num_steps=1,
     seed=0,
     config=Wheel(workers=2, lanes=1, head="fc3"),
     profile_s=1.0,
     boot_id="",
-    pace=PaceSpec(samples=32, input_shape=None, forward_s=ZEROS, backward_s=ZEROS, update_s=0.0),
+    pace=PaceSpec(
+        samples=32,
+        target_nbytes=4,
+        input_shape=None,
+        forward_s=ZEROS,
+        backward_s=ZEROS,
+        update_s=0.0,
+    ),
 )
 SETTINGS = Mock(bind="tcp://127.0.0.1:0", keys=None, wait_s=WAIT_S, deadline_s=10.0)
 
@@ -48,8 +53,8 @@ def address() -> Iterator[str]:
     model, halves = stand_in(SPEC)
     workload = workload_of("lenet5", 32, None)
     parts = split(workload, SPEC.config)
-    data, cpu = load(SPEC.data), torch.device("cpu")
-    job = TrainingJob(SPEC, model, halves, data, workload, parts, cpu)
+    recipe, cpu = paced_recipe(SPEC), torch.device("cpu")
+    job = TrainingJob(SPEC, recipe, model, halves, workload, parts, cpu)
     optimizer = PacedSGD(model.parameters(), 0.0)
     server = ParameterServer(
         model, halves, optimizer, num_workers=2, staleness=1, checks_values=False

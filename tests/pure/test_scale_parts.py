@@ -98,6 +98,15 @@ def test_a_run_of_few_samples_has_one_for_each_class_and_one_that_predicts_few_s
     )
 
 
+def test_a_model_with_data_of_its_own_is_trained_for_so_many_steps_of_them():
+    settings = replace_settings(batch=(16,), workers=(1,), steps=6, model="own:recipe")
+    (run, *_) = runs(settings)
+    line = run_arguments(run, settings, None, Path("there"))
+    assert line[:2] == ["train", "own:recipe"]
+    assert line[line.index("--steps") + 1] == "6"
+    assert not {"--data", "--epochs", "--learning-rate", "--input-shape"} & set(line)
+
+
 def replace_settings(**fields) -> ScaleSettings:
     return SETTINGS.model_copy(update=fields)
 

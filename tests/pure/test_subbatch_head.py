@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,23 @@ from paceline.core.workload import Workload
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import cut, shares
 from paceline.strategies.subbatch.plan import plan
-from subbatches import BATCH, CONV, FC1, FC2, NET, NORM, OTHER, model, ring_of
+from subbatches import (
+    ATTENTION,
+    BATCH,
+    CONV,
+    FC1,
+    FC2,
+    LANGUAGE,
+    NET,
+    NORM,
+    OTHER,
+    TOKEN_NORM,
+    TOKENS,
+    WIDTH,
+    layer,
+    model,
+    ring_of,
+)
 
 
 @given(st.integers(1, 300), st.integers(1, 40))
@@ -37,6 +55,30 @@ def test_a_model_of_linear_layers_keeps_the_first_in_its_body():
     assert [one.name for one in cut(model(FC1, FC2), None, 2).body.layers] == ["fc1"]
 
 
+def test_a_norm_of_tokens_belongs_to_the_body():
+    parts = cut(LANGUAGE, None, 2)
+    assert [one.name for one in parts.head] == ["head"]
+    assert parts.rows_per_sample == TOKENS
+    assert cut(NET, None, 2).rows_per_sample == 1
+
+
+def test_layers_that_samples_go_through_more_often_are_no_part_of_a_head():
+    # A network of image patches that hands on one of its tokens, which is normalised.
+    patches, norm = layer("mixed", (WIDTH, WIDTH), out=9 * WIDTH), NORM
+    parts = cut(model(CONV, patches, norm, FC2), None, 2)
+    assert [one.name for one in parts.head] == ["fc2"]
+    assert parts.rows_per_sample == 1
+
+
+def test_what_normalises_the_outputs_of_a_sample_is_no_part_of_a_head():
+    whole = replace(NORM, kind="LayerNorm")
+    parts = cut(model(CONV, FC1, whole, FC2), None, 2)
+    assert [one.name for one in parts.head] == ["fc2"]
+    known = [replace(one, kind=kind) for one, kind in ((FC1, "Linear"), (NORM, "BatchNorm1d"))]
+    parts = cut(model(CONV, *known, FC2), None, 2)
+    assert [one.name for one in parts.head] == ["fc1", "norm", "fc2"]
+
+
 def test_a_layer_that_normalises_gathers_nothing():
     names = named(plan(model(CONV, FC1, NORM, FC2), ring_of(2), SubBatch(2), Window(1)))
     assert "send[norm/0]" not in names
@@ -50,6 +92,10 @@ def test_a_layer_that_normalises_gathers_nothing():
         (model(FC1, CONV), SubBatch(2), "no head to split: layer 'conv' has parameters of"),
         (model(CONV, NORM), SubBatch(2), "layer 'norm' is not linear"),
         (model(FC1), SubBatch(2), "layer 'fc1' is not linear, or the only one"),
+        (model(CONV, ATTENTION, TOKEN_NORM), SubBatch(2), "tied to the embedding has none: untie"),
+        (model(CONV, replace(FC1, kind="Embedding")), SubBatch(2), "layer 'fc1' is Embedding; it"),
+        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), "has the weight of another layer"),
+        (LANGUAGE, SubBatch(2, head="attention"), "layer 'norm' normalises each of 5 rows"),
         (NET, SubBatch(2, head="fc9"), "no layer 'fc9'; choose one of conv, fc1, fc2"),
         (NET, SubBatch(2, head="conv"), "'conv' is the first layer of net"),
         (model(FC2, CONV, FC1), SubBatch(2, head="conv"), "layer 'conv' has parameters of shape"),

@@ -11,13 +11,18 @@ from paceline.core.workload import Workload
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import memory, plan
 from subbatches import (
+    ATTENTION,
     BATCH,
     CLASSES,
     CONV,
     FC1,
     FC2,
     FEATURES,
+    LANGUAGE,
     NET,
+    TOKEN_NORM,
+    TOKENS,
+    VOCABULARY,
     WIDTH,
     WIRE,
     layer,
@@ -32,7 +37,7 @@ def made(workload: Workload = NET, workers: int = 2, **more) -> Plan:
 
 def test_two_workers_have_these_tasks_and_no_others():
     own = {"load", "forward[conv]", "backward[conv]", "step"}
-    shared = {"reduce[conv]"}
+    shared = {"reduce[conv]", "send[labels]"}
     for number in (0, 1):
         for fc in ("fc1", "fc2"):
             own |= {f"forward[{fc}/{number}]", f"backward[{fc}/{number}]"}
@@ -70,14 +75,46 @@ def test_splitting_the_head_changes_no_arithmetic(workers, updates):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_wire_carries_what_the_formula_says(workers):
     # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the convolution's
-    # gradients twice that. The loss costs 12 bytes a sample.
+    # gradients twice that, with a flag for each of its two parameters. The loss costs 12 bytes a
+    # sample, its label 8, and their header 16.
     tasks = made(workers=workers).tasks
     features = BATCH * 4 * (FEATURES + WIDTH)
-    expected = (workers - 1) * (2 * features + 12 * BATCH * workers)
-    expected += 2 * (workers - 1) / workers * CONV.gradient_nbytes
+    expected = (workers - 1) * (2 * features + 12 * BATCH * workers + 8 * BATCH + 16)
+    expected += 2 * (workers - 1) / workers * (CONV.gradient_nbytes + 2 * 4)
     assert sum(task.cost.nbytes for task in tasks if task.kind not in COMPUTE) == pytest.approx(
         expected
     )
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_of_tokens_each_has_a_row(workers):
+    tasks = plan(LANGUAGE, ring_of(workers), SubBatch(workers), Window(1))
+    sent = dict.fromkeys(("labels", "loss", "head", "head:activation_gradients"), 0.0)
+    for task in tasks.tasks:
+        if task.part in sent and task.kind not in COMPUTE:
+            sent[task.part] += task.cost.nbytes / (workers - 1)
+    rows = BATCH * TOKENS
+    assert sent == pytest.approx(
+        {
+            "labels": 16 + 8 * rows,
+            "loss": 12 * rows * workers,
+            "head": 4 * WIDTH * rows,
+            "head:activation_gradients": 4 * WIDTH * rows,
+        }
+    )
+
+
+def test_a_worker_keeps_its_columns_of_the_logits():
+    narrow = model(CONV, ATTENTION, TOKEN_NORM, layer("head", (40, WIDTH), out=TOKENS * 40))
+    kept = []
+    for workers in (1, 2, 5):
+        both = (memory(one, ring_of(workers), SubBatch(workers)) for one in (LANGUAGE, narrow))
+        wide, few = both
+        state = 3 * 4 * WIDTH * (VOCABULARY - 40) / workers
+        kept.append(wide["gpu0"] - few["gpu0"] - state)
+    # All sub-batches' logits, which are a whole batch's, and the gradients by those of one.
+    logits = BATCH * TOKENS * 4 * (VOCABULARY - 40)
+    assert kept == pytest.approx([logits * (1 + 1 / workers) for workers in (1, 2, 5)])
 
 
 def test_the_head_never_exchanges_its_gradients():
@@ -211,8 +248,9 @@ def test_updates_per_sub_batch_keep_less():
         memory(NET, ring_of(4), SubBatch(4, updates=updates))["gpu0"]
         for updates in ("step", "sub-batch")
     ]
+    # Of the last layer's outputs a worker has a quarter.
     assert keeps[0] - keeps[1] == 2 * (FC1.activation_nbytes + CONV.activation_nbytes) + (
-        2 * FC2.activation_nbytes
+        2 * FC2.activation_nbytes / 4
     )
 
 

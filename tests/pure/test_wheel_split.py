@@ -1,8 +1,11 @@
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from boxes import FLOPS_PER_S
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.core.workload import Workload
@@ -48,7 +51,7 @@ def test_codecs_shrink_what_they_are_named_for():
 def test_the_cut_found_sends_the_fewest_bytes_or_none_is(num_convolutions, matrices, handed_on):
     shapes = [(8, 8, 3, 3)] * num_convolutions + matrices
     layers = tuple(
-        layer(f"l{i}", shape, 4 * n, 1.0)
+        layer(f"l{i}", shape, 4 * n, 2 * prod(shape) / FLOPS_PER_S)
         for i, (shape, n) in enumerate(zip(shapes, handed_on, strict=False))
     )
     work = Workload("any", 1, layers, tuple(reversed(range(len(layers)))), 4)

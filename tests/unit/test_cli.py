@@ -227,8 +227,10 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_
     line("train", "lenet5", "--epochs", 2, "--learning-rate", 0.5, "--output", tmp_path, *options)
     assert line.code == 0, line.err
     (request,) = requests
+    chosen = {"data": "digits", "optimizer": "sgd", "momentum": 0.9, "schedule": "constant"}
     expected = TrainSettings(
         model="lenet5",
+        **chosen,
         epochs=2,
         learning_rate=0.5,
         output=tmp_path,

@@ -40,6 +40,7 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
             "input_shape.1: Input should be greater than or equal to 1, not -1",
         ),
         (["plan", "lenet5", "--machine", MACHINE, "--input-shape", "9x9"], "lenet5 cannot run a"),
+        (["plan", "lenet5", "--machine", MACHINE, "--data", "digits"], "data: nothing is measured"),
         (["plan", "lenet5", "--input-shape", "1x32x32"], "input_shape: the data say it"),
         (["plan", "torch.nn:ReLU", "--machine", MACHINE], "no trainable parameters"),
         (["compare", "none"], "none/trace.json: cannot be read: No such file"),
@@ -87,8 +88,8 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         ),
         (["train", "lenet5", "--strategy", "auto", "--workers", "cpu:1"], "is not a number"),
         (
-            ["train", "lenet5", "--strategy", "auto", "--optimizer", "adam"],
-            "optimizer: goes not with strategy auto, only with strategies wheel, hogbatch",
+            ["train", "lenet5", "--strategy", "auto", "--force", "--policy", "adaptive"],
+            "policy: goes not with strategy auto, only with strategy hogbatch",
         ),
         (
             ["train", "lenet5", "--strategy", "subbatch", "--codec", "all=half"],

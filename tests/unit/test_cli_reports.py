@@ -69,7 +69,7 @@ def test_compare_says_what_differs_and_what_that_changed(line, tmp_path):
     assert (line.code, line.err) == (0, "")
     found = json.loads(line.out)
     assert found["settings"] == [
-        {"name": "learning_rate", "left": 0.05, "right": 0.5},
+        {"name": "learning_rate", "left": None, "right": 0.5},
         {"name": "bucket_mb (of the strategy)", "left": None, "right": 3},
     ]
     assert found["machine"] == [{"name": "torch", "left": "2.12", "right": "2.13"}]

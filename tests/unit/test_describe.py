@@ -283,3 +283,18 @@ def test_layers_name_their_own_trainable_parameters() -> None:
         "decode.bias",
     ]
     assert layers_of(nn.Linear(4, 3))[0].name == "(root)"
+
+
+def test_a_layer_says_as_what_it_computes():
+    class Same(nn.Linear):
+        """A linear layer by another name."""
+
+    class Other(nn.Linear):
+        """Computes something of its own."""
+
+        def forward(self, values: Tensor) -> Tensor:
+            return 2 * super().forward(values)
+
+    layers = [Same(4, 4), Other(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)]
+    described = describe(nn.Sequential(*layers), torch.zeros(2, 4)).layers
+    assert [one.kind for one in described] == ["Linear", "Other", "LayerNorm", "BatchNorm1d"]

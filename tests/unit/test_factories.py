@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput
 from paceline.models import find, names
 from paceline.models.networks import MLP, LeNet5
@@ -77,6 +78,8 @@ def test_names_are_the_documented_ones() -> None:
         *("lenet5", "alexnet", "vgg16", "googlenet", "inception-v3", "mlp"),
         *("resnet18", "resnet50", "resnet101", "resnet110", "resnet152"),
         *("covtype-mlp", "w8a-mlp", "delicious-mlp", "real-sim-mlp"),
+        *("gpt", "gpt-1m", "gpt-10m", "gpt-30m", "gpt2", "bert", "bert-base", "vit", "vit-b-16"),
+        *("gpt-untied", "gpt-1m-untied", "gpt-10m-untied", "gpt-30m-untied", "gpt2-untied"),
     }
 
 
@@ -88,6 +91,21 @@ def test_built_in_architecture() -> None:
     model = architecture.build(3)
     assert isinstance(model, LeNet5)
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "data"),
+    [
+        ("lenet5", torch.float32, "digits"),
+        ("mlp-4-3", torch.float32, "digits"),
+        ("vit", torch.float32, "digits"),
+        ("gpt", torch.int64, "text"),
+        ("gpt2-untied", torch.int64, "text"),
+        ("bert", torch.int64, "masked-text"),
+    ],
+)
+def test_architecture_says_what_a_sample_is(name: str, dtype: torch.dtype, data: str) -> None:
+    assert (find(name).input_dtype, usual_for(name).data) == (dtype, data)
 
 
 def test_each_build_is_a_new_model() -> None:

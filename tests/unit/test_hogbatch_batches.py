@@ -17,7 +17,7 @@ from paceline.data.dataset import TensorSamples
 from paceline.devices.simulated import SimulatedDevice
 from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
-from paceline.models.factory import optimizer_of
+from paceline.recipes.optimizers import optimizer_of
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.batches import BatchReader
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica

@@ -24,7 +24,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.devices.simulated import SimulatedDevice, SimulatedStream
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
-from paceline.models.factory import OptimizerFactory, optimizer_of
+from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.strategies.hogbatch import gpu_replica
 from paceline.strategies.hogbatch.batches import BatchReader
 from paceline.strategies.hogbatch.calibration import SpeedTrial, machine_of, plan_of_batches

@@ -37,7 +37,6 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
         (["--port", "7"], "port: goes not with strategy hogbatch"),
         (["--batch-size", "0"], "batch_size: Input should be greater than or equal to 1"),
         ([*HOST, "--policy", "adaptive"], "policy: goes not with strategy host"),
-        ([*HOST, "--optimizer", "sgd"], "optimizer: goes not with strategy host"),
         (["--strategy", "host", "--workers", "cpu:1"], "workers: 'cpu:1' is not a number"),
     ],
 )

@@ -20,9 +20,10 @@ from torch.optim.lr_scheduler import (
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import TrainSettings
 from paceline.data.dataset import TensorSamples
+from paceline.exchange.setup import learning_by, optimizer_by
 from paceline.recipes.classification import class_loss
 from paceline.recipes.recipe import Recipe
-from paceline.strategies.hogbatch.rates import ScheduledRate, optimizer_for, schedule_for
+from paceline.strategies.hogbatch.rates import ScheduledRate
 
 BATCH_SIZE, NUM_STEPS, RATE = 8, 20, 0.3
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
@@ -106,9 +107,11 @@ def test_the_optimizer_of_the_settings_goes_before_that_of_the_recipe():
     own = recipe(optimizer=lambda some: AdamW(some, 0.07))
     parameters = list(own.model().parameters())
     settings = TrainSettings(model="mine:recipe", optimizer="rmsprop", momentum=0.0)
-    named = optimizer_for(own, settings)(parameters)
+    named = optimizer_by(own, settings)(parameters)
     assert type(named).__name__ == "RMSprop"
-    unnamed = optimizer_for(own, settings.model_copy(update={"optimizer": None}))(parameters)
+    unnamed = optimizer_by(own, settings.model_copy(update={"optimizer": None, "momentum": None}))(
+        parameters
+    )
     assert isinstance(unnamed, AdamW)
     assert unnamed.param_groups[0]["lr"] == 0.07
 
@@ -121,6 +124,8 @@ def test_the_schedule_of_a_recipe_gets_the_steps_of_the_run():
         return CosineAnnealingLR(optimizer, num_steps)
 
     settings = TrainSettings(model="mine:recipe")
-    made = schedule_for(recipe(schedule=schedule), settings, 50)(sgd([nn.Parameter(torch.ones(1))]))
+    made = learning_by(recipe(schedule=schedule), settings, 50)[1](
+        sgd([nn.Parameter(torch.ones(1))])
+    )
     assert isinstance(made, CosineAnnealingLR)
     assert asked == [50]

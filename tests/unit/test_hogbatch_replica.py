@@ -13,7 +13,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
-from paceline.models.factory import optimizer_of
+from paceline.recipes.optimizers import optimizer_of
 from paceline.strategies.hogbatch.policy import rate_factor
 from paceline.strategies.hogbatch.replica import CpuReplica, refer, tensors_of
 

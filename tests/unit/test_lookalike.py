@@ -11,7 +11,7 @@ from paceline.data.dataset import TensorSamples
 from paceline.data.lookalike import NAMES, task
 from paceline.links import shared_memory
 from paceline.models.networks import MLP
-from paceline.models.objective import objective_of
+from paceline.recipes.named import recipe_of_data
 from paceline.studies.papers.hogbatch import DATA_SETS
 
 # Values of a sample that are not zero, as the originals' publishers say, and labels of a sample:
@@ -143,13 +143,15 @@ def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(
 def right(data: Dataset, model: torch.nn.Module) -> float:
     inputs, targets = tensors(data.test)
     with torch.no_grad():
-        return objective_of(data).num_right(model(inputs), targets) / len(targets)
+        score = recipe_of_data(data).score
+        assert score is not None
+        return float(score(model(inputs), targets))
 
 
 def trained(data: Dataset, model: torch.nn.Module, num_epochs: int) -> float:
     """Train with Adam in batches of 64, and return the share of test samples that are right."""
     inputs, targets = tensors(data.train)
-    optimizer, loss = torch.optim.Adam(model.parameters(), 2e-3), objective_of(data).loss
+    optimizer, loss = torch.optim.Adam(model.parameters(), 2e-3), recipe_of_data(data).loss
     for _ in range(num_epochs):
         for rows in torch.randperm(len(inputs)).split(64):
             optimizer.zero_grad()

@@ -13,7 +13,8 @@ from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
-from paceline.exchange.loop import Trained, evaluate, train
+from paceline.exchange.learner import evaluate
+from paceline.exchange.loop import Trained, train
 from paceline.exchange.replica import SingleReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches

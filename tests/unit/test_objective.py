@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from groups import group_of
 from paceline.data.dataset import Dataset, TensorSamples, loader
 from paceline.data.sampler import ShardedBatches
-from paceline.exchange.loop import evaluate
+from paceline.exchange.learner import evaluate
 from paceline.exchange.step import SGD, Learning, shares, train_step
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
 from paceline.recipes.named import recipe_of_data

@@ -75,11 +75,13 @@ def test_every_field_has_an_option_with_its_description(kind: type[BaseModel]) -
     text = CliRunner().invoke(app, ["--help"], env=WIDE).output
     plain = "".join(text.split())  # lines break after hyphens, too
     for name, field in kind.model_fields.items():
-        if name not in ("kind", "model", "options"):
+        if name not in ("kind", "model", "options", "optimizer_options"):
             assert f"--{name.replace('_', '-')}" in text
             assert field.description
             assert "".join(field.description.split()) in plain
-    assert "--set FIELD=VALUE" in text or "options" not in kind.model_fields
+    for table, flag in (("options", "--set"), ("optimizer_options", "--optimizer-set")):
+        assert (f"{flag} FIELD=VALUE" in text) == (table in kind.model_fields)
+    assert "--config RUN.TOML" in text
     assert "--kind" not in text
 
 
@@ -121,8 +123,8 @@ def test_an_argument_is_passed_on_though_it_is_the_default_of_settings(monkeypat
         assert asked.pop() == {"model": "lenet5", "strategy": "wheel"} | given
 
 
-# What other strategies or models have otherwise: there None stands for "as it suits".
-SUITED = {"learning_rate", "momentum", "profile_s"}
+# What other strategies have otherwise, or other settings replace: None stands for "as it suits".
+SUITED = {"profile_s", "epochs"}
 
 
 @pytest.mark.parametrize(

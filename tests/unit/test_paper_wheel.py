@@ -2,7 +2,7 @@ import pytest
 
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose
-from paceline.models.factory import workload_of
+from paceline.recipes.named import workload_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import messages, split
 from paceline.studies.papers.paper_tables import Basis, mean_error

@@ -1,5 +1,6 @@
 """What the share of right samples is called: by one place, wherever it is shown."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from paceline.core.outcome import Epoch
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.data.dataset import Dataset, TensorSamples
-from paceline.models.objective import check_outputs
+from paceline.recipes.named import recipe_of_data
+from paceline.recipes.recipe import Recipe, built
 from paceline.record.trace import write_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
@@ -80,27 +82,31 @@ def data(targets: torch.Tensor) -> Dataset:
     return Dataset("toy", samples, samples, 3, (4,))
 
 
+def of(model: nn.Module, targets: torch.Tensor) -> Recipe:
+    return replace(recipe_of_data(data(targets)), model=lambda: model, name="net")
+
+
 CLASSES, LABELS = torch.tensor([0, 2]), torch.tensor([[True, False, True]] * 2)
 
 
 @pytest.mark.parametrize(("targets", "outputs"), [(CLASSES, 3), (CLASSES, 5), (LABELS, 3)])
 def test_enough_outputs_are_taken(targets: torch.Tensor, outputs: int) -> None:
-    check_outputs(nn.Linear(4, outputs), data(targets), "net")
+    built(of(nn.Linear(4, outputs), targets), 0)
 
 
 @pytest.mark.parametrize(
     ("targets", "outputs", "message"),
     [
-        (CLASSES, 2, "model net: has 2 outputs, but toy has 3 classes"),
-        (LABELS, 2, "model net: has 2 outputs, but toy has 3 labels, .*: it needs 3 outputs"),
-        (LABELS, 4, "model net: has 4 outputs, but toy has 3 labels, .*: it needs 3 outputs"),
+        (CLASSES, 2, "model net: has 2 outputs, but its data have 3 classes"),
+        (LABELS, 2, "model net: has 2 outputs, but its data have 3 labels, .*: it needs 3 outputs"),
+        (LABELS, 4, "model net: has 4 outputs, but its data have 3 labels, .*: it needs 3 outputs"),
     ],
 )
 def test_too_few_or_for_labels_too_many_are_refused(targets, outputs: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        check_outputs(nn.Linear(4, outputs), data(targets), "net")
+        built(of(nn.Linear(4, outputs), targets), 0)
 
 
 def test_what_is_no_table_of_scores_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"gives torch\.Size\(\[4\]\), but must give"):
-        check_outputs(nn.Flatten(0), data(CLASSES), "net")
+        built(of(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)), CLASSES), 0)

@@ -1,13 +1,17 @@
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from paceline.core.defaults import completed, usual_for
 from paceline.core.errors import InvalidInput
+from paceline.core.interval import Interval
 from paceline.core.settings import TrainSettings
 from paceline.records.machine_file import read_machine
 from paceline.records.settings import configuration, validated_rehearsal, validated_settings
-from paceline.strategies import EXCHANGES, find_exchange
+from paceline.strategies import EXCHANGES, STRATEGIES, allreduce, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 
 
@@ -45,7 +49,32 @@ def test_what_is_not_said_has_a_value():
         ({"strategy": "auto", "profile_s": 0}, "profile_s: Input should be greater than 0"),
         ({"strategy": "hogbatch", "profile_s": 0}, "profile_s: Input should be greater than 0"),
         ({"strategy": "auto", "options": {"chunk": 1}}, "options: with strategy auto nobody"),
-        ({"strategy": "wheel", "resume": True}, "resume: goes only with snapshots"),
+        ({"checkpoint_every": "5"}, None),
+        ({"checkpoint_every": 500}, None),
+        ({"checkpoint_every": "1.5h"}, None),
+        ({"checkpoint_every": "0"}, "checkpoint_every: an interval has at least 1 step, not 0"),
+        ({"checkpoint_every": "0s"}, "checkpoint_every: an interval is above 0 s"),
+        ({"checkpoint_every": "5m"}, "checkpoint_every: '5m' is neither a number of steps"),
+        ({"checkpoint_every": True}, "checkpoint_every: Input should be a valid string"),
+        ({"steps": 0}, "steps: Input should be greater than or equal to 1, not 0"),
+        ({"steps": 5, "epochs": 5}, "steps: are instead of epochs, and both are given"),
+        ({"steps": 5, "warmup_steps": 5}, "warmup_steps: 5 of 5 steps; the rate has to reach"),
+        ({"steps": 5, "warmup_steps": 4}, None),
+        ({"warmup_steps": -1}, "warmup_steps: Input should be greater than or equal to 0"),
+        ({"precision": "float16"}, "precision: Input should be 'float32' or 'bfloat16', not 'fl"),
+        ({"accumulate": 0}, "accumulate: Input should be greater than or equal to 1, not 0"),
+        ({"accumulate": 32}, None),
+        (
+            {"accumulate": 33},
+            "^accumulate: 64 samples cannot be cut into 33 micro-batches of each of 2 workers$",
+        ),
+        ({"strategy": "hogbatch", "accumulate": 33}, None),  # its workers do not share a batch
+        ({"clip_norm": 0}, "clip_norm: Input should be greater than 0, not 0"),
+        ({"clip_norm": float("inf")}, "clip_norm: .*, not inf"),
+        ({"evaluate_every": 0}, "evaluate_every: Input should be greater than or equal to 1"),
+        ({"keep": 0}, "keep: Input should be greater than or equal to 1, not 0"),
+        ({"restarts": -1}, "restarts: Input should be greater than or equal to 0, not -1"),
+        ({"optimizer_options": [1]}, "optimizer_options: Input should be a valid dictionary"),
         ({"force": True}, "force: goes only with balance"),
         ({"speed": 3}, "speed: Extra inputs are not permitted, not 3"),
         ({"model": 3}, "model: Input should be a valid string, not 3"),
@@ -67,6 +96,9 @@ def test_what_is_not_said_has_a_value():
     ],
 )
 def test_a_wrong_field_is_named_in_one_line(fields, message):
+    if message is None:  # just within the bounds
+        assert validated_settings({"model": "lenet5"} | fields).model == "lenet5"
+        return
     with pytest.raises(InvalidInput, match=message) as error:
         validated_settings({"model": "lenet5"} | fields)
     assert "\n" not in str(error.value)
@@ -78,7 +110,7 @@ def test_the_model_has_to_be_said():
 
 
 @pytest.mark.parametrize(
-    ("model", "rate"), [("lenet5", 0.05), ("alexnet", 0.001), ("networks:alexnet", 0.05)]
+    ("model", "rate"), [("lenet5", 0.05), ("alexnet", 0.001), ("networks:alexnet", None)]
 )
 def test_the_learning_rate_suits_the_model_unless_it_is_said(model: str, rate: float):
     for strategy in ("allreduce", "auto", "hogbatch", "wheel"):
@@ -95,13 +127,103 @@ def test_workers_that_do_not_share_a_batch_may_have_a_small_one(workers: dict):
 
 def test_a_strategy_has_its_own_defaults_unless_values_are_given():
     wheel = {"model": "lenet5", "strategy": "wheel"}
-    assert validated_settings(wheel).momentum == 0
+    assert validated_settings(wheel).momentum == 0.8
     assert validated_settings(wheel | {"momentum": 0.9}).momentum == 0.9
     assert validated_settings(wheel | {"profile_s": 0}).profile_s == 0
     paced = wheel | {"device": "p100"}
     assert validated_rehearsal(paced).profile_s == 1
     assert validated_rehearsal(paced | {"profile_s": 2.0}).profile_s == 2
     assert validated_rehearsal(paced | {"strategy": "host"}).profile_s == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        ("lenet5", {}, ("digits", "sgd", 0.05, 0.9, "constant")),
+        ("alexnet", {}, ("digits", "sgd", 0.001, 0.9, "constant")),
+        ("gpt", {}, ("text", "adamw", 1e-3, None, "constant")),
+        ("gpt2", {}, ("text", "adamw", 6e-4, None, "constant")),
+        ("bert", {"data": "masked-text:a"}, ("masked-text:a", "adamw", 1e-3, None, "constant")),
+        ("bert-base", {}, ("masked-text", "adamw", 1e-4, None, "constant")),
+        ("vit", {"schedule": "cosine"}, ("digits", "adamw", 1e-3, None, "cosine")),
+        # A rate belongs to an optimizer.
+        ("lenet5", {"optimizer": "Adam"}, ("digits", "Adam", None, None, "constant")),
+        ("gpt", {"optimizer": "SGD"}, ("text", "SGD", 0.05, 0.9, "constant")),
+        ("gpt", {"optimizer": "AdamW"}, ("text", "AdamW", 1e-3, None, "constant")),
+        (
+            "lenet5",
+            {"optimizer": "a:b", "learning_rate": 1},
+            ("digits", "a:b", 1, None, "constant"),
+        ),
+    ],
+)
+def test_what_nobody_names_is_what_suits_the_model(model: str, given: dict, expected: tuple):
+    settings = validated_settings({"model": model} | given)
+    names = ("data", "optimizer", "learning_rate", "momentum", "schedule")
+    assert tuple(getattr(settings, name) for name in names) == expected
+    assert completed(settings) == settings
+
+
+@pytest.mark.parametrize(
+    "model", ["lenet5", "alexnet", "gpt", "gpt2", "bert", "bert-base", "vit", "mine:net"]
+)
+def test_the_help_says_the_rate_that_suits_a_model(model: str):
+    text = TrainSettings.model_fields["learning_rate"].description or ""
+    assert re.search(rf"(?<!\d){usual_for(model).learning_rate:.4f}".rstrip("0") + r"0*\b", text)
+
+
+def test_a_recipe_may_have_its_own_until_nobody_can_name_another():
+    settings = validated_settings({"model": "mine:recipe", "momentum": 0.5})
+    assert (settings.data, settings.optimizer, settings.learning_rate) == (None, None, None)
+    like_images = completed(settings)
+    assert (like_images.data, like_images.optimizer) == ("digits", "sgd")
+    assert (like_images.learning_rate, like_images.momentum) == (0.05, 0.5)
+
+
+REFUSING = replace(
+    allreduce.STRATEGY, name="toy", refused_settings={"accumulate": "it has no parts; take less"}
+)
+
+
+def test_a_strategy_refuses_a_setting_with_its_reason(monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "toy", REFUSING)
+    asked = {"model": "lenet5", "strategy": "toy"}
+    with pytest.raises(
+        InvalidInput, match=r"^accumulate: goes not with strategy toy: it has no parts; take less$"
+    ):
+        validated_settings(asked | {"accumulate": 2})
+    # The default is what it does anyway: a file with all settings names it, too.
+    assert validated_settings(asked | {"accumulate": 1}).accumulate == 1
+
+
+def test_auto_refuses_what_one_of_its_strategies_refuses(monkeypatch):
+    monkeypatch.setitem(EXCHANGES, "toy", REFUSING)
+    with pytest.raises(InvalidInput, match="accumulate: goes not with strategy toy: it has no"):
+        validated_settings({"model": "lenet5", "strategy": "auto", "accumulate": 2})
+
+
+def test_refused_settings_of_strategies_are_settings():
+    for strategy in STRATEGIES.values():
+        assert strategy.refused_settings.keys() <= TrainSettings.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "seconds"),
+    [("1", 1, None), ("0.05s", None, 0.05), ("5min", None, 300), ("2 h", None, 7200)],
+)
+def test_an_interval_is_steps_or_seconds(text: str, steps: int | None, seconds: float | None):
+    assert Interval.parse(text) == Interval(steps, seconds)
+    settings = validated_settings({"model": "lenet5", "checkpoint_every": text})
+    assert settings.checkpoint_interval == Interval(steps, seconds)
+
+
+def test_never_is_no_interval_and_an_interval_is_one_of_both():
+    asked = {"model": "lenet5", "checkpoint_every": "never"}
+    assert validated_settings(asked).checkpoint_interval is None
+    assert validated_settings({"model": "lenet5"}).checkpoint_interval == Interval(seconds=300)
+    for both in ((None, None), (1, 1.0), (0, None), (None, 1e10)):
+        with pytest.raises(ValueError, match="interval"):
+            Interval(*both)
 
 
 def test_options_are_fields_of_the_strategy():

@@ -8,8 +8,8 @@ from paceline import plan
 from paceline.core.errors import InvalidInput
 from paceline.data import load
 from paceline.models import find
-from paceline.models.factory import workload_of
 from paceline.models.networks import SigmoidMLP
+from paceline.recipes.named import workload_of
 from paceline.studies.papers.hogbatch import DATA_SETS, workload
 
 BATCH = 32

@@ -5,15 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_model
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from paceline.core.cost import PacedDevice, Rate, Totals
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch
+from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import process_group
 from paceline.models import find
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.named import given
+from paceline.recipes.recipe import Recipe
+from paceline.records.settings import validated_settings
 from paceline.strategies import STRATEGIES
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.run import start
@@ -28,6 +35,7 @@ class Collected:
     total: int = 0
     count: int = 0
     epochs: list[Epoch] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
     def begin(self, total: int, unit: str) -> None:
         self.total = total
@@ -38,12 +46,16 @@ class Collected:
     def epoch(self, epoch: Epoch, score: str) -> None:
         self.epochs.append(epoch)
 
+    def evaluation(self, found: Evaluation, score: str) -> None:
+        self.evaluations.append(found)
+
     def status(self, text: str) -> None:
         pass
 
 
 def session(settings: Any, group: Any, progress: Any = None, device: Any = None) -> TrainingSession:
-    config, strategy = SubBatch(workers=settings.workers), STRATEGIES["subbatch"]
+    strategy = STRATEGIES["subbatch"]
+    config = SubBatch(workers=settings.workers, **settings.options)
     return TrainingSession(
         settings, strategy, config, "run", group, progress or Collected(), device
     )
@@ -100,3 +112,94 @@ def test_what_does_not_fit_is_refused(more: dict[str, Any], message: str):
         start(session(settings, group)),
     ):
         pass
+
+
+class Language(nn.Module):
+    """A model of tokens with a head of its own, and of their mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(11, 16), nn.LayerNorm(16)
+        self.mixed, self.head = nn.Linear(16, 16), nn.Linear(16, 11, bias=False)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        x = self.embedding(tokens) * mask.unsqueeze(2)
+        return self.head(self.norm(x + self.mixed(x).relu()))
+
+
+class Counting(Dataset):
+    """Tokens that count up, with their inputs by name; the last target of a sample is ignored."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        tokens = (index + torch.arange(6)) % 11
+        targets = tokens[1:].clone()
+        targets[-1] = -100
+        return {"tokens": tokens[:-1], "mask": torch.ones(5, dtype=torch.bool)}, targets
+
+
+COUNTING = Recipe(
+    model=Language, train=Counting(), test=Counting(), loss=next_token_loss, score=bits_per_byte
+)
+
+
+def test_a_recipe_of_tokens_goes_through_a_session():
+    """Inputs by name, bfloat16, clipped gradients, tests within the epoch, a run cut short."""
+    progress = Collected()
+    with given(COUNTING) as name, process_group(20.0) as group:
+        settings = TrainSettings(
+            model=name, strategy="subbatch", workers=1, batch_size=6, profile_s=0.1, steps=25,
+            learning_rate=0.5, precision="bfloat16", clip_norm=1.0, evaluate_every=4,
+        )  # fmt: skip
+        with start(session(settings, group, progress)) as runner:
+            runner.measure()
+            outcome = runner.train(SubBatch(workers=1))
+    assert [one.num_steps for one in progress.evaluations] == [4, 8, 12, 16, 24]
+    assert len(outcome.epochs) == 3
+    assert outcome.evaluations[-1].score < 0.5 * outcome.evaluations[0].score
+    assert outcome.score == "bits per byte"
+    assert outcome.tokens_per_s == pytest.approx(5 * outcome.samples_per_s)
+    assert outcome.head.layers == ("head",)
+    # Parameters, gradients and momentum of 11 x 16 values.
+    assert outcome.head.state_nbytes == 3 * 4 * 11 * 16
+    assert not [fault for fault in outcome.faults if "planned" in fault]
+
+
+def test_micro_batches_are_refused_with_what_would_do():
+    values = {"model": "lenet5", "strategy": "subbatch", "workers": 1, "accumulate": 2}
+    with pytest.raises(InvalidInput, match=r"accumulate: goes not .* smaller batch_size"):
+        validated_settings(values)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"clip_norm": 1.0, "options": {"updates": "sub-batch"}},
+            "clip_norm: .* choose updates=step",
+        ),
+    ],
+)
+def test_settings_that_sub_batches_cannot_have_are_refused(more: dict[str, Any], message: str):
+    settings = TrainSettings(model="lenet5", strategy="subbatch", workers=1, profile_s=0.1, **more)
+    with (
+        process_group(20.0) as group,
+        pytest.raises(InvalidInput, match=message) as caught,
+        start(session(settings, group)) as runner,
+    ):
+        runner.measure()
+    assert "\n" not in str(caught.value)
+
+
+def test_tokens_are_rehearsed_with_the_bytes_of_tokens():
+    with given(COUNTING) as name, process_group(20.0) as group:
+        settings = RehearseSettings(
+            model=name, strategy="subbatch", workers=1, steps=3, device="any", batch_size=6
+        )
+        with start(session(settings, group, device=PACED)) as runner:
+            runner.measure()
+            outcome = runner.train(SubBatch(workers=1))
+    assert min(outcome.step_seconds) > 0.059
+    assert not [fault for fault in outcome.faults if "planned" in fault]

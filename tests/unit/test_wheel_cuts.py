@@ -1,5 +1,7 @@
 """Models that cannot be cut are refused, and the message says which connection is in the way."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,10 +60,9 @@ class Counting(Base):
         return self.last(self.first(samples)) * self.calls
 
 
-class Several(Base):
-    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.first(samples)
-        return self.last(hidden), hidden
+class Strange(Base):
+    def forward(self, samples: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(scores=self.last(self.first(samples)))
 
 
 class Summed(Base):
@@ -97,9 +98,9 @@ class Frozen(Base):
         (Uncalled, "never calls that layer"),
         (Detached, "does not depend on the body's parameters"),
         (Counting, "computes something else than in one piece"),
-        (Several, "returns tuple"),
+        (Strange, "cannot be traced: NotImplementedError"),
         (Summed, r"hands on shape \(1, 6\) of 4 samples"),
-        (Tied, "'first.weight' is used on both sides"),
+        (Tied, "'first.weight' is used on both sides of the cut, .* with an untied embedding"),
         (Mixed, "'last.weight' of Mixed is torch.float16"),
         (Frozen, "nothing before it is trained"),
     ],

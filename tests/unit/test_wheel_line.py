@@ -39,9 +39,10 @@ HUB = ("hub", "lenet5")
         (["--codec", "activation_gradients=auto"], "codec: 'auto' is a choice between codecs"),
         (["--codec", "gradients=threshold:0.1"], "codec: nobody knows beforehand how many"),
         (["--optimizer", "adam", "--momentum", "0.9"], "momentum: optimizer adam has none"),
-        (["--resume"], "resume: goes only with snapshots"),
-        (["--snapshots", "none", "--resume"], "none: there is no snapshot"),
-        (["--snapshot-s", "-1"], "snapshot_s: Input should be greater than or equal to 0"),
+        (["--resume", "none"], "resume: none is not the folder of a run, as it has no run.toml"),
+        (["--resume", "old"], "old/checkpoints: there is no snapshot"),
+        (["--checkpoint-every", "-1s"], "checkpoint_every: '-1s' is neither a number of steps"),
+        (["--checkpoint-every", "500"], "checkpoint_every: the workers of strategy wheel take no"),
         (["--policy", "adaptive"], "policy: goes not with strategy wheel, only"),
         (["--port", "7"], "port: goes not with strategy wheel"),
         (["--balance", "auto"], "balance: goes not with strategy wheel"),
@@ -54,11 +55,11 @@ HUB = ("hub", "lenet5")
             ["--strategy", "host", "--codec", "activations=half"],
             "codec: goes not with strategy ho",
         ),
-        (["--strategy", "host", "--resume"], "resume: goes not with strategy host"),
-        (["--strategy", "hogbatch", "--snapshots", "a"], "snapshots: goes not with strategy hog"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(line, arguments: list[str], message: str):
+def test_what_cannot_be_done_is_one_line(line, tmp_path, arguments: list[str], message: str):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.toml").write_text("profile_s = 1.0\n")
     line(*TRAIN, *arguments)
     assert (line.code, line.out) == (2, ""), line.err
     (said,) = [text for text in line.err.splitlines() if text.startswith("paceline: ")]

@@ -8,9 +8,9 @@ from paceline.models import describe
 from paceline.models import paced as module_of_paced
 from paceline.models.paced import PacedSGD
 from paceline.strategies.wheel.cut import cut
-from paceline.strategies.wheel.job import paced_halves
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import Split
+from paceline.strategies.wheel.stand_in import paced_halves
 from sleeping import Sleeping
 
 

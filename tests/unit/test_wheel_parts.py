@@ -12,10 +12,11 @@ from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
-from paceline.data.dataset import Dataset, TensorSamples
+from paceline.data.dataset import TensorSamples
 from paceline.rpc.frames import Message
+from paceline.strategies.wheel.batches import SampleShare
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.job import SampleShare, difference
+from paceline.strategies.wheel.job import difference
 from paceline.strategies.wheel.protocol import CopyLane, Endpoint, check_codecs
 from paceline.strategies.wheel.split import MessageSize
 from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
@@ -112,17 +113,16 @@ def test_a_failure_of_one_lane_stops_those_that_wait():
         turns.check()
 
 
-def data_of(num_samples: int, targets: torch.Tensor | None = None) -> Dataset:
-    classes = torch.zeros(num_samples, dtype=torch.int64) if targets is None else targets
-    samples = TensorSamples(torch.arange(float(num_samples))[:, None], classes)
-    return Dataset("numbers", samples, samples, 2, (1,))
+def samples_of(num_samples: int) -> TensorSamples:
+    classes = torch.zeros(num_samples, dtype=torch.int64)
+    return TensorSamples(torch.arange(float(num_samples))[:, None], classes)
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 7), (3, 10), (4, 5)])
 def test_the_shares_of_all_workers_are_every_sample_once_an_epoch(workers: int, batch_size: int):
-    data = data_of(101)
-    shares = [SampleShare(data, batch_size, w, workers, 2, 9) for w in range(workers)]
-    steps = shares[0].steps_per_epoch
+    samples, steps = samples_of(101), -(-101 // batch_size)
+    shares = [SampleShare(samples, batch_size, w, workers, 2 * steps, 9) for w in range(workers)]
+    assert shares[0].steps_per_epoch == steps
     for epoch in range(2):
         seen: Counter[float] = Counter()
         for step in range(epoch * steps, (epoch + 1) * steps):
@@ -135,12 +135,17 @@ def test_the_shares_of_all_workers_are_every_sample_once_an_epoch(workers: int, 
             assert shares[0].ends_epoch(step) == (step + 1 == (epoch + 1) * steps)
         assert set(seen.values()) == {1}
         assert len(seen) == 101
-    assert shares[0].num_steps == 2 * steps
+
+
+def test_a_run_of_so_many_steps_ends_within_an_epoch():
+    share = SampleShare(samples_of(60), 6, 0, 1, 13, 3)
+    ends = [step for step in range(share.num_steps) if share.ends_epoch(step)]
+    assert (share.num_steps, ends) == (13, [9, 12])
 
 
 def test_two_threads_may_ask_a_share_about_two_epochs():
-    share, found = SampleShare(data_of(60), 6, 0, 1, 40, 3), {}
-    expected = [SampleShare(data_of(60), 6, 0, 1, 40, 3).rows(step) for step in range(400)]
+    share, found = SampleShare(samples_of(60), 6, 0, 1, 400, 3), {}
+    expected = [SampleShare(samples_of(60), 6, 0, 1, 400, 3).rows(step) for step in range(400)]
 
     def ask(number: int) -> None:
         order = range(400) if number else reversed(range(400))
@@ -148,13 +153,6 @@ def test_two_threads_may_ask_a_share_about_two_epochs():
 
     together(lambda: ask(0), lambda: ask(1))
     assert all(rows == expected[step] for own in found.values() for step, rows in own.items())
-
-
-def test_several_labels_a_sample_are_refused():
-    labels = torch.zeros(8, 2, dtype=torch.bool)
-    share = SampleShare(data_of(8, labels), 4, 0, 1, 1, 0)
-    with pytest.raises(InvalidInput, match="several labels"):
-        share.batch(0)
 
 
 def endpoint(dtype: torch.dtype = torch.float32, **codecs: str) -> Endpoint:

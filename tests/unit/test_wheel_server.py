@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, sequential, serve, values
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.models.objective import SEVERAL_LABELS
+from paceline.exchange.step import Learning
+from paceline.recipes.classification import class_loss, label_loss
 from paceline.strategies.wheel.server import ParameterServer
 
 OPTIMIZERS: dict[str, Make] = {
@@ -72,12 +74,12 @@ def test_a_part_of_an_uneven_batch_counts_by_its_weight(mlp):
 
 def test_samples_with_several_labels_are_trained_on():
     case = CASES["mlp"]
-    server, (hand,) = serve(case, CUTS["mlp"])
+    server, (hand,) = serve(case, CUTS["mlp"], learning=Learning(label_loss))
     whole = case.model()
     inputs = case.inputs()
     labels = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0]]).bool()
     _, loss = hand.step(0, inputs, labels)
-    expected = SEVERAL_LABELS.loss(whole(inputs), labels)
+    expected = label_loss(whole(inputs), labels)
     expected.backward()
     plain(whole).step()
     assert loss == float(expected.detach())
@@ -112,6 +114,65 @@ def test_staleness_is_counted_and_slows_an_update_down():
     assert server.updates.staleness["all workers"] == {0: 1, 1: 1}
     assert server.updates.mean_staleness == 0.5
     assert [group["lr"] for group in server.optimizer.param_groups] == [0.25]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_schedules_and_clipping_are_those_of_plain_training(optimizer: str):
+    """Bit for bit: the schedule is told of each update, and all gradients are clipped together."""
+    case, make, clip = CASES["mlp"], OPTIMIZERS[optimizer], 0.3
+
+    def halving(of: torch.optim.Optimizer) -> LRScheduler:
+        return LambdaLR(of, lambda step: 0.5 ** (step // 3))
+
+    whole = case.model()
+    plainly = make(whole)
+    schedule, norms = halving(plainly), []
+    for inputs, labels in batches(case, 10):
+        torch.nn.functional.cross_entropy(whole(inputs), labels).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), clip)))
+        plainly.step()
+        plainly.zero_grad()
+        schedule.step()
+    server, (hand,) = serve(
+        case, CUTS["mlp"], make, schedule=halving, learning=Learning(class_loss, clip_norm=clip)
+    )
+    for step, batch in enumerate(batches(case, 10)):
+        hand.step(step, *batch)
+    assert min(norms) > clip  # it was clipped, each time
+    assert equal(values(server.model), values(whole))
+    rates = [[group["lr"] for group in one.param_groups] for one in (server.optimizer, plainly)]
+    assert rates[0] == rates[1]
+
+
+def test_a_server_that_is_restored_goes_on_with_the_schedule():
+    def falling(of: torch.optim.Optimizer) -> LRScheduler:
+        return LambdaLR(of, lambda step: 1 / (1 + step))
+
+    case = CASES["mlp"]
+    server, (hand,) = serve(case, CUTS["mlp"], schedule=falling)
+    server.restore(6, server.workers.progress(), {0: 6})
+    server.workers.add(0)
+    hand.step(0, *next(batches(case, 1)))
+    assert server.optimizer.param_groups[0]["lr"] == pytest.approx(0.25 / 8)
+
+
+def test_an_update_has_its_part_of_the_learning_rate_of_a_step():
+    """Four updates with the mean gradients of a quarter each are one with that of the whole."""
+    case = CASES["mlp"]
+    server, hands = serve(case, CUTS["mlp"], num_workers=4, staleness=None, updates_per_step=4)
+    ((inputs, labels),) = batches(case, 1, size=8)
+    whole = case.model()
+    torch.nn.functional.cross_entropy(whole(inputs), labels).backward()
+    plain(whole).step()
+    done = []
+    for hand in hands:
+        rows = slice(2 * hand.worker, 2 * hand.worker + 2)
+        done.append(hand.forward(0, hand.fetch(), inputs[rows], labels[rows])[0])
+    for hand, gradients in zip(hands, done, strict=True):
+        server.update(hand.worker, 0, 0, gradients)
+    for one, other in zip(values(server.model), values(whole), strict=True):
+        torch.testing.assert_close(one, other)
+    assert server.optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pytest.MonkeyPatch):

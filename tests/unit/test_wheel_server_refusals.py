@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite
+from paceline.exchange.step import Learning
 from paceline.strategies.wheel.protocol import all_finite, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 
@@ -96,11 +97,10 @@ def test_what_does_not_fit_is_refused(mlp):
 
     refused("of shape \\(8,\\) a sample", activations[:, :8])
     refused("activations torch.float32", activations.float())
-    refused("labels torch.int64 of shape \\(3,\\) for 4 samples", of=labels[:3])
-    refused("labels torch.int32", of=labels.int())
-    refused("worker 0, step 0: a label is none of the 4 classes", of=labels + 4)
-    refused("worker 0, step 0: a label is none", of=labels - 4)
-    refused("a label is none", of=torch.ones(4, 5, dtype=torch.bool))
+    refused("targets of 3 samples with weight 1.0, and activations of 4", of=labels[:3])
+    fails = "worker 0, step 0: head and loss fail on activations float64 4x9 and targets"
+    refused(f"{fails} int64 4: IndexError", of=labels + 4)
+    refused(f"{fails} bool 4x5: RuntimeError", of=torch.ones(4, 5, dtype=torch.bool))
     refused("parameters of version 1; the server has made 0", version=1)
     with pytest.raises(InvalidInput, match="worker 3: there are 3, numbered from 0"):
         server.may_begin(3, 0)
@@ -109,9 +109,35 @@ def test_what_does_not_fit_is_refused(mlp):
     assert server.version == 0
 
 
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda scores, labels: (scores.sum(1) - labels).square(), "loss: is float64 4 of 4 samp"),
+        (lambda scores, labels: 0.5, "loss: is float of 4 samples; it must be a scalar"),
+        (lambda scores, labels: labels.double().mean(), "the loss does not depend on the activat"),
+        (lambda scores, labels: scores["logits"], "fail on activations float64 4x9 .*: IndexError"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_of_the_outputs_is_refused_by_the_workers_name(loss, message):
+    case = CASES["mlp"]
+    server, (hand,) = serve(case, CUT, learning=Learning(loss))
+    with pytest.raises(InvalidInput, match=f"worker 0, step 0: .*{message}"):
+        hand.step(0, case.inputs(), case.labels())
+    assert server.version == 0
+
+
 class Nothing(torch.optim.Optimizer):
     def __init__(self, parameters) -> None:
         super().__init__(parameters, {})
+
+
+def test_an_optimizer_without_a_rate_has_none_to_divide_by_the_updates_of_a_step():
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return Nothing(model.parameters())
+
+    serve(CASES["mlp"], CUT, make)
+    with pytest.raises(InvalidInput, match=r"Nothing has no learning rate .* 2 updates of a step"):
+        serve(CASES["mlp"], CUT, make, num_workers=2, updates_per_step=2)
 
 
 @pytest.mark.parametrize(

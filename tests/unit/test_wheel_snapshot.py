@@ -1,8 +1,7 @@
 """Snapshots of a parameter server: going on from one is as if nothing had happened."""
 
-import json
+import shutil
 from collections.abc import Callable
-from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from halved import CASES, Case, Make, ManualWorker, batches, equal
+from paceline.checkpoints.folder import CheckpointFolder, Loaded
+from paceline.checkpoints.writer import BackgroundWriter
 from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch
 from paceline.models.networks import MLP
-from paceline.strategies.wheel import checkpoint
-from paceline.strategies.wheel.checkpoint import load, read_manifest, save
+from paceline.strategies.wheel.checkpoint import Checkpoints, ServerProgress, load, state_of
 from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
 
@@ -64,7 +65,15 @@ def state(server: ParameterServer) -> list[Tensor]:
 
 
 def save_here(folder: Path, server: ParameterServer) -> None:
-    save(folder, server, run_id=RUN, layout=LAYOUT)
+    writer = BackgroundWriter(CheckpointFolder(folder))
+    assert writer.save(server.version, *state_of(server, RUN, LAYOUT), wait=True)
+    assert writer.written_step == server.version
+
+
+def load_here(
+    folder: Path, server: ParameterServer, **options: str
+) -> tuple[Loaded, ServerProgress]:
+    return load(CheckpointFolder(folder), server, **({"layout": LAYOUT} | options))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -82,8 +91,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     train(before, hands[1], case, range(5))
     save_here(tmp_path, before)
     torch.manual_seed(99)
-    manifest = load(tmp_path, after, layout=LAYOUT, run_id=RUN)
-    assert (manifest.run_id, manifest.version, after.version) == (RUN, 10, 10)
+    _, progress = load_here(tmp_path, after, run_id=RUN)
+    assert (progress.run_id, progress.version, after.version) == (RUN, 10, 10)
     groups, expected = after.optimizer.param_groups, whole.optimizer.param_groups
     for one, other in zip(groups, expected, strict=True):
         assert {**one, "params": None} == {**other, "params": None}
@@ -100,7 +109,7 @@ def test_a_step_that_the_snapshot_has_is_not_applied_again(tmp_path: Path):
     train(server, hands, case, range(3))
     save_here(tmp_path, server)
     after = mlp()
-    load(tmp_path, after, layout=LAYOUT)
+    load_here(tmp_path, after)
     before = state(after)
     hand = ManualWorker(after, hands[0].halves)
     assert after.workers.of(0).next_step == 3
@@ -114,56 +123,87 @@ def test_half_done_steps_are_not_kept(tmp_path: Path):
     hand.forward(0, hand.fetch(), case.inputs(), case.labels())
     save_here(tmp_path, server)
     after = mlp()
-    load(tmp_path, after, layout=LAYOUT)
+    load_here(tmp_path, after)
     assert after.workers.of(0).half is None
     assert not after.workers.of(0).is_live
 
 
-def test_a_snapshot_is_two_files_and_replaces_the_one_before(tmp_path: Path):
+def test_a_snapshot_replaces_the_one_before_the_last(tmp_path: Path):
     server = mlp()
-    for version in (3, 3, 4):
+    for version in (3, 4, 4, 5):
         server.version = version
         save_here(tmp_path, server)
-        (tmp_path / "snapshot-9-interrupted.safetensors").touch()
-        (tmp_path / ".partial").mkdir()
-        (tmp_path / ".partial" / ".tmp123").touch()
+        (tmp_path / ".partial-12345678").mkdir()
+        (tmp_path / ".partial-12345678" / "model.safetensors").touch()
     save_here(tmp_path, server)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert [name.partition("-")[0] for name in names] == ["manifest.json", "snapshot"]
-    assert read_manifest(tmp_path).tensors == names[1]
-    assert read_manifest(tmp_path).version == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+    assert load_here(tmp_path, mlp())[1].version == 5
+
+
+def test_a_damaged_snapshot_is_skipped_for_the_one_before(tmp_path: Path):
+    server = mlp()
+    for version in (1, 2):
+        server.version = version
+        save_here(tmp_path, server)
+    model = tmp_path / "step-00000002" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-8])
+    loaded, progress = load_here(tmp_path, mlp())
+    assert progress.version == 1
+    assert "step-00000002: model.safetensors has" in loaded.skipped[0]
 
 
 def test_there_is_none_in_an_empty_folder(tmp_path: Path):
-    assert read_manifest(tmp_path) is None
     with pytest.raises(InvalidInput, match="there is no snapshot"):
-        load(tmp_path, mlp(), layout=LAYOUT)
+        load_here(tmp_path, mlp())
 
 
-@pytest.mark.parametrize("failing", [1, 2])
-def test_a_save_that_fails_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """The disk is full while the tensors are written, or the manifest."""
+    (tmp_path / "file").touch()
     server = mlp()
+    checkpoints = Checkpoints(tmp_path / "file" / "kept", 0.0, server, RUN, LAYOUT)
     server.version = 1
-    save_here(tmp_path, server)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    calls = []
+    checkpoints.close([])
+    assert "the checkpoint of step 1 cannot be written: Not a directory" in caplog.text
+    assert "the run goes on" in caplog.text
 
-    def to_disk(path: Path) -> None:
-        calls.append(path)
-        if len(calls) == 2 * failing - 1:  # after each file its folder
-            raise OSError(ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_flush", to_disk)
-    server.version = 2
-    with pytest.raises(InvalidInput, match=r"one before is kept: .* No space left"):
-        save_here(tmp_path, server)
-    assert set(names) <= {path.name for path in tmp_path.iterdir()}
-    assert not (tmp_path / ".partial").exists()
-    after = mlp()
-    assert load(tmp_path, after, layout=LAYOUT).version == 1
+def test_one_is_written_when_it_is_due_and_at_the_end(tmp_path: Path):
+    epochs = [Epoch(1, 0.5, 0.4, 0.9, 1.0)]
+    server = mlp()
+    folder = CheckpointFolder(tmp_path / "kept", keep=9)
+    for every_s, versions in ((0.0, (1, 2)), (1000.0, (2,))):
+        server.version = 0
+        checkpoints = Checkpoints(folder.path, every_s, server, RUN, LAYOUT)
+        checkpoints.save_if_due(epochs)  # no update yet
+        for version in (1, 2):
+            server.version = version
+            checkpoints.save_if_due(epochs)
+            checkpoints.close()
+        checkpoints.close(epochs)
+        assert folder.steps == versions
+        shutil.rmtree(folder.path)
+
+
+def test_a_resumed_server_has_the_epochs_that_all_have_completed_and_says_what_it_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    epochs = [Epoch(number, 0.5, float("nan"), 0.9, 1.0) for number in (1, 2)]
+    server = mlp()
+    checkpoints = Checkpoints(tmp_path, 0.0, server, RUN, LAYOUT)
+    for version in (1, 2):
+        server.version = version
+        for worker, num_steps in ((0, 7), (1, 5)):
+            server.workers.of(worker).complete(num_steps, version)
+        checkpoints.close(epochs)
+    (tmp_path / "step-00000002" / "server.json").unlink()
+    after, found = mlp(), []
+    line = Checkpoints(tmp_path, 60.0, after, RUN, LAYOUT).resume(found, steps_per_epoch=4)
+    assert repr(found) == repr(epochs[:1])
+    assert "after 1 updates (workers at steps [7, 5])" in line
+    assert "step-00000002: server.json cannot be read" in caplog.text
+    assert (after.version, after.workers.of(1).next_step) == (1, 5)
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot(start, tmp_path: Path):
@@ -172,8 +212,6 @@ def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot(start, 
     versions = [int(line) for line in done.out.split()]
     assert len(versions) == 12
     assert versions == sorted(set(versions))
-    save_here(tmp_path / "snapshots", mlp())
-    assert len(list((tmp_path / "snapshots").iterdir())) == 2  # what was left half-way is gone
 
 
 def other_shape() -> ParameterServer:
@@ -192,9 +230,21 @@ def wider() -> ParameterServer:
         (mlp, {"run_id": "run-2"}, "the snapshot's run is run-1, not run-2"),
         (mlp, {"layout": "0000"}, "the snapshot's layout is 4f2a, not 0000"),
         (lambda: mlp(num_workers=3), {}, "number of workers is 2, not 3"),
-        (lambda: mlp(OPTIMIZERS["adam"]), {}, "its optimizer is SGD, and not Adam"),
-        (other_shape, {}, "'0.bias' is not in it; '0.weight' is not in it; .* and 7 more"),
-        (wider, {}, "'layers.3.bias' is 8 float64, and not 7 float64; 'layers.3.weight' is 8x9"),
+        (
+            lambda: mlp(OPTIMIZERS["adam"]),
+            {},
+            "the optimizer of the checkpoint is SGD, and not Adam",
+        ),
+        (
+            other_shape,
+            {},
+            "'0.bias' is not in the checkpoint; tensor '0.weight' is not in .* and 7 more",
+        ),
+        (
+            wider,
+            {},
+            "'layers.3.bias' is 8 float64 in the checkpoint, and 7 float64 here; .* is 8x9",
+        ),
     ],
 )
 def test_a_snapshot_that_does_not_fit_is_refused_with_the_difference(
@@ -204,7 +254,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_with_the_difference(
     server = build()
     before = state(server)
     with pytest.raises(InvalidInput, match=message):
-        load(tmp_path, server, **({"layout": LAYOUT} | options))
+        load_here(tmp_path, server, **options)
     assert equal(state(server), before)
     assert server.version == 0
 
@@ -213,32 +263,21 @@ def test_another_order_of_parameters_is_refused(tmp_path: Path):
     save_here(tmp_path, mlp())
     turned = mlp(lambda model: torch.optim.SGD(list(model.parameters())[::-1], 0.1))
     with pytest.raises(InvalidInput, match="other groups of parameters"):
-        load(tmp_path, turned, layout=LAYOUT)
+        load_here(tmp_path, turned)
 
 
-def test_broken_files_are_refused(tmp_path: Path):
-    save_here(tmp_path, mlp())
-    path = tmp_path / "manifest.json"
-    fields = json.loads(path.read_text())
-
-    def refused(message: str) -> None:
-        with pytest.raises(InvalidInput, match=message) as error:
-            load(tmp_path, mlp(), layout=LAYOUT)
-        assert "\n" not in str(error.value)
-
-    for text, message in (
-        ("{", "cannot be read"),
-        (json.dumps(fields | {"format_version": 2}), "format 2; this version reads 1"),
-        (json.dumps(fields | {"version": "many"}), "version: Input should be"),
-        (json.dumps(fields | {"tensors": "../other.safetensors"}), "not a file beside it"),
-        (json.dumps(fields | {"tensors": "gone.safetensors"}), "cannot be read"),
+def test_the_progress_of_something_else_is_refused(tmp_path: Path):
+    tensors, parts = state_of(mlp(), RUN, LAYOUT)
+    for change, message in (
+        ({"version": "many"}, "server.json: version: Input should be"),
+        ({"other": 1}, "server.json: other: Unexpected"),
+        ({"workers": [3, 4]}, "server.json: workers"),
     ):
-        path.write_text(text)
-        refused(message)
-    path.write_text(json.dumps(fields))
-    tensors = tmp_path / fields["tensors"]
-    tensors.write_bytes(tensors.read_bytes()[:-8])
-    refused("cannot be read")
+        changed = parts | {"server": parts["server"] | change}
+        BackgroundWriter(CheckpointFolder(tmp_path)).save(1, tensors, changed, wait=True)
+        with pytest.raises(InvalidInput, match=message) as error:
+            load_here(tmp_path, mlp())
+        assert "\n" not in str(error.value)
 
 
 class Tied(nn.Module):
@@ -261,15 +300,15 @@ def test_shared_parameters_are_kept_once_and_stay_shared(tmp_path: Path):
     train(server, hands_of(server, case, "a"), case, range(2))
     save_here(tmp_path, server)
     after = serve(case, "a", OPTIMIZERS["momentum"])
-    load(tmp_path, after, layout=LAYOUT)
+    load_here(tmp_path, after)
     assert equal(state(after), state(server))
     assert after.model.b.weight is after.model.a.weight
-    assert "model/b.weight" not in load_file(tmp_path / read_manifest(tmp_path).tensors)
+    assert "b.weight" not in load_file(tmp_path / "step-00000004" / "model.safetensors")
 
 
 def test_an_optimizer_that_keeps_something_else_is_refused(tmp_path: Path):
     server = mlp()
-    server.optimizer.state[server.halves.head_parameters[0]]["history"] = {"losses": [1.0]}
-    with pytest.raises(InvalidInput, match="optimizer's 'history' is dict, which cannot be saved"):
+    server.optimizer.state[server.halves.head_parameters[0]]["history"] = {1.0, 2.0}
+    with pytest.raises(InvalidInput, match=r"optimizer's 'history' is builtins.set, which cannot"):
         save_here(tmp_path, server)
     assert not list(tmp_path.iterdir())

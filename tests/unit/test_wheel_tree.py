@@ -258,7 +258,7 @@ CHILD = ("hub", "--connect", "tcp://127.0.0.1:1", "--bind", "tcp://127.0.0.1:0")
     ("arguments", "message"),
     [
         ([*CHILD, "--epochs", "3"], "epochs: is the root hub's to say; leave it out with connect"),
-        ([*CHILD, "--snapshots", "kept"], "snapshots: is the root hub's to say"),
+        ([*CHILD, "--keep", "3"], "keep: is the root hub's to say"),
         (["hub", "lenet5", *CHILD[1:]], "model: is the root hub's to say"),
         ([*CHILD, "--set", "head=fc1"], "head: the parent hub says where the model is cut"),
         ([*CHILD, "--set", "staleness_decay=1"], "staleness_decay: learning rates are the root"),

@@ -15,14 +15,24 @@ from pydantic.fields import FieldInfo
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import RunSettings
 from paceline.core.strategy import Strategy
+from paceline.records.config_file import merged, read_config
 from paceline.strategies import STRATEGIES
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="A field of the strategy's configuration."),
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="RUN.TOML",
+        help="A file with these settings, as in each run's folder; options replace its values.",
+    ),
 ]
+# Options that are given once for each field of a table, by the name of the setting.
+_TABLES = {
+    "options": ("--set", "A field of the strategy's configuration."),
+    "optimizer_options": ("--optimizer-set", "A field of the optimizer, as weight_decay=0.1."),
+}
 _SIMPLE = (bool, int, float, Path)
 
 
@@ -35,10 +45,10 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every field of its settings, in their order.
 
-    The command is called with `values`, the fields that were given, and with its own keyword-only
-    parameters. The field `model` becomes the argument; `options` becomes --set. Fields to
-    `leave_out` get no option. The defaults in the help are those of the `strategy`, if the command
-    knows only one.
+    The command is called with `values`, the fields that were given, by options or in the file of
+    --config, and with its own keyword-only parameters. The field `model` becomes the argument, and
+    tables of fields options that may be repeated, as --set. Fields to `leave_out` get no option.
+    The defaults in the help are those of the `strategy`, if the command knows only one.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -47,18 +57,26 @@ def with_options(
         known = [strategy] if strategy else list(STRATEGIES.values())
         strategies = known if issubclass(settings, RunSettings) else []
         parameters = [
-            _parameter(name, field, strategies, required)
+            _parameter(name, field, strategies)
             for name, field in settings.model_fields.items()
             if name not in skipped
         ]
-        parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        names = {parameter.name for parameter in parameters} - {one.name for one in own}
+        names = {parameter.name for parameter in parameters}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("config", kind, annotation=Config, default=None))
+        parameters += [one.replace(kind=kind) for one in own]
 
-        def called(**arguments: Any) -> None:
+        def called(config: Path | None, **arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in names}
-            if "options" in values:
-                values["options"] = _fields_of(values["options"]) or None
-            command({k: v for k, v in values.items() if v is not None}, **arguments)
+            for name in values.keys() & _TABLES:
+                values[name] = _fields_of(values[name], _TABLES[name][0]) or None
+            values = {name: value for name, value in values.items() if value is not None}
+            if config is not None:
+                values = merged(values, read_config(config, settings))
+            # A run that is resumed says it itself.
+            if required and "model" in names and not {"model", "resume"} & values.keys():
+                raise typer.TyperException("Missing argument 'model'.")
+            command(values, **arguments)
 
         ordered = sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
         called.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -69,18 +87,16 @@ def with_options(
     return decorate
 
 
-def _parameter(
-    name: str, field: FieldInfo, strategies: list[Strategy], required: bool
-) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspect.Parameter:
     """Return the parameter of a field; typer reads its annotation and its default."""
-    default: Any = None
     annotation: Any
-    if name == "options":
-        annotation = Options
+    if name in _TABLES:
+        flag, text = _TABLES[name]
+        annotation = Annotated[
+            list[str] | None, typer.Option(flag, metavar="FIELD=VALUE", help=text)
+        ]
     elif name == "model":
-        argument = typer.Argument(help=field.description)
-        annotation = Annotated[str, argument] if required else Annotated[str | None, argument]
-        default = inspect.Parameter.empty if required else None
+        annotation = Annotated[str | None, typer.Argument(help=field.description)]
     else:
         # The default stands in the text. For typer it is None, so that only what is given is
         # passed on: strategies have defaults of their own.
@@ -88,7 +104,7 @@ def _parameter(
         option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)
         annotation = Annotated[_option_type(field.annotation) | None, option]
     kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+    return inspect.Parameter(name, kind, annotation=annotation, default=None)
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
@@ -97,11 +113,10 @@ def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> s
     usual = field.default
     if len(strategies) == 1:  # no other can be meant
         usual, own = next(iter(own.values()), usual), {}
-    if field.is_required() or usual is None or usual is False or usual in ((), {}):
-        return ""
-    shown = ",".join(map(str, usual)) if isinstance(usual, tuple) else str(usual)
-    more = "".join(f"; {value} with {strategy}" for strategy, value in own.items())
-    return f"  [default: {shown}{more}]"
+    more = [f"{value} with {strategy}" for strategy, value in own.items()]
+    if not (field.is_required() or usual is None or usual is False or usual in ((), {})):
+        more.insert(0, ",".join(map(str, usual)) if isinstance(usual, tuple) else str(usual))
+    return f"  [default: {'; '.join(more)}]" if more else ""
 
 
 def _option_type(annotation: Any) -> Any:
@@ -118,12 +133,12 @@ def _option_type(annotation: Any) -> Any:
     return annotation if annotation in _SIMPLE else str
 
 
-def _fields_of(options: list[str] | None) -> dict[str, Any]:
+def _fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
         if not equals:
-            raise InvalidInput(f"--set: {option!r} is not FIELD=VALUE")
+            raise InvalidInput(f"{flag}: {option!r} is not FIELD=VALUE")
         try:
             values[field] = json.loads(value)
         except ValueError:

@@ -46,10 +46,12 @@ def hub(
         return
     for name in own:
         raise InvalidInput(f"{name}: goes only with connect, for a child hub")
-    if "model" not in values:
+    if not {"model", "resume"} & values.keys():
         raise InvalidInput("model: name what to train, or a folder by --generate-keys")
     if "bind" not in values:
         raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.0.1:5555")
+    if values.get("strategy", _STRATEGY.name) != _STRATEGY.name:
+        raise InvalidInput(f"strategy: a hub is one of {_STRATEGY.name}, not {values['strategy']}")
     given = {**values, "strategy": _STRATEGY.name}
     launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
 

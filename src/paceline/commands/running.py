@@ -35,8 +35,6 @@ def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
     """Check the settings, and have workers do it; `how` are other fields of the request."""
-    started = os.environ.get("WORLD_SIZE")  # by torchrun: as many workers, unless others are named
-    given = ({"workers": int(started)} if started else {}) | dict(values)
     # Workers are forked from a process that imports torch while this one does, unless torchrun
     # has started this process as a rank.
     under_torchrun = "RANK" in os.environ
@@ -44,6 +42,7 @@ def _carry_out(
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
         from paceline.runs import launching
 
+        given = launching.with_ranks(values)
         launching.carry_out(launching.requested(verb, given, **how))
 
 
@@ -73,6 +72,8 @@ def plan(
             raise InvalidInput(f"strategy: {why}")
         _carry_out("plan", values, as_json=as_json, debug=debug, keep="output" in values)
         return
+    if settings.data is not None:
+        raise InvalidInput("data: nothing is measured with --machine; leave it out")
     size = settings.batch_size
     about = f"{settings.model} predicted on {settings.machine}, {size} samples a step"
     if sweep is None:

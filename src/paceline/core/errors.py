@@ -25,12 +25,24 @@ class WorkersFailed(PacelineError):
         self.exit_code = exit_code
 
 
+class Interrupted(PacelineError):
+    """The run was asked to stop by Ctrl-C, and saved after `num_steps`."""
+
+    def __init__(self, message: str, num_steps: int) -> None:
+        super().__init__(message)
+        self.num_steps = num_steps
+
+
 class StepDiscarded(PacelineError):
     """A step whose backward pass failed on some rank: its gradients are discarded on all."""
 
 
 class NonFinite(PacelineError):
     """Gradients that are NaN or infinite on some rank, which no codec carries."""
+
+
+class CheckpointNotWritten(PacelineError):
+    """A checkpoint that could not be written, as without space; those before it are still there."""
 
 
 def first_line(error: BaseException) -> str:

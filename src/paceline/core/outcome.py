@@ -57,7 +57,8 @@ class Traffic:
 class SplitHead:
     """A head whose layers are shared by the workers: its layers and the bytes of its state.
 
-    The state is parameters, gradients and momentum: of the whole head, and of each rank's part.
+    The state is parameters, gradients and what the optimizer keeps of them: of the whole head, and
+    of each rank's part.
     """
 
     layers: tuple[str, ...]

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from paceline.core.interval import LONGEST_S, Interval
+
 LARGEST_FLOAT32 = 3.4e38
-LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
@@ -18,7 +19,9 @@ DATA = (
     "folder for each class; libsvm:PATH; covtype:FOLDER, w8a:FOLDER, delicious:FOLDER or "
     "real-sim:FOLDER, with the files as they are published; or sets that are like those: "
     "covtype-like, w8a-like, delicious-like or real-sim-like, of fewer samples as in "
-    "covtype-like:samples=5000."
+    "covtype-like:samples=5000. For language models: text, the source text of Python's standard "
+    "library; text:PATH, a file or a folder; tokens:PATH.npy; masked-text, for bert. By default "
+    "the model's own: digits for images, text for gpt."
 )
 
 
@@ -35,6 +38,15 @@ def read_shape(shape: Any) -> Any:
 def read_list(values: Any) -> Any:
     """Return the words of a list that is written as 1,2,4."""
     return tuple(part.strip() for part in values.split(",")) if isinstance(values, str) else values
+
+
+def _read_interval(every: Any) -> Any:
+    """Return the text of an interval, which may be a number of steps."""
+    if isinstance(every, int) and not isinstance(every, bool):
+        every = str(every)
+    if isinstance(every, str):
+        Interval.parse(every)
+    return every
 
 
 def _each(stretch: Any) -> Any:
@@ -112,41 +124,86 @@ class RunSettings(Record):
 
 
 class TrainSettings(RunSettings):
-    """The settings of `paceline train`."""
+    """The settings of `paceline train`.
+
+    None stands for what suits the model, or is the recipe's own (`paceline.core.defaults`).
+    """
 
     kind: Literal["train"] = "train"
     data: str | None = Field(None, description=DATA)
-    accumulate: int = 1
-    clip_norm: float | None = None
-    precision: str = "float32"
-    evaluate_every: int | None = None
-    steps: int | None = None
-    schedule: str | None = None
-    warmup_steps: int = 0
-    optimizer: str = Field("sgd", description="One of torch's, or package.module:factory.")
     epochs: int = Field(3, ge=1, description="Passes over the training samples.")
-    learning_rate: float = Field(
-        0.05,
+    steps: int | None = Field(None, ge=1, lt=2**63, description="Of the run, instead of epochs.")
+    optimizer: str | None = Field(
+        None,
+        description="One of torch.optim, such as adamw, or package.module:factory; sgd, or adamw "
+        "for gpt, bert and vit.",
+    )
+    optimizer_options: dict[str, Any] = Field({}, description="Fields of the optimizer.")
+    learning_rate: float | None = Field(
+        None,
         gt=0,
         le=LARGEST_FLOAT32,
-        description="For batches of the batch size; 0.001 for alexnet.",
+        description="For batches of the batch size. With sgd 0.05, 0.001 for alexnet; with adamw "
+        "0.001 for gpt, bert and vit, 0.0006 for gpt2, 0.0001 for bert-base; otherwise that of "
+        "the optimizer.",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Of the optimizer sgd.")
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="Of an optimizer that has one; 0.9 for sgd."
+    )
+    schedule: str | None = Field(
+        None,
+        description="Of the learning rate: constant, cosine or linear (both to 0), or "
+        "package.module:factory; constant.",
+    )
+    warmup_steps: int = Field(
+        0, ge=0, lt=2**63, description="Over which the learning rate rises at first, linearly."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of forward and backward: bfloat16 is torch's autocast."
+    )
+    accumulate: int = Field(
+        1, ge=1, description="Micro-batches into which each worker's part of a step is cut."
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, le=LARGEST_FLOAT32, description="The largest norm that all gradients may have."
+    )
+    evaluate_every: int | None = Field(
+        None, ge=1, description="Steps after which the model is tested, beside each epoch's end."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the split and the order.")
     force: bool = Field(False, description="Take workers that do not help, too.")
-    snapshots: Path | None = Field(None, description="The folder where a server is kept.")
-    snapshot_s: float = Field(
-        60.0, ge=0, le=LONGEST_S, description="How often the server is kept, in seconds."
+    checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
+        "300s", description="When checkpoints are written: 500 (steps), 60s, 5min, 1h or never."
     )
-    resume: bool = Field(False, description="Go on from the snapshot.")
+    keep: int = Field(2, ge=1, description="The number of checkpoints that are kept.")
+    resume: Path | None = Field(
+        None,
+        description="The folder of a run to go on with; what is not given is as it was there.",
+    )
+    restarts: int = Field(
+        0, ge=0, description="How often a run that loses a worker begins again at a checkpoint."
+    )
     tensorboard: Path | None = Field(
         None, description="Where a folder for TensorBoard is made; an extra."
     )
 
+    @property
+    def checkpoint_interval(self) -> Interval | None:
+        """The time or the steps between two checkpoints; None if there are none."""
+        return Interval.parse(self.checkpoint_every)
+
     @model_validator(mode="after")
-    def _goes_on_from_somewhere(self) -> Self:
-        if self.resume and self.snapshots is None:
-            raise ValueError("resume: goes only with snapshots, the folder to go on from")
+    def _steps_fit(self) -> Self:
+        if isinstance(self.workers, int) and self.batch_size < self.workers * self.accumulate:
+            raise ValueError(
+                f"accumulate: {self.batch_size} samples cannot be cut into {self.accumulate} "
+                f"micro-batches of each of {self.workers} workers"
+            )
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} of {self.steps} steps; the rate has to reach "
+                "its full height before the last one"
+            )
         return self
 
 

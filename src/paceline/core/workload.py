@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -63,7 +63,7 @@ class Layer:
     Costs, `activation_nbytes` (what the layer hands on), `kept_nbytes` (what it keeps until
     backward reads it) and `working_nbytes` (what is alive in its backward beside what is kept and
     the gradients of parameters) are those of the whole micro-batch; the last two are None if they
-    are not known.
+    are not known. `kind` is the class of the module, such as "Linear"; "" if that is not known.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Layer:
     backward: Cost
     kept_nbytes: int | None = None
     working_nbytes: int | None = None
+    kind: str = field(default="", compare=False)
 
     @property
     def num_parameters(self) -> int:
@@ -93,6 +94,7 @@ class Workload:
     their gradients become ready; it is the reverse for a chain, and whatever autograd does for a
     network with branches. `input_nbytes` is what a micro-batch loads. `num_accumulated` equal
     micro-batches come before it in the step, whose gradients are added up and not exchanged.
+    `target_nbytes`: of what the loss compares the outputs with; None: a class number a sample.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Workload:
     backward_order: tuple[int, ...]
     input_nbytes: int
     num_accumulated: int = 0
+    target_nbytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

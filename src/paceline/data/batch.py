@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import IterableDataset
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.data.dataset import Collate, IndexedSamples
@@ -142,7 +143,8 @@ def batches_of(
 
     Data sets of ours make whole batches themselves.
     """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    is_stream = isinstance(dataset, IterableDataset)
+    if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise InvalidInput(
             f"{name}: its data are a {type(dataset).__name__}, which has no samples by number; a "
             "recipe needs a map-style data set, with __len__ and __getitem__"

@@ -26,7 +26,8 @@ class IndexedSamples(ABC):
 
     A sample is a pair of inputs and targets, or any other pytree of tensors that a recipe trains
     on. Of data sets for classification the inputs are float32, and a target is an int64 class
-    number; or, where a sample may have several labels, a bool for each label.
+    number; or, where a sample may have several labels, a bool for each label. Inputs of text are
+    int64 tokens, and a target is a token for each place, or -100 where none is asked for.
     """
 
     @abstractmethod
@@ -71,7 +72,8 @@ class TensorSamples(IndexedSamples):
 class Dataset:
     """A classification task; every input has `sample_shape`, class numbers are 0..num_classes-1.
 
-    `num_classes` is the number of labels where a sample may have several.
+    `num_classes` is the number of labels where a sample may have several. Of text it is the
+    vocabulary: each token of a sample is a class, and so is each that is to be found.
     """
 
     name: str
@@ -118,15 +120,25 @@ def _unchanged(batch: Any) -> Any:
 
 def require_memory(num_samples: int, sample_shape: Shape, source: str) -> None:
     """Raise InvalidInput if float32 samples of this shape exceed this machine's free memory."""
-    nbytes = 4 * num_samples * prod(sample_shape)
+    require_nbytes(
+        4 * num_samples * prod(sample_shape),
+        f"{source}: {num_samples} samples of {shape_text(sample_shape)} float32 values",
+        "take fewer or smaller samples",
+    )
+
+
+def require_nbytes(nbytes: int, what: str, instead: str) -> None:
+    """Raise InvalidInput if `nbytes` exceed this machine's free memory.
+
+    The error says `what` they are, and what to do `instead`.
+    """
     available = available_nbytes()
     if available is None:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > available:
         raise InvalidInput(
-            f"{source}: {num_samples} samples of {shape_text(sample_shape)} float32 values take "
-            f"{nbytes / 2**30:,.1f} GiB, but this machine has {available / 2**30:,.1f} GiB of "
-            "free memory; take fewer or smaller samples"
+            f"{what} take {nbytes / 2**30:,.1f} GiB, but this machine has "
+            f"{available / 2**30:,.1f} GiB of free memory; {instead}"
         )
 
 

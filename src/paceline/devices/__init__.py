@@ -108,6 +108,23 @@ def num_gpus() -> int:
     return cuda.num_gpus()
 
 
+def can_compute_in_fork() -> bool:
+    """Return True, in a process that was forked, if it can compute on all of its devices.
+
+    It cannot if the one that forked it has initialised CUDA; nor, where there are GPUs, if that one
+    has gone through a backward pass, which started a thread for each.
+    """
+    from paceline.devices import cuda
+
+    if cuda.is_lost():
+        return False
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _num_simulated() -> int:
     text = os.environ.get(_SIMULATED, "0")
     if not text.isdecimal():

@@ -43,8 +43,13 @@ def can_fork() -> bool:
     """
     pid = os.fork()
     if pid == 0:
-        os._exit(torch.cuda._is_in_bad_fork())
+        os._exit(is_lost())
     return os.waitpid(pid, 0)[1] == 0
+
+
+def is_lost() -> bool:
+    """Return True, in a process that was forked, if CUDA was initialised before."""
+    return bool(torch.cuda._is_in_bad_fork())
 
 
 def _checked(count: int, warned: Sequence[str]) -> int:

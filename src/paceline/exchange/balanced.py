@@ -99,6 +99,8 @@ class Balanced:
     ) -> None:
         self._replica, self._module, self._group = replica, module, group
         self.record, self.close, self.no_sync = replica.record, replica.close, replica.no_sync
+        self.prepare, self.exchange_state = replica.prepare, replica.exchange_state
+        self.load_exchange_state, self.statistics = replica.load_exchange_state, replica.statistics
         self._weighs, self._admit = weighs, admit
         self._said: int | None = None
         self._meter = SpeedMeter(group.device)

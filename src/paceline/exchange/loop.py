@@ -1,32 +1,40 @@
 """The loop of the synchronous strategies: epochs, their steps, and tests."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
+from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Span
-from paceline.data.batch import Batch, call
-from paceline.data.dataset import IndexedSamples
-from paceline.exchange.replica import ModelReplica
+from paceline.exchange.checkpoints import (
+    Saver,
+    State,
+    as_values,
+    check_same_run,
+    of_rank,
+    restore_random,
+    with_ranks,
+)
+from paceline.exchange.learner import Learner, WholeModel
+from paceline.exchange.replica import NONE, ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
-from paceline.exchange.step import Learning, Share, train_step
-from paceline.links.group import Group
+from paceline.links.interruption import Interruption, interruptible
 from paceline.recipes.recipe import Recipe
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
 
-_TEST_BATCH = 256
-_TEST_TOKENS = 16384  # of a batch: logits of a language model take much more memory than its input
 _STATUS_S = 0.5
+logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -53,7 +61,8 @@ class Learned:
 class Trained:
     """The epochs of a training, this rank's traced spans, and its steps' seconds.
 
-    `offset`: the offset of this rank's clock when the spans were recorded.
+    `offset`: the offset of this rank's clock when the spans were recorded. `stalled_s`: the seconds
+    in which training waited for checkpoints.
     """
 
     epochs: tuple[Epoch, ...]
@@ -61,20 +70,7 @@ class Trained:
     spans: tuple[Span, ...]
     offset: ClockOffset
     step_seconds: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Learner:
-    """The steps and tests of a run.
-
-    `traced`: the module whose layers the recorder watches. `step` takes a step, records it, and
-    returns this rank's weighted loss. `test` returns the summed loss and score of this rank's share
-    of the samples.
-    """
-
-    traced: nn.Module
-    step: Callable[[Iterator[Share]], Tensor]
-    test: Callable[[IndexedSamples], tuple[float, float]]
+    stalled_s: float = 0.0
 
 
 def train(
@@ -91,15 +87,17 @@ def train(
     The last steps of the second epoch (of the only one, if there is one) are traced, and only for
     that epoch the replica gets a recorder. `step_seconds` are those of the other epochs, without
     each one's first steps; of the untraced steps, if there is one epoch. InvalidInput names the
-    learning rate if a loss is not finite.
+    learning rate if a loss is not finite. Raises Interrupted after a SIGINT, when the state is
+    saved.
     """
     if learner is None:
-        learner = whole_model(session, setup, recorder, replica)
-    loop = _Loop(session, setup, recorder, replica, learner)
-    session.progress.begin(sum(setup.epoch_steps), "steps")
-    for number in range(len(setup.epoch_steps)):
-        loop.epoch(number)
-    replica.close()
+        learner = WholeModel(session, setup, recorder, replica).learner
+    with interruptible() as interruption:
+        loop = _Loop(session, setup, recorder, replica, learner, interruption)
+        try:
+            loop.run()
+        finally:
+            replica.close()
     return loop.trained()
 
 
@@ -113,48 +111,44 @@ class _Loop:
         recorder: Recorder,
         replica: ModelReplica,
         learner: Learner,
+        interruption: Interruption,
     ) -> None:
         self._session, self._setup, self._recorder = session, setup, recorder
         self._replica, self._learner = replica, learner
-        self.learned = Learned()
-        self._traced = traced_steps(setup.epoch_steps)
+        self._learned = Learned()
+        if session.resumed is not None:
+            learner.load(session.resumed)
+            self._go_on(session.resumed)
+        self._first = self._learned.place
+        self._traced = traced_steps(setup.epoch_steps, self._first)
         self._seconds: list[float] = []
         self._spans: tuple[Span, ...] = ()
         self._offset: ClockOffset | None = None
         self._status = _Status(session, setup)
+        self._saver: Saver | None = None
+        if isinstance(session.settings, TrainSettings):
+            folder = session.folder if session.group.rank == 0 else None
+            self._saver = Saver(
+                *(session.group, folder, session.settings, interruption),
+                *(self._state, self._num_steps),
+            )
 
-    def epoch(self, number: int) -> None:
-        """Train one epoch, and test the model."""
-        setup, recorder, learned = self._setup, self._recorder, self.learned
-        num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
-        # Recording costs time: only the traced epoch has a recorder.
-        if number in (self._traced.epoch, self._traced.epoch + 1):
-            self._replica.record(recorder if is_traced else None)
-        started, tested_s = time.monotonic(), 0.0
-        setup.model.train()
-        learned.place = Place(number, 0)
-        source = setup.source(number)
-        total = torch.zeros((), device=self._session.group.device)
-        paused = set[int]()  # steps before which the model was tested
-        for step in range(num_steps):
-            if is_traced and step == self._traced.step:
-                recorder.start_trace(self._learner.traced)
-            loss = self._learner.step(source)
-            total += loss
-            learned.place = Place(number, step + 1)
-            self._status.step(loss)
-            if self._is_due(step + 1 < num_steps):
-                tested_s += self._evaluate()
-                paused.add(step + 1)
-        recorder.stop_trace()
-        learned.loss = float(total)  # waits for the device
-        self._measure(is_traced, paused)
-        if setup.recipe is not None:
-            self._end_epoch(time.monotonic() - started - tested_s)
+    def run(self) -> None:
+        """Train the epochs that are left."""
+        session, epoch_steps = self._session, self._setup.epoch_steps
+        session.progress.begin(sum(epoch_steps), "steps")
+        if session.resumed is not None:
+            session.progress.advance(self._num_steps)
+            self._prepare()
+            restore_random(session.resumed, session.group)
+        for number in range(self._first.epoch, len(epoch_steps)):
+            self._epoch(number, self._first.step if number == self._first.epoch else 0)
+        if self._saver is not None:
+            self._saver.close()
 
     def trained(self) -> Trained:
         """Return what was measured."""
-        learned = self.learned
+        learned = self._learned
         assert self._offset is not None  # an epoch was traced
         return Trained(
             tuple(learned.epochs),
@@ -162,47 +156,92 @@ class _Loop:
             self._spans,
             self._offset,
             tuple(self._seconds),
+            0.0 if self._saver is None else self._saver.stalled_s,
         )
 
-    def _measure(self, is_traced: bool, paused: set[int]) -> None:
+    def _epoch(self, number: int, first_step: int) -> None:
+        """Train the steps of an epoch that are left, and test the model."""
+        setup, recorder, learned = self._setup, self._recorder, self._learned
+        num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
+        # Recording costs time: only the traced epoch has a recorder.
+        if number in (self._traced.epoch, self._traced.epoch + 1):
+            self._replica.record(recorder if is_traced else None)
+            if self._num_steps:
+                self._prepare()
+        started, tested_s = time.monotonic(), 0.0
+        setup.model.train()
+        before = learned.loss if first_step else 0.0
+        learned.place = Place(number, first_step)
+        source = setup.source(number, first_step)
+        self._total = torch.tensor(before, device=self._session.group.device)
+        paused = set[int]()  # steps before which the model was tested
+        for step in range(first_step, num_steps):
+            if is_traced and step == self._traced.step:
+                recorder.start_trace(self._learner.traced)
+            loss = self._learner.step(source)
+            self._total += loss
+            learned.place = Place(number, step + 1)
+            self._status.step(loss)
+            if self._is_to_test(step + 1 < num_steps):
+                tested_s += self._test()
+                paused.add(step + 1 - first_step)
+            if self._saver is not None:
+                self._saver.after(self._num_steps)
+        recorder.stop_trace()
+        learned.loss = float(self._total)  # waits for the device
+        self._measure(number, first_step, paused, time.monotonic() - started - tested_s)
+        if setup.recipe is not None:
+            self._end_epoch(time.monotonic() - started - tested_s)
+
+    def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
         """Add the seconds of the epoch's steps, and its spans if it was traced."""
-        ends = self._recorder.step_ends()
-        if is_traced:
-            ends = ends[: self._traced.step] if len(self._setup.epoch_steps) == 1 else []
+        ends, is_only = self._recorder.step_ends(), self._is_last_left
+        num_steps = len(ends)
+        if number == self._traced.epoch:
+            ends = ends[: self._traced.step - first_step] if is_only else []
             self._spans = tuple(self._recorder.spans())
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-
-    def _is_due(self, is_within: bool) -> bool:
-        every = self._setup.evaluate_every
-        return every is not None and is_within and self.num_steps % every == 0
+        is_last = number == len(self._setup.epoch_steps) - 1
+        if is_last and not self._seconds:  # too few were left of a run that goes on
+            self._seconds = [took_s / max(1, num_steps)]
 
     @property
-    def num_steps(self) -> int:
+    def _is_last_left(self) -> bool:
+        """True if the run goes on in its last epoch, or has only one."""
+        return self._first.epoch == len(self._setup.epoch_steps) - 1
+
+    def _is_to_test(self, is_within: bool) -> bool:
+        every = self._setup.evaluate_every
+        return every is not None and is_within and self._num_steps % every == 0
+
+    @property
+    def _num_steps(self) -> int:
         """The steps of the run so far."""
-        epoch, step = self.learned.place
+        epoch, step = self._learned.place
         return sum(self._setup.epoch_steps[:epoch]) + step
 
-    def _evaluate(self) -> float:
+    def _test(self) -> float:
         """Test the model in the middle of an epoch; return the seconds that it took."""
         started = time.monotonic()
         found = self._tested([0.0])[1]
-        self.learned.evaluations.append(found)
+        self._learned.evaluations.append(found)
         self._session.progress.evaluation(found, score_of(self._setup.recipe))
         self._setup.model.train()
         return time.monotonic() - started
 
     def _end_epoch(self, took_s: float) -> None:
         """Test the model after an epoch. InvalidInput if a loss is not finite."""
-        setup, learned, group = self._setup, self.learned, self._session.group
+        setup, learned, group = self._setup, self._learned, self._session.group
         number, num_steps = learned.place
         loss = learned.loss / (num_steps * group.world_size)
         train_loss, found = self._tested([loss])
         test_loss = train_loss if found.test_loss is None else found.test_loss
         if not (isfinite(train_loss) and isfinite(test_loss)):
+            rate = "" if setup.learning_rate is None else f"with {setup.learning_rate:g} "
             raise InvalidInput(
-                f"learning_rate: with {setup.learning_rate:g} the training loss is "
+                f"learning_rate: {rate}the training loss is "
                 f"{train_loss} and the test loss {test_loss} after epoch {number + 1}; choose a "
                 "smaller one"
             )
@@ -222,10 +261,78 @@ class _Loop:
         rows = group.gather([*sums, *tested])
         value, loss, score = (sum(column) for column in zip(*rows, strict=True))
         if samples is None:
-            return value, Evaluation(self.num_steps, None, None)
+            return value, Evaluation(self._num_steps, None, None)
         size = len(samples)
         has_score = recipe.score is not None
-        return value, Evaluation(self.num_steps, loss / size, score / size if has_score else None)
+        return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
+
+    def _prepare(self) -> None:
+        """Run a pass of which nothing is left, if the exchange needs one, on all ranks."""
+        setup, learner = self._setup, self._learner
+        setup.model.train()
+        share = next(iter(setup.source(0, 0)))
+        self._replica.prepare(lambda: learner.prepare(share))
+
+    def _state(self, num_steps: int) -> State:
+        """Return the state of all ranks after so many steps of the run, on rank 0."""
+        session, learned, common = self._session, self._learned, self._learner.state()
+        sampler, used = self._setup.sampler, self._replica.statistics()
+        progress = {
+            "run": run_of(session, self._setup),
+            "place": list(learned.place),
+            "num_steps": num_steps,
+            "epochs": as_values(learned.epochs),
+            "evaluations": as_values(learned.evaluations),
+            "strategy": session.strategy.name if used.exchange == NONE.exchange else used.exchange,
+            "chunk": used.chunk,
+            "shares": None if sampler is None else list(sampler.shares),
+        }
+        state = State(common.tensors, common.parts | {"progress": progress})
+        own = {f"exchange/{key}": one for key, one in self._replica.exchange_state().items()}
+        return with_ranks(state, own, {"loss": float(self._total)}, session.group)
+
+    def _go_on(self, state: State) -> None:
+        """Take over the place in the run, and what this rank's exchange has remembered."""
+        session, setup = self._session, self._setup
+        saved = state.parts["progress"]
+        if "place" not in saved:
+            raise InvalidInput(f"resume: the run had strategy {saved['strategy']}; take that")
+        check_same_run(saved["run"], run_of(session, setup))
+        own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
+        # With another number of ranks, the mean over ranks is that of other parts of the batches.
+        scale = session.group.world_size / len(losses)
+        loss = (sum(losses) * scale if session.group.rank == 0 else 0.0) if own is None else 0.0
+        if own is not None:
+            tensors, values = own
+            loss = values["loss"]
+            prefix = "exchange/"
+            remembered = {k.removeprefix(prefix): v for k, v in tensors.items() if prefix in k}
+            self._replica.load_exchange_state(remembered)
+            if setup.sampler is not None and saved["shares"] is not None:
+                setup.sampler.update(saved["shares"])
+        place = Place(*saved["place"])
+        if place == Place(len(setup.epoch_steps) - 1, setup.epoch_steps[-1]) and saved["epochs"]:
+            logger.info("all steps were done: only the last test is left")
+        self._learned = Learned(
+            place,
+            loss,
+            [Epoch(**one) for one in saved["epochs"]],
+            [Evaluation(**one) for one in saved["evaluations"]],
+        )
+
+
+def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
+    """Return what a run must have in common with the one that it goes on from."""
+    settings, recipe = session.settings, setup.recipe
+    assert isinstance(settings, TrainSettings)
+    assert recipe is not None
+    return {
+        "model": settings.model,
+        "num_parameters": setup.workload.num_parameters,
+        "num_samples": len(recipe.samples),
+        "batch_size": settings.batch_size,
+        "seed": settings.seed,
+    }
 
 
 class _Status:
@@ -249,70 +356,27 @@ class _Status:
         self._since_s, self._num_steps = time.monotonic(), 0
 
 
-def whole_model(
-    session: TrainingSession, setup: TrainingSetup, recorder: Recorder, replica: ModelReplica
-) -> Learner:
-    """Return the learner of a rank that has the whole model."""
-    model, group, recipe = setup.model, session.group, setup.recipe
-    optimizer = setup.optimizer(model)
-    schedule, learning = setup.schedule(optimizer), setup.learning
-
-    def step(source: Iterator[Share]) -> Tensor:
-        return train_step(replica, optimizer, source, recorder, learning, schedule)
-
-    def test(samples: IndexedSamples) -> tuple[float, float]:
-        # Running statistics differ between ranks, so broadcast rank 0's: all test the same model.
-        group.broadcast(model.buffers())
-        assert recipe is not None
-        return evaluate(model, samples, group, recipe, learning)
-
-    return Learner(model, step, test)
-
-
-def traced_steps(epoch_steps: Sequence[int]) -> Place:
+def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
     """Return the epoch whose last steps are traced, and the first of them.
 
-    It is the second epoch, if that is long enough; an only epoch keeps half of its steps to be
-    measured.
+    Of the epochs that a run has left from `first` on it is the second one, if that is long enough;
+    an only one keeps half of its steps to be measured.
     """
-    has_second = len(epoch_steps) > 1 and epoch_steps[1] >= FEWEST_STEPS
-    epoch = 1 if has_second else 0
-    return Place(epoch, num_untraced(epoch_steps[epoch], is_only=len(epoch_steps) == 1))
+    begin = first or Place()
+    second = begin.epoch + 1
+    if second < len(epoch_steps) and epoch_steps[second] >= FEWEST_STEPS:
+        return Place(second, num_untraced(epoch_steps[second], is_only=False))
+    num_left = epoch_steps[begin.epoch] - begin.step
+    is_only = second == len(epoch_steps)
+    return Place(begin.epoch, begin.step + num_untraced(num_left, is_only=is_only))
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
     """Return the number of steps of an epoch before the traced ones."""
-    steady = num_steps - NUM_WARM_UP
-    return num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else steady)
+    steady = max(0, num_steps - NUM_WARM_UP)
+    return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 
 
 def score_of(recipe: Recipe | None) -> str:
     """Return the name of a recipe's score."""
     return "loss" if recipe is None else recipe.score_name
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    samples: IndexedSamples,
-    group: Group,
-    recipe: Recipe,
-    learning: Learning | None = None,
-) -> tuple[float, float]:
-    """Return the summed loss and the summed score of this rank's share of the samples.
-
-    Every sample is tested by exactly one rank.
-    """
-    model.eval()
-    loss = score = 0.0
-    own = range(group.rank, len(samples), group.world_size)
-    size = max(1, min(_TEST_BATCH, _TEST_TOKENS // (recipe.tokens_per_sample or 1)))
-    for first in range(0, len(own), size):
-        rows = own[first : first + size]
-        inputs, targets = Batch.of(samples.__getitems__(rows)).to(group.device)
-        with (learning or Learning(recipe.loss)).autocast(group.device):
-            outputs: Any = call(model, inputs)
-            loss += float(recipe.loss(outputs, targets)) * len(rows)
-            if recipe.score is not None:
-                score += float(recipe.score(outputs, targets)) * len(rows)
-    return loss, score

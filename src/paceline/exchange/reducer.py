@@ -64,6 +64,7 @@ class Reducer(Listener):
         self._on_exchanged = on_exchanged
         self._group: Group | None = None
         self._exchange: Exchange | None = None
+        self._loaded: dict[str, Tensor] = {}  # for the exchange, before it is open
         self._recorder: Recorder | None = None
         self._number = -1
         self._layout: Layout | None = None
@@ -91,6 +92,7 @@ class Reducer(Listener):
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
+        self._exchange.load_state(self._loaded)
 
     # Methods that DistributedDataParallel calls.
 
@@ -161,6 +163,17 @@ class Reducer(Listener):
         self._recorder = recorder
         if self._exchange is not None:
             self._exchange.recorder = recorder
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the exchange remembers on this rank."""
+        return self._exchange.state() if self._exchange else {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Have the exchange take over what it has remembered, when it is open."""
+        if self._exchange is None:
+            self._loaded = state
+        else:
+            self._exchange.load_state(state)
 
     def statistics(self) -> Statistics:
         """Return the traffic and time of all exchanges so far."""

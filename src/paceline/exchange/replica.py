@@ -58,6 +58,21 @@ class ModelReplica(Protocol):
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are added up on this rank, and not exchanged."""
 
+    def prepare(self, run: Callable[[], None]) -> None:
+        """Call `run`, a pass whose gradients nobody uses, if the next exchange depends on one.
+
+        Torch's reducer sums in the order of its buckets, which it makes anew after its first pass.
+        """
+
+    def exchange_state(self) -> dict[str, Tensor]:
+        """Return what the exchange remembers on this rank, such as error feedback."""
+
+    def load_exchange_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what the same rank, of as many, has remembered."""
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of the exchange so far, and which one it is."""
+
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None ends that."""
 
@@ -78,6 +93,20 @@ class SingleReplica:
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which nothing is different."""
         return nullcontext()
+
+    def prepare(self, run: Callable[[], None]) -> None:
+        """Do nothing: there is no exchange."""
+
+    def exchange_state(self) -> dict[str, Tensor]:
+        """Return nothing: there is no exchange."""
+        return {}
+
+    def load_exchange_state(self, state: dict[str, Tensor]) -> None:
+        """Do nothing: there is no exchange."""
+
+    def statistics(self) -> Statistics:
+        """Return that there is no exchange."""
+        return NONE
 
     def record(self, recorder: Recorder | None) -> None:
         """Do nothing: there is no exchange."""
@@ -122,6 +151,14 @@ class Exchange(Protocol):
 
     def discard(self) -> None:
         """Abandon the step that has begun: this rank's backward pass has failed."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what it remembers on this rank from step to step, such as error feedback."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what the same rank, of as many, has remembered."""
+        return
 
     def statistics(self) -> Statistics:
         """Return the traffic and time so far."""

@@ -20,6 +20,7 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import Calibrated, Strategy
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
+from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
 
 
@@ -48,7 +49,7 @@ class TrainingSession:
 
     `config` is the strategy's configuration. `group`: the ranks that go through the run together;
     a hub or a coordinator is alone in its group, and starts its workers itself. `device`: for a
-    rehearsal whose layers are paced.
+    rehearsal whose layers are paced. `resumed`: the state that the run goes on from.
     """
 
     settings: TrainSettings | RehearseSettings
@@ -58,6 +59,12 @@ class TrainingSession:
     group: Group
     progress: Progress
     device: PacedDevice | None = None
+    resumed: State | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.settings.output / self.run_id
 
     @property
     def is_rehearsal(self) -> bool:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -14,14 +15,17 @@ from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.workload import Workload
 from paceline.data import BalancedSampler, ShardedBatches, loader
+from paceline.data.batch import Batch
 from paceline.data.dataset import IndexedSamples
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.step import OF_CLASSES, SGD, Learning, Optimize, Share, shares
 from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.models.paced import PacedModel, PacedSGD
-from paceline.recipes.named import recipe_of, workload_of
+from paceline.recipes.named import own_recipe, recipe_of, workload_of
+from paceline.recipes.optimizers import OptimizerFactory, optimizer_for
 from paceline.recipes.recipe import Recipe, built
+from paceline.recipes.schedules import schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
@@ -47,7 +51,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Optimize
-    learning_rate: float
+    learning_rate: float | None  # None: the optimizer's own
     learning: Learning = OF_CLASSES
     schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
     recipe: Recipe | None = None
@@ -115,6 +119,21 @@ def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
     )
 
 
+def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
+    """Return a factory of the optimizer of some parameters: that of the settings, or the recipe's.
+
+    InvalidInput for a rate or a momentum that nobody would use.
+    """
+    if settings.optimizer is not None or recipe.optimizer is None:
+        return optimizer_for(settings)
+    for name in ("learning_rate", "momentum"):
+        if getattr(settings, name) is not None:
+            raise InvalidInput(
+                f"{name}: the recipe makes its optimizer itself; name one by optimizer, too"
+            )
+    return recipe.optimizer
+
+
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
@@ -122,7 +141,20 @@ def learning_by(
 
     Those of the settings go before the recipe's own.
     """
-    return SGD(settings.learning_rate, settings.momentum).optimizer, lambda optimizer: None
+    make = optimizer_by(recipe, settings)
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        return make([one for one in model.parameters() if one.requires_grad])
+
+    def schedule(optimizer: Optimizer) -> LRScheduler | None:
+        if settings.schedule is None and recipe.schedule is not None:
+            return recipe.schedule(optimizer, num_steps)
+        name = settings.schedule or "constant"
+        if name == "constant" and not settings.warmup_steps:
+            return None
+        return schedule_of(name, settings.warmup_steps)(optimizer, num_steps)
+
+    return optimizer, schedule
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
@@ -183,30 +215,23 @@ def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
 
 
 def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> TrainingSetup:
-    architecture = find(settings.model)
-    torch.manual_seed(0)
-    model = architecture.build(None).train()
-    shape = settings.input_shape or architecture.input_shape
-    assert shape is not None  # or the workload would not be known
     size, sampler = workload.batch_size, None
     if settings.balance is not None:
         size = settings.batch_size
         sampler = BalancedSampler(size, size, group.rank, group.world_size)
-    inputs = torch.randn(size, *shape)
-    with torch.no_grad():
-        outputs = model.eval()(inputs[:1])
-    model.train()
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
-        found = getattr(outputs, "shape", type(outputs).__name__)
-        raise InvalidInput(f"model {settings.model}: gives {found}, but must give (batch, classes)")
-    targets = torch.randint(outputs.shape[1], (size,))
+    recipe = own_recipe(settings.model)
+    if recipe is not None:
+        model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
+    else:
+        model, batch = _random(settings, size)
+        loss = _cross_entropy
 
-    def source(epoch: int) -> Iterator[Share]:
+    def source(epoch: int, first_step: int = 0) -> Iterator[Share]:
         if sampler is None:
-            return repeat(Share(inputs, targets, 1.0))
+            return repeat(Share(*batch, 1.0))
         per_sample = group.world_size / size
         sizes = map(len, chain.from_iterable(repeat(sampler)))
-        return (Share(inputs[:n], targets[:n], n * per_sample) for n in sizes)
+        return (Share(*batch.rows(slice(n)), n * per_sample) for n in sizes)
 
     return TrainingSetup(
         model=model,
@@ -216,6 +241,35 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         samples_per_step=settings.batch_size,
         optimizer=_IDLE_SGD.optimizer,
         learning_rate=_IDLE_SGD.learning_rate,
+        learning=Learning(loss),
         sampler=sampler,
         factor=settings.stretch_of(group.rank),
     )
+
+
+def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
+    """Return a model without a recipe, and a batch of random inputs and classes."""
+    architecture = find(settings.model)
+    torch.manual_seed(0)
+    model = architecture.build(None).eval()
+    shape = settings.input_shape or architecture.input_shape
+    assert shape is not None  # or the workload would not be known
+    if architecture.input_dtype.is_floating_point:
+        inputs = torch.randn(size, *shape)
+    else:
+        inputs = torch.randint(architecture.num_classes or 1, (size, *shape))
+    with torch.no_grad():
+        outputs = model(inputs[:1])
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
+        found = getattr(outputs, "shape", type(outputs).__name__)
+        raise InvalidInput(
+            f"model {settings.model}: gives {found}, but must give (batch, classes), or (batch, "
+            "tokens, classes); a recipe may have any loss"
+        )
+    targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
+    return model.train(), Batch(inputs, targets)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of classes, of a sample or of each of its tokens."""
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())

@@ -333,6 +333,25 @@ class Synchronized(DistributedDataParallel):
 
     # Methods of every `ModelReplica`.
 
+    def prepare(self, run: Callable[[], None]) -> None:
+        """Call `run`, a pass whose gradients nobody uses, if torch's reducer makes new buckets.
+
+        From the next pass on it sums in the order in which it goes on then.
+        """
+        if not self._is_alone and self._method.uses_torch_reducer:
+            state = self.exchange_state()
+            run()
+            self.load_exchange_state(state)
+
+    def exchange_state(self) -> dict[str, Tensor]:
+        """Return the error feedback of this rank's codecs."""
+        return {} if self._gradients is None else self._gradients.state()
+
+    def load_exchange_state(self, state: dict[str, Tensor]) -> None:
+        """Load the error feedback that the same rank, of as many, has saved."""
+        if self._gradients is not None:
+            self._gradients.load_state(state)
+
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None ends that.
 

@@ -21,9 +21,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.replica import Method, ModelReplica
+from paceline.exchange.replica import Method, ModelReplica, Statistics
 from paceline.links.group import Group
 from paceline.record.clock import Clock
 from paceline.record.recorder import Recorder
@@ -144,6 +145,22 @@ class Checked:
         """Begin a step; return the context of its micro-batches but the last."""
         self._begin_step()
         return self._replica.no_sync()
+
+    def prepare(self, run: Callable[[], None]) -> None:
+        """Have the candidate in use prepare itself."""
+        self._replica.prepare(run)
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of the candidate in use."""
+        return self._replica.statistics()
+
+    def exchange_state(self) -> dict[str, Tensor]:
+        """Return what the candidate in use remembers."""
+        return self._replica.exchange_state()
+
+    def load_exchange_state(self, state: dict[str, Tensor]) -> None:
+        """Have the candidate in use take over what it has remembered."""
+        self._replica.load_exchange_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on, of whichever candidate."""

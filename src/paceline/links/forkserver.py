@@ -108,8 +108,14 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
     by_imports.pop(_NVML_CHECK, None)
     request.environment = by_imports | request.environment
+    become(request)
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
-    _become(request, [entry for entry in sys.path[1:] if entry not in known])
+    added = [entry for entry in sys.path[1:] if entry not in known]
+    own = request.environment.get("PYTHONPATH", "")
+    sys.path[1:] = [*filter(None, own.split(os.pathsep)), *added]
+    for stream, is_lines in ((sys.stdout, os.isatty(1)), (sys.stderr, True)):
+        stream.reconfigure(line_buffering=is_lines)  # type: ignore[union-attr]
+    retitle(request.command)
     run(request.command)
 
 
@@ -211,8 +217,8 @@ def _close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _become(request: ForkRequest, python_path: Sequence[str]) -> None:
-    """Make a fresh fork the process that was asked for: its descriptors, environment and paths."""
+def become(request: ForkRequest) -> None:
+    """Give a fresh fork what was asked for: its descriptors, environment, folder and cores."""
     # Descriptors are moved away first: a wanted number may be that of another one received.
     above = max(request.fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in request.received]
@@ -224,16 +230,11 @@ def _become(request: ForkRequest, python_path: Sequence[str]) -> None:
     os.environ.update(request.environment, PACELINE_LAUNCHER=str(os.getppid()))
     os.chdir(request.folder)
     os.sched_setaffinity(0, request.cores)
-    own = request.environment.get("PYTHONPATH", "")
-    sys.path[1:] = [*filter(None, own.split(os.pathsep)), *python_path]
     importlib.invalidate_caches()
-    for stream, is_lines in ((sys.stdout, os.isatty(1)), (sys.stderr, True)):
-        stream.reconfigure(line_buffering=is_lines)  # type: ignore[union-attr]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all processes would draw the same numbers
-    retitle(request.command)
 
 
 def retitle(command: Sequence[str]) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store, default_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
@@ -29,6 +30,7 @@ _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
 _REPORTED_KEY = "paceline/reported"
 _REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
+_meetings = count()  # of this process; the ranks of a run have as many
 
 
 def share_cores(device: torch.device) -> None:
@@ -334,7 +336,12 @@ def _meet(myself: Member, world_size: int, deadline: timedelta) -> tuple[Store, 
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", myself.rank, world_size, timeout=deadline))
+        if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+            # torchrun may keep the store of an attempt that failed, with its ranks' addresses.
+            store = PrefixStore(f"attempt {attempt}", store)
         store.set_timeout(deadline)
+        if number := next(_meetings):  # torchrun's store still has what the group before has set
+            store = PrefixStore(f"paceline/{number}", store)
         store.set(f"paceline/member/{myself.rank}", json.dumps(myself))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:

@@ -51,6 +51,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:
         previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        interrupted = signal.signal(signal.SIGINT, _Interrupted(workers))
     try:
         for rank in range(num_workers):
             place = {
@@ -73,7 +74,25 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         end(workers, termination_s=TERMINATION_S)
         if is_main:
             signal.signal(signal.SIGTERM, previous)
+            signal.signal(signal.SIGINT, interrupted)
         del store
+
+
+class _Interrupted:
+    """Passes the first Ctrl-C on to the workers, which save their state; the second ends them.
+
+    A terminal sends it to all processes, a program or a scheduler to this one only.
+    """
+
+    def __init__(self, workers: Sequence[Process]) -> None:
+        self._workers, self._is_second = workers, False
+
+    def __call__(self, number: int, _: object) -> None:
+        if self._is_second:
+            raise KeyboardInterrupt
+        self._is_second = True
+        for worker in self._workers:
+            worker.send(number)
 
 
 def _failure(

@@ -12,7 +12,7 @@
 
 Standard input is /dev/null. Descriptors in `pass_fds` have the same numbers in the new process.
 A process of `module_command` is killed by the kernel when the one that started it ends, even by
-SIGKILL.
+SIGKILL. It is forked from this one within `paceline.links.forking.forked_from_here`.
 """
 
 import json
@@ -29,6 +29,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+from paceline.links import forking
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, ForkRequest, run_module
 from paceline.native import die_with_parent
 
@@ -38,12 +39,13 @@ STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # for a process to end its own children and write what it knows
 _ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
 PARENT = "PACELINE_LAUNCHER"
+_RUN = [sys.executable, "-m", __spec__.name]
 
 
 class Process:
     """A process that was started here; it is readable for a selector once it has ended."""
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+    def __init__(self, child: subprocess.Popen[bytes] | forking.Fork) -> None:
         self.pid = child.pid
         self._child = child
         self._pidfd = os.pidfd_open(child.pid)
@@ -132,7 +134,7 @@ def reason(code: int | None) -> str:
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module as `python -m` does, until this process ends."""
-    return [sys.executable, "-m", __spec__.name, module, *arguments]
+    return [*_RUN, module, *arguments]
 
 
 def start(
@@ -152,10 +154,15 @@ def start(
     whole = KEEPING_MEMORY | os.environ | added
     what = command[1] if len(command) > 1 else "-"
     is_python = command[0] == sys.executable and (what in ("-m", "-c") or what[0] != "-")
-    if ADDRESS in os.environ and is_python:
-        with suppress(OSError), Path(os.devnull).open() as nothing:  # else the ordinary way
-            fds = {0: nothing.fileno(), 1: _number(stdout, 1), 2: _number(stderr, 2)}
-            return fork(command, whole, fds | {fd: fd for fd in pass_fds})
+    with Path(os.devnull).open() as nothing:
+        fds = {0: nothing.fileno(), 1: _number(stdout, 1), 2: _number(stderr, 2)}
+        fds |= {fd: fd for fd in pass_fds}
+        if forking.is_forking() and command[: len(_RUN)] == _RUN:
+            module, *arguments = command[len(_RUN) :]
+            return Process(forking.fork(module, arguments, whole, fds))
+        if ADDRESS in os.environ and is_python:
+            with suppress(OSError):  # else the ordinary way
+                return fork(command, whole, fds)
     return Process(
         subprocess.Popen(  # noqa: S603 - a command of our own
             command,

@@ -29,6 +29,7 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
+from paceline.models.fused_attention import attention_as_on_cpu
 from paceline.models.layers import LayerModule, duplicate, layers_of
 
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
@@ -117,7 +118,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
             try:
                 meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
                 empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-                with torch.device("meta"):
+                with torch.device("meta"), attention_as_on_cpu():
                     return _run(empty, meta_batch)
             except InvalidInput:
                 raise
@@ -212,9 +213,18 @@ def _describe_layers(
                 backward=backward.get(index, Cost()),
                 kept_nbytes=kept.get(index, 0),
                 working_nbytes=working.get(index, 0),
+                kind=_kind_of(layers[index].module),
             )
         )
     return tuple(described)
+
+
+def _kind_of(module: nn.Module) -> str:
+    """Return the name of the class that a module computes as: torch's, or else its own."""
+    forward = type(module).forward
+    alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
+    of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
+    return next(of_torch, type(module).__name__)
 
 
 def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:

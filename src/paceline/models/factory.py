@@ -1,12 +1,12 @@
-"""Models and optimizers by name; models that fit a data set, or are described as a workload."""
+"""Models by name, and models that fit a data set."""
 
 import importlib
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from math import prod
 from operator import attrgetter
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
-from paceline.core.workload import Workload
 from paceline.data import load
 from paceline.data.dataset import Dataset
-from paceline.models import networks
-from paceline.models.describe import describe
+from paceline.models import networks, transformers
 from paceline.models.inception import GoogLeNet, InceptionV3
-from paceline.models.objective import check_outputs
 
 _FORM = "package.module:factory"
 # The network for covtype that Ma, Rusu et al. 2020 print in Table II.
@@ -37,18 +35,52 @@ _SIGMOID_MLPS = {
     "real-sim-mlp": (20_958, *(512,) * 4, 2),
 }
 
+
+class _BuiltIn(NamedTuple):
+    """What `Architecture` has, and the function that makes a model for a number of classes."""
+
+    make: Callable[[int], nn.Module]
+    input_shape: tuple[int, ...]
+    num_classes: int
+    input_dtype: torch.dtype = torch.float32
+
+
+def _of_tokens(make: Callable[[int], nn.Module], context: int, vocabulary: int) -> _BuiltIn:
+    return _BuiltIn(make, (context,), vocabulary, torch.int64)
+
+
+def _gpts(
+    name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
+) -> dict[str, _BuiltIn]:
+    """Return a GPT under its name, and without tied weights under another."""
+    untied = partial(make, tied=False)
+    return {
+        name: _of_tokens(make, context, vocabulary),
+        f"{name}-untied": _of_tokens(untied, context, vocabulary),
+    }
+
+
 _IMAGENET = (3, 224, 224)
-_BUILT_IN: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...], int]] = {
-    "lenet5": (networks.LeNet5, (1, 32, 32), 10),
-    "alexnet": (networks.AlexNet, (3, 227, 227), 1000),
-    "vgg16": (networks.VGG16, _IMAGENET, 1000),
-    "googlenet": (GoogLeNet, _IMAGENET, 1000),
-    "inception-v3": (InceptionV3, (3, 299, 299), 1000),
-    "resnet18": (networks.resnet18, _IMAGENET, 1000),
-    "resnet50": (networks.resnet50, _IMAGENET, 1000),
-    "resnet101": (networks.resnet101, _IMAGENET, 1000),
-    "resnet110": (networks.resnet110, (3, 32, 32), 10),
-    "resnet152": (networks.resnet152, _IMAGENET, 1000),
+_BUILT_IN = {
+    "lenet5": _BuiltIn(networks.LeNet5, (1, 32, 32), 10),
+    "alexnet": _BuiltIn(networks.AlexNet, (3, 227, 227), 1000),
+    "vgg16": _BuiltIn(networks.VGG16, _IMAGENET, 1000),
+    "googlenet": _BuiltIn(GoogLeNet, _IMAGENET, 1000),
+    "inception-v3": _BuiltIn(InceptionV3, (3, 299, 299), 1000),
+    "resnet18": _BuiltIn(networks.resnet18, _IMAGENET, 1000),
+    "resnet50": _BuiltIn(networks.resnet50, _IMAGENET, 1000),
+    "resnet101": _BuiltIn(networks.resnet101, _IMAGENET, 1000),
+    "resnet110": _BuiltIn(networks.resnet110, (3, 32, 32), 10),
+    "resnet152": _BuiltIn(networks.resnet152, _IMAGENET, 1000),
+    "vit": _BuiltIn(transformers.vit, (3, 32, 32), 10),
+    "vit-b-16": _BuiltIn(transformers.ViT, _IMAGENET, 1000),
+    **_gpts("gpt", transformers.gpt, 256),
+    **_gpts("gpt-1m", transformers.gpt_1m, 256),
+    **_gpts("gpt-10m", transformers.gpt_10m, 256),
+    **_gpts("gpt-30m", transformers.gpt_30m, 512),
+    **_gpts("gpt2", transformers.GPT, 1024, 50_257),
+    "bert": _of_tokens(transformers.bert, 256, 257),
+    "bert-base": _of_tokens(transformers.BERT, 512, 30_522),
 }
 ANY_WIDTH = "mlp"
 
@@ -60,14 +92,17 @@ class Architecture:
     `build(num_classes)` returns a new model with random weights; None asks for the usual number of
     classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
     shape of one sample, `num_classes` the usual number of classes; both are None where only the
-    user's code knows them. `build` raises InvalidInput for a number of classes below 1, and if the
-    user's factory fails or returns nothing that can be trained.
+    user's code knows them. A sample's values are of `input_dtype`. The classes of a language model
+    are its vocabulary, and its sample is as many tokens as its context, or fewer. `build` raises
+    InvalidInput for a number of classes below 1, and if the user's factory fails or returns nothing
+    that can be trained.
     """
 
     name: str
     build: Callable[[int | None], nn.Module]
     input_shape: tuple[int, ...] | None
     num_classes: int | None
+    input_dtype: torch.dtype = torch.float32
 
 
 def names() -> tuple[str, ...]:
@@ -92,12 +127,12 @@ def find(name: str) -> Architecture:
     if name == ANY_WIDTH:
         widths = _MLP_WIDTHS
     if name in _BUILT_IN:
-        make, input_shape, usual = _BUILT_IN[name]
+        found = _BUILT_IN[name]
     elif widths:
         networks.MLP.check(widths)
         is_sigmoid = name in _SIGMOID_MLPS or name.startswith("sigmoid-")
         network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
-        make, input_shape, usual = lambda n: network((*hidden, n)), (widths[0],), widths[-1]
+        found = _BuiltIn(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
     else:
         close = get_close_matches(name.lower(), names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
@@ -109,9 +144,9 @@ def find(name: str) -> Architecture:
     def build(num_classes: int | None) -> nn.Module:
         if num_classes is not None and num_classes < 1:
             raise InvalidInput(f"a model needs at least 1 class, not {num_classes}")
-        return make(usual if num_classes is None else num_classes)
+        return found.make(found.num_classes if num_classes is None else num_classes)
 
-    return Architecture(name, build, input_shape, usual)
+    return Architecture(name, build, *found[1:])
 
 
 def _of_user(name: str) -> Architecture:
@@ -170,27 +205,16 @@ def import_from_here(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-class Fitted(NamedTuple):
-    """A model in training mode, its data, and the arguments that build it in another process.
-
-    `name` and `num_classes` are for `paceline.models.find`; `input_shape` is what the data were
-    asked for, None if they may have their own.
-    """
-
-    model: nn.Module
-    data: Dataset
-    name: str
-    num_classes: int | None
-    input_shape: tuple[int, ...] | None
-
-
 def architected(
-    model: str, data: str, seed: int, loaded: Dataset | None = None
+    model: str, data: str | None, seed: int, loaded: Dataset | None = None
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Load the data, and find a model for them: all fields of `Fitted` but `model`.
+    """Return the data, and what `find` and `Architecture.build` need to make a model for them.
 
-    `loaded`: these data, where they are in memory already.
+    That is the name, the number of classes (None: the model's own), and the shape of a sample that
+    the data were asked for (None: their own). Data of None are those that the model is usually
+    trained on. `loaded`: these data, where they are in memory already.
     """
+    data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape
     if loaded is None:
         loaded = load(data, shape, seed)
@@ -199,77 +223,3 @@ def architected(
         name = "-".join([ANY_WIDTH, *map(str, (prod(loaded.sample_shape), *_MLP_WIDTHS[1:]))])
     num_classes = None if find(name).num_classes is None else loaded.num_classes
     return loaded, name, num_classes, shape
-
-
-def fitted(model: str, data: str, seed: int) -> Fitted:
-    """Load the data and build the model for them. InvalidInput if they do not fit each other."""
-    loaded, name, num_classes, shape = architected(model, data, seed)
-    torch.manual_seed(seed)
-    built = find(name).build(num_classes)
-    check_outputs(built, loaded, model)
-    return Fitted(built.train(), loaded, name, num_classes, shape)
-
-
-def workload_of(
-    model: str | nn.Module, batch_size: int, input_shape: tuple[int, ...] | None
-) -> Workload:
-    """Describe a step of a model, or of the one that `find` has under that name.
-
-    `input_shape` is that of one sample; built-in models know theirs. InvalidInput if it is not
-    known, or does not fit.
-    """
-    if isinstance(model, nn.Module):
-        name, built, shape = type(model).__name__, model, input_shape
-    else:
-        architecture = find(model)
-        name, shape = model, input_shape or architecture.input_shape
-        # A factory of the user's may compute with the tensors that it makes.
-        with torch.device("meta" if architecture.num_classes else "cpu"):
-            built = architecture.build(None)
-    if shape is None:
-        raise InvalidInput(
-            f"input_shape: model {name} does not say it; write for example 3x224x224"
-        )
-    return describe(built, torch.zeros(batch_size, *shape), name)
-
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-def optimizer_of(name: str, learning_rate: float, momentum: float) -> OptimizerFactory:
-    """Return a function that makes the optimizer of that name for some parameters.
-
-    `name`: one of torch.optim, in any case, or "package.module:factory", which is called with the
-    parameters and lr. It has to update the parameters in place, without another forward pass.
-    Raises InvalidInput if there is none of that name, or if it has no momentum and one is given.
-    """
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            factory = getattr(import_from_here(module), attribute)
-        except Exception as error:
-            raise InvalidInput(f"optimizer: {name!r} cannot be imported: {error}") from error
-        if not callable(factory):
-            raise InvalidInput(f"optimizer: {name!r} is nothing that can be called")
-    else:
-        known: dict[str, Callable[..., torch.optim.Optimizer]] = {
-            key.lower(): value
-            for key, value in vars(torch.optim).items()
-            if inspect.isclass(value)
-            and issubclass(value, torch.optim.Optimizer)
-            and value not in (torch.optim.Optimizer, torch.optim.LBFGS)  # which needs a closure
-        }
-        if name.lower() not in known:
-            close = get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InvalidInput(
-                f"optimizer: {name!r} is not one that can be used; {hint}Known are "
-                f"{', '.join(sorted(known))}, and your own as package.module:factory"
-            )
-        factory = known[name.lower()]
-    options: dict[str, Any] = {"lr": learning_rate}
-    if momentum:
-        if "momentum" not in inspect.signature(factory).parameters:
-            raise InvalidInput(f"momentum: optimizer {name} has none; leave it at 0")
-        options["momentum"] = momentum
-    return lambda parameters: factory(parameters, **options)

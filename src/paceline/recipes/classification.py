@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 
+_OF_SAMPLES = 2  # dimensions of scores of which each sample has a row
+
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy of class numbers."""
@@ -42,15 +44,18 @@ precision_at_1.__name__ = "precision@1"  # as it is written
 
 
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
-    """Raise InvalidInput unless a model gives a score for each class.
+    """Raise InvalidInput unless a model gives a score for each class, or for each token.
 
     It may give more; but where a sample may have several labels, exactly one for each.
     """
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
+    has_labels = targets.dtype == torch.bool
+    num_dims = targets.ndim if has_labels else targets.ndim + 1
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
         shape = getattr(outputs, "shape", type(outputs).__name__)
-        raise InvalidInput(f"model {name}: gives {shape}, but must give (batch, classes)")
-    given = outputs.shape[1]
-    if targets.dtype == torch.bool and given != num_classes:
+        wanted = "(batch, classes)" if num_dims == _OF_SAMPLES else "(batch, tokens, vocabulary)"
+        raise InvalidInput(f"model {name}: gives {shape}, but must give {wanted}")
+    given = outputs.shape[-1]
+    if has_labels and given != num_classes:
         raise InvalidInput(
             f"model {name}: has {given} outputs, but its data have {num_classes} labels, of which "
             f"a sample may have several: it needs {num_classes} outputs"

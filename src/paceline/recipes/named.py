@@ -1,13 +1,14 @@
 """Recipes by name: built-in models with their data, and the user's package.module:factory."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from itertools import chain, count
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
@@ -15,21 +16,34 @@ from paceline.data.dataset import Dataset
 from paceline.models.describe import describe
 from paceline.models.factory import architected, find, imported
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
-from paceline.recipes.recipe import Recipe
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
-USUAL_DATA = "digits"
+_TEXTS = ("text", "masked-text")  # data sets of bytes
+_GIVEN = "given-recipe"  # of names, which stand in the settings of runs
 _given: dict[str, Recipe] = {}
 
 
 @contextmanager
 def given(recipe: Recipe) -> Iterator[str]:
-    """Yield a name by which `recipe_of` knows a recipe, here and in processes forked from here."""
-    name = f"recipe {recipe.name or type(recipe.model()).__name__}"
+    """Yield a name by which `recipe_of` knows a recipe, here and in processes forked from here.
+
+    It has a colon, like those of the user's own models, but no module can be called so.
+    """
+    kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
+    kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
+    names = (f"{_GIVEN}:{kind}{suffix}" for suffix in chain([""], map("-{}".format, count(2))))
+    name = next(one for one in names if one not in _given)
     _given[name] = recipe
     try:
         yield name
     finally:
         del _given[name]
+
+
+def is_given(name: str) -> bool:
+    """Return True if the name is known to this process and its forks only."""
+    return name in _given
 
 
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
@@ -40,19 +54,40 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
     `loaded`: the data of the spec, where they are in memory already; a recipe has data of its own.
     Raises InvalidInput if there is none of that name, or model and data do not fit each other.
     """
-    found = _given.get(model) or _of_user(model)
+    found = own_recipe(model)
     if found is not None:
         if data is not None:
             raise InvalidInput(
-                f"data: {model} is a recipe, which has data of its own; leave it out"
+                f"data: {found.name} is a recipe, which has data of its own; leave it out"
             )
-        return replace(found, name=found.name or model)
-    loaded, name, num_classes, _ = architected(model, data or USUAL_DATA, seed, loaded)
+        return found
+    loaded, name, num_classes, _ = architected(model, data, seed, loaded)
     return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
 
 
+def own_recipe(model: str) -> Recipe | None:
+    """Return the recipe of the user's own that has this name; None of a model.
+
+    Raises InvalidInput if the user's factory fails, or returns neither.
+    """
+    if model in _given:
+        return replace(_given[model], name=_given[model].name or NAMELESS)
+    if model.startswith(f"{_GIVEN}:"):
+        raise InvalidInput(
+            f"{model}: this recipe was an object of a Python program, which alone can train it "
+            "again, or go on by paceline.train(recipe, resume=FOLDER)"
+        )
+    found = _of_user(model)
+    return None if found is None else replace(found, name=found.name or model)
+
+
+def takes_any_data(model: str) -> bool:
+    """Return True of a model that takes floats, whatever they mean: no recipe, none of tokens."""
+    return own_recipe(model) is None and find(model).input_dtype.is_floating_point
+
+
+@cache
 def _of_user(name: str) -> Recipe | None:
-    """Return the recipe of package.module:factory, or None if it makes a model, or is built in."""
     if ":" not in name:
         return None
     found = imported(name)
@@ -64,6 +99,9 @@ def _of_user(name: str) -> Recipe | None:
     try:
         with torch.random.fork_rng(devices=[]):
             made = found()
+    except InvalidInput as error:  # as from a Recipe, which says what is wrong with it
+        why = str(error).removeprefix(f"{NAMELESS}: ")
+        raise InvalidInput(f"{name}: {why}") from error
     except (Exception, SystemExit) as error:
         raise InvalidInput(f"{name}: calling it failed: {first_line(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
@@ -74,15 +112,21 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe of the data without its model."""
-    _, targets = data.train.__getitems__([0])
-    has_labels = targets.dtype == torch.bool
+    """Return a recipe of the data without its model: what targets are says which loss."""
+    inputs, targets = data.train.__getitems__([0])
+    loss: Loss = class_loss
+    score: Loss | None = accuracy
+    if not inputs.is_floating_point():
+        of_bytes = data.name.partition(":")[0] in _TEXTS
+        loss, score = next_token_loss, bits_per_byte if of_bytes else None
+    elif targets.dtype == torch.bool:
+        loss, score = label_loss, precision_at_1
     return Recipe(
         model=nn.Module,
         train=data.train,
         test=data.test,
-        loss=label_loss if has_labels else class_loss,
-        score=precision_at_1 if has_labels else accuracy,
+        loss=loss,
+        score=score,
         num_classes=data.num_classes,
     )
 
@@ -95,31 +139,41 @@ def workload_of(
     `input_shape` is that of one sample of floats; recipes and built-in models know theirs.
     InvalidInput if it is not known, or does not fit.
     """
-    recipe = _recipe(model)
+    if isinstance(model, nn.Module):
+        example = _example(type(model).__name__, batch_size, input_shape)
+        return describe(model, example)
+    recipe = own_recipe(model) if isinstance(model, str) else model
     if recipe is not None:
         if input_shape is not None:
             raise InvalidInput("input_shape: the recipe's data say it; leave it out")
-        return describe(recipe.model(), recipe.example(batch_size), recipe.name)
-    if isinstance(model, nn.Module):
-        name, built, shape = type(model).__name__, model, input_shape
-    else:
-        assert isinstance(model, str)
-        architecture = find(model)
-        name, shape = model, input_shape or architecture.input_shape
-        # A factory of the user's may compute with the tensors that it makes.
-        with torch.device("meta" if architecture.num_classes else "cpu"):
-            built = architecture.build(None)
+        return _workload_of_recipe(recipe, batch_size)
+    assert isinstance(model, str)
+    architecture = find(model)
+    # A factory of the user's may compute with the tensors that it makes.
+    with torch.device("meta" if architecture.num_classes else "cpu"):
+        built = architecture.build(None)
+    shape = input_shape or architecture.input_shape
+    example = _example(model, batch_size, shape, architecture.input_dtype)
+    return describe(built, example, model)
+
+
+def _example(
+    name: str, batch_size: int, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     if shape is None:
         raise InvalidInput(
             f"input_shape: model {name} does not say it; write for example 3x224x224"
         )
-    return describe(built, torch.zeros(batch_size, *shape), name)
+    return torch.zeros(batch_size, *shape, dtype=dtype)
 
 
-def _recipe(model: Any) -> Recipe | None:
-    if isinstance(model, Recipe):
-        return replace(model, name=model.name or "the recipe")
-    if isinstance(model, str):
-        found = _given.get(model) or _of_user(model)
-        return None if found is None else replace(found, name=found.name or model)
-    return None
+def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
+    """Describe a step of a recipe without its model's values, or else with them."""
+    example, name = recipe.example(batch_size), recipe.name or NAMELESS
+    with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
+        try:
+            with torch.device("meta"):
+                described = describe(new_model(recipe).train(), example, name)
+        except Exception:  # what fails is tried with values
+            described = describe(new_model(recipe).train(), example, name)
+    return replace(described, target_nbytes=recipe.target_nbytes(batch_size))

@@ -20,6 +20,7 @@ from paceline.recipes.classification import check_classes
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
+NAMELESS = "the recipe"  # in messages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,21 +51,39 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a data set that has no samples, or is none of map style."""
-        tested = None if self.test is None else batches_of(self.test, self.collate, self.name)
-        object.__setattr__(self, "samples", batches_of(self.train, self.collate, self.name))
+        name = self.name or NAMELESS
+        tested = None if self.test is None else batches_of(self.test, self.collate, name)
+        object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
         object.__setattr__(self, "test_samples", tested)
 
     @property
     def score_name(self) -> str:
-        """The name of the score; "loss" where there is none."""
+        """The name of the score, "score" if it has none; "loss" where there is no score."""
         if self.score is None:
             return "loss"
-        return getattr(self.score, "__name__", type(self.score).__name__).replace("_", " ")
+        name = getattr(self.score, "__name__", type(self.score).__name__)
+        is_named = name not in ("<lambda>", "partial")
+        return name.replace("_", " ") if is_named else "score"
+
+    def first(self, num_samples: int) -> Batch:
+        """Return a batch of so many samples, all of which are the first one."""
+        first = self.samples.__getitems__([0])
+        return Batch.of(
+            tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), first)
+        )
 
     def example(self, num_samples: int) -> Any:
         """Return inputs of so many samples, all of which are the first one."""
-        inputs = Batch.of(self.samples.__getitems__([0])).inputs
-        return tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), inputs)
+        return self.first(num_samples).inputs
+
+    def target_nbytes(self, num_samples: int) -> int | None:
+        """Return the bytes of so many samples' targets; None if they are class numbers."""
+        leaves = tree_leaves(Batch.of(self.samples.__getitems__([0])).targets)
+        numbers = self.num_classes is not None and len(leaves) == 1 and leaves[0].ndim == 1
+        if numbers and leaves[0].dtype == torch.int64:
+            return None
+        nbytes: int = sum(leaf.nbytes for leaf in leaves)
+        return num_samples * nbytes
 
     @cached_property
     def tokens_per_sample(self) -> int | None:
@@ -72,6 +91,25 @@ class Recipe:
         first = tree_leaves(Batch.of(self.samples.__getitems__([0])).inputs)[0]
         is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
         return first.shape[1] if is_tokens else None
+
+
+def new_model(recipe: Recipe) -> nn.Module:
+    """Build the model; InvalidInput if that fails, or if there is nothing to train."""
+    try:
+        model = recipe.model()
+    except InvalidInput:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(
+            f"{recipe.name}: its model cannot be made: {first_line(error)}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(
+            f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInput(f"{recipe.name}: the model has no trainable parameters")
+    return model
 
 
 @torch.no_grad()
@@ -82,13 +120,7 @@ def built(recipe: Recipe, seed: int) -> nn.Module:
     each other: they are tried with the first sample, in evaluation mode.
     """
     torch.manual_seed(seed)
-    model = recipe.model()
-    if not isinstance(model, nn.Module):
-        raise InvalidInput(
-            f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InvalidInput(f"{recipe.name}: the model has no trainable parameters")
+    model = new_model(recipe)
     model.eval()
     check_fit(recipe, model, recipe.samples, "train")
     if recipe.test_samples is not None:

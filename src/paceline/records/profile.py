@@ -19,8 +19,8 @@ class ProfileSettings(Record):
 
     kind: Literal["profile"] = "profile"
     model: Model
-    data: str = Field(
-        SYNTHETIC, description="As for train; without it synthetic ones of the model's shape."
+    data: str | None = Field(
+        None, description="As for train; by default synthetic ones, for token models text."
     )
     batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
     workers: int = Field(1, ge=1, description="Worker processes.")
@@ -144,7 +144,7 @@ class TensorMemory(Record):
     """The bytes of the tensors of a worker's step, by kind and at their peak.
 
     The peak is `predicted` without running the model, and `measured` by PyTorch's allocator;
-    neither includes the data set.
+    neither includes the data set. `momentum` is all of the optimizer's state.
     """
 
     parameters: int

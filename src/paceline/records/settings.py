@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import (
     DATA,
@@ -23,9 +24,6 @@ from paceline.core.strategy import Strategy, codec_fields, number_of
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # the strategy that is predicted to be the fastest
-_USUAL_RATE = 0.05
-# From their initial weights these run away at the usual rate.
-_RATE_OF = {"alexnet": 0.001}
 _SHORTHANDS = ("policy", "codec")  # of options
 _Validated = TypeVar("_Validated")
 
@@ -41,7 +39,7 @@ class PlanSettings(Record):
     strategy: Annotated[tuple[str, ...] | None, BeforeValidator(read_list)] = Field(
         None, description="Only these, such as allreduce,host; or package.module:record."
     )
-    data: str = Field("digits", description=DATA)
+    data: str | None = Field(None, description=DATA)
     workers: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Only this number of workers; here 2, or as many as torchrun started."
     )
@@ -57,16 +55,18 @@ class PlanSettings(Record):
 def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     """Return the settings of a training, or raise InvalidInput that names a wrong field.
 
-    A value of None stands for the default, which may be the strategy's.
+    A value of None stands for the default, which may be the strategy's or the model's. For a model
+    of the user's, which may be a recipe with an optimizer of its own, None stays None.
     """
     given = _given(values)
-    given.setdefault("learning_rate", _RATE_OF.get(str(given.get("model")), _USUAL_RATE))
+    if "epochs" in given and "steps" in given:
+        raise InvalidInput("steps: are instead of epochs, and both are given")
     if given.get("strategy") == AUTO:
         if given.get("options"):
             names = ", ".join(given["options"])
             raise InvalidInput(f"options: with strategy auto nobody knows {names}; name a strategy")
         for strategy in EXCHANGES.values():
-            _refuse_useless(given, strategy, AUTO)
+            _refuse_useless(given, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
         is_balanced = True
     else:
@@ -75,7 +75,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     if settings.force and settings.balance is None and is_balanced:
         raise InvalidInput("force: goes only with balance, which may refuse workers")
     _check(settings)
-    return settings
+    return settings if ":" in settings.model else completed(settings)
 
 
 def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
@@ -128,7 +128,7 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     """Return the values with the strategy's defaults, and shorthands written out as options."""
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
-    _refuse_useless(given, strategy, strategy.name)
+    _refuse_useless(given, strategy, strategy.name, kind)
     # A rehearsal learns nothing, and has no momentum.
     defaults = {k: value for k, value in strategy.defaults.items() if k in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
@@ -172,13 +172,38 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
     return given | {"workers": int(workers)}
 
 
-def _refuse_useless(given: Mapping[str, Any], strategy: Strategy, asked: str) -> None:
-    """Raise InvalidInput for a setting that only other strategies than the `asked` understand."""
+def _refuse_useless(
+    given: Mapping[str, Any], strategy: Strategy, asked: str, kind: type[RunSettings]
+) -> None:
+    """Raise InvalidInput for a setting that the strategy does not understand, or cannot follow."""
     for name in given:
-        knowing = [one.name for one in STRATEGIES.values() if name in one.settings]
+        knowing = _knowing(name)
         if knowing and name not in strategy.settings and given[name] is not False:
             noun, names = "strategy" if len(knowing) == 1 else "strategies", ", ".join(knowing)
             raise InvalidInput(f"{name}: goes not with strategy {asked}, only with {noun} {names}")
+    for name, why in strategy.refused_settings.items():
+        is_given = name in given and name in kind.model_fields
+        if is_given and given[name] != kind.model_fields[name].default:
+            raise InvalidInput(f"{name}: goes not with strategy {strategy.name}: {why}")
+
+
+def _knowing(name: str) -> list[str]:
+    """Return the strategies that understand an optional setting; none if all understand it."""
+    return [one.name for one in STRATEGIES.values() if name in one.settings]
+
+
+def useful_settings(settings: RunSettings) -> dict[str, Any]:
+    """Return the fields that have a value and mean something to the strategy, by name."""
+    if settings.strategy == AUTO:
+        strategies = tuple(EXCHANGES.values())
+    else:
+        strategies = (strategy_of(settings),)
+    values = settings.model_dump(exclude={"kind"}, exclude_none=True)
+    return {
+        name: value
+        for name, value in values.items()
+        if not _knowing(name) or all(name in one.settings for one in strategies)
+    }
 
 
 def _written_out(name: str, text: str, strategy: Strategy) -> dict[str, Any]:
@@ -207,10 +232,13 @@ def validated(kind: type[_Validated], values: Any, source: str = "") -> _Validat
         raise InvalidInput(": ".join(filter(None, (source, first_fault(error))))) from None
 
 
-def first_fault(error: ValidationError) -> str:
-    """Return the field that is wrong, its value, and what would be right."""
+def first_fault(error: ValidationError, name: str = "") -> str:
+    """Return the field that is wrong, its value, and what would be right.
+
+    `name` is that of the field which was validated, where that was one alone.
+    """
     fault = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in fault["loc"])
+    field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
     message = fault["msg"].removeprefix("Value error, ")
     given = "" if fault["type"] in ("missing", "value_error") else f", not {fault['input']!r}"
     return f"{field}: {message}{given}" if field else message

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from plotly.io import to_json
 
 from paceline.core.compare import Comparison
-from paceline.core.outcome import Epoch, is_share
+from paceline.core.outcome import Epoch, Evaluation, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration
 from paceline.report.markup import Html, element
@@ -147,6 +147,9 @@ def figure_of(figure: go.Figure, name: str, *, zoomed: bool = False) -> Html:
     )
 
 
+_FEW = 15  # points of a curve that are marked
+
+
 def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
     """Return the losses, and beside them the test accuracy, called `score`, after each epoch."""
     test_score = f"test {escaped(score)}"
@@ -154,7 +157,7 @@ def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
         rows=1, cols=2, subplot_titles=("Loss", test_score.capitalize()), horizontal_spacing=0.09
     )
     numbers = [epoch.number + 1 for epoch in epochs]
-    few = len(epochs) <= 15
+    few = len(epochs) <= _FEW
     for column, name, values, style in (
         (1, "train loss", [epoch.train_loss for epoch in epochs], TRAIN),
         (1, "test loss", [epoch.test_loss for epoch in epochs], TEST),
@@ -174,7 +177,35 @@ def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
         )
     figure.update_xaxes(title_text="epoch", tickmode="linear" if few else "auto", tickformat="d")
     figure.update_xaxes(range=[0.5, len(numbers) + 0.5])
-    figure.update_yaxes(tickformat=".2~%", col=2)
+    figure.update_yaxes(tickformat=".2~%" if is_share(score) else ".3~g", col=2)
+    return styled(figure, height=300)
+
+
+def evaluation_curves(evaluations: Sequence[Evaluation], score: str) -> go.Figure:
+    """Return the test loss, and beside it the score of that name if there is one, by steps."""
+    test_score = f"test {escaped(score)}"
+    parts = [("test loss", ".4f", [one.test_loss for one in evaluations])]
+    if any(one.score is not None for one in evaluations):
+        form = ".2%" if is_share(score) else ".4g"
+        parts.append((test_score, form, [one.score for one in evaluations]))
+    titles = [name.capitalize() for name, _, _ in parts]
+    figure = go.Figure().set_subplots(
+        rows=1, cols=len(parts), subplot_titles=titles, horizontal_spacing=0.09
+    )
+    steps = [one.num_steps for one in evaluations]
+    for column, (name, form, values) in enumerate(parts, 1):
+        figure.add_scatter(
+            x=steps,
+            y=values,
+            name=name,
+            mode="lines+markers" if len(steps) <= _FEW else "lines",
+            hovertemplate=f"step %{{x}}: {name} %{{y:{form}}}<extra></extra>",
+            showlegend=False,
+            row=1,
+            col=column,
+            **TEST,
+        )
+    figure.update_xaxes(title_text="step", rangemode="tozero")
     return styled(figure, height=300)
 
 

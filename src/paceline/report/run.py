@@ -5,12 +5,12 @@ from pathlib import Path
 
 from paceline.core.compare import Comparison, breakdown
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch
+from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import markup
-from paceline.report.figures import PARTS, figure_of, learning_curves, step_parts
+from paceline.report.figures import PARTS, evaluation_curves, figure_of, learning_curves, step_parts
 from paceline.report.format import (
     counted,
     duration,
@@ -74,6 +74,8 @@ def _sections(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterat
         yield _plans(result)
     if result.epochs:
         yield _learning(result.epochs, result.score)
+    if result.evaluations:
+        yield _tests(result.evaluations, result.score)
     if result.trials:
         yield _trials(result)
     if result.comparison is not None:
@@ -134,6 +136,8 @@ def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
     if result.step_s is None and result.trained_s is not None:
         yield "training", duration(result.trained_s), "without the tests between epochs"
     yield "samples/s", number(result.samples_per_s), result.origin
+    if result.tokens_per_s is not None:
+        yield "tokens/s", number(result.tokens_per_s), result.origin
 
 
 def _plans(result: RunResult) -> Html:
@@ -153,6 +157,16 @@ def _plans(result: RunResult) -> Html:
     )
     decisions = [element("p", decision) for decision in result.decisions]
     return section("Plan", note, table(head, rows, (0, 5), class_="wide plan"), *decisions)
+
+
+def _tests(evaluations: Sequence[Evaluation], score: str) -> Html:
+    rows = [
+        (f"{one.num_steps:,}", loss_text(one.test_loss), optional_score(score, one.score))
+        for one in evaluations
+    ]
+    figure = figure_of(evaluation_curves(evaluations, score), "evaluations")
+    numbers = folded("The same in numbers", table(("step", "test loss", f"test {score}"), rows))
+    return section("Tests by steps", "", figure, numbers)
 
 
 def _learning(epochs: Sequence[Epoch], score: str) -> Html:

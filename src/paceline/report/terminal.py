@@ -131,9 +131,10 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
             yield table(f"{what} that differ", ("", sides.left, sides.right), (), rows)
 
 
-def epoch_line(epoch: Epoch, epochs: int, score: str) -> str:
-    """Return the line of an epoch; `score` is the name of its score."""
-    line = f"epoch {epoch.number + 1}/{epochs}: train loss {epoch.train_loss:.4f}"
+def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
+    """Return the line of an epoch, of so many if that is known; `score` names its score."""
+    of = "" if epochs is None else f"/{epochs}"
+    line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 
@@ -205,10 +206,12 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
     if result.shares is not None:
         yield "shares", f"{' + '.join(map(str, result.shares))} samples"
-    yield "throughput", f"{plain(result.samples_per_s)} samples/s {how}"
+    tokens = result.tokens_per_s
+    of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
+    yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
-        yield "head", f"{own} of {whole} on a worker: parameters, gradients, momentum"
+        yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
     if result.is_rehearsal:
         faults = len(result.faults)
         conforms = f"departs from it in {faults} places" if faults else "conforms to it"

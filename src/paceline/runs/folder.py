@@ -1,7 +1,10 @@
 """The folder of a run or a plan: its name, and the files in it; and a plan in the terminal."""
 
+import os
 import time
+import zlib
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,6 +18,8 @@ from paceline.records.result import AnyResult, PlanResult
 from paceline.report import write_report
 from paceline.report.terminal import show_plans
 
+_by_torchrun = count(1)  # runs of this process
+
 
 def new_id(model: str, suffix: str = "") -> str:
     """Return a name for a folder: the time, the model and a suffix such as "-rehearsed"."""
@@ -22,11 +27,28 @@ def new_id(model: str, suffix: str = "") -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}{suffix}-{uuid4().hex[:4]}"
 
 
-def make_folder(output: Path, run_id: str) -> Path:
-    """Make the folder of a run and return it; InvalidInput if that cannot be."""
+def id_by_torchrun(model: str, suffix: str = "") -> str:
+    """Return a name for the folder of a run under torchrun: the same whenever that starts it again.
+
+    That is the parent of this process, and known by its number and the time of its start. Further
+    runs of a program are numbered.
+    """
+    parent = os.getppid()
+    ticks = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19])
+    boot_s = int(Path("/proc/stat").read_text().partition("btime ")[2].split()[0])
+    began_s = boot_s + ticks // os.sysconf("SC_CLK_TCK")
+    began = time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))
+    name = model.replace(":", ".").replace("/", ".")
+    own = zlib.crc32(f"{parent} {ticks} {os.environ.get('TORCHELASTIC_RUN_ID')}".encode())
+    number = next(_by_torchrun)
+    return f"{began}-{name}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
+
+
+def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
+    """Make the folder of a run, unless it `exists`, and return it; InvalidInput if it cannot be."""
     folder = output / run_id
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=exists)
     except OSError as error:
         raise InvalidInput(f"output: cannot make {folder}: {error.strerror}") from None
     return folder

@@ -5,22 +5,34 @@ rank calls `work` itself. Rank 0 speaks for all: tables and results on standard 
 standard error.
 """
 
+import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
+from paceline.core.errors import (
+    Interrupted,
+    InvalidInput,
+    PacelineError,
+    WorkersFailed,
+)
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
+from paceline.recipes.optimizers import optimizer_for
+from paceline.recipes.schedules import schedule_of
+from paceline.records.config_file import with_resumed
 from paceline.records.machine_file import find_device
+from paceline.records.result import RunResult, read_run
 from paceline.records.settings import (
     AUTO,
     configuration,
@@ -29,11 +41,14 @@ from paceline.records.settings import (
     validated_settings,
 )
 from paceline.report.terminal import log_to_stderr
-from paceline.runs.folder import new_id
+from paceline.runs.folder import id_by_torchrun, new_id
 from paceline.runs.progress import require_tensorboard
-from paceline.runs.session import RunRequest, Verb, go_through
+from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
+from paceline.runs.session import go_through
 
 _MOST_PER_CORE = 4
+INTERRUPTED = 130  # the exit code of a shell's command that was ended by Ctrl-C
+logger = logging.getLogger(__name__)
 
 
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
@@ -41,15 +56,32 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
 
     Raises InvalidInput that names the value that is wrong.
     """
-    settings: TrainSettings | RehearseSettings = (
-        validated_rehearsal(values) if verb == "rehearse" else validated_settings(values)
-    )
+    settings: TrainSettings | RehearseSettings
+    if verb == "rehearse":
+        settings = validated_rehearsal(values)
+    else:
+        settings = validated_settings(with_resumed(values, TrainSettings))
+        _check_learning(settings)
     if isinstance(settings, RehearseSettings) and settings.device is not None:
         find_device(settings.device)
     if isinstance(settings, TrainSettings) and settings.tensorboard is not None:
         require_tensorboard()
     suffix = {"train": "", "rehearse": "-rehearsed", "plan": "-planned"}[verb]
-    return RunRequest(verb=verb, settings=settings, run_id=new_id(settings.model, suffix), **how)
+    name = id_by_torchrun if under_torchrun() else new_id
+    request = RunRequest(verb=verb, settings=settings, run_id=name(settings.model, suffix), **how)
+    resume = settings.resume if isinstance(settings, TrainSettings) else None
+    return request if resume is None else resuming(request, resume)
+
+
+def _check_learning(settings: TrainSettings) -> None:
+    """Raise InvalidInput for an optimizer or a schedule that cannot be, before workers start.
+
+    The user's own are imported by the workers only, as models are.
+    """
+    if settings.optimizer is not None and ":" not in settings.optimizer:
+        optimizer_for(settings)
+    if settings.schedule is not None and ":" not in settings.schedule:
+        schedule_of(settings.schedule, settings.warmup_steps)
 
 
 def under_torchrun() -> bool:
@@ -57,33 +89,90 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ
 
 
-def carry_out(request: RunRequest) -> None:
-    """Do what is requested.
+def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with as many workers as torchrun has started, unless others are named."""
+    started = os.environ.get("WORLD_SIZE")
+    return ({"workers": int(started)} if started else {}) | dict(values)
+
+
+def take_part(request: RunRequest) -> tuple[RunResult, Path]:
+    """Do this rank's part of the request in a program that torchrun has started.
+
+    Return the result and its folder, which rank 0 has written on its machine. Raises WorkersFailed
+    for what a rank has found wrong, and has said.
+    """
+    _refuse_led(request)
+    written: list[str] = []
+
+    def go(group: Group) -> None:
+        go_through(request, group)
+        folder = folder_of(request)
+        own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
+        written.extend(group.gather(own)[0])
+
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        code = as_rank(go, request.settings.deadline_s, request.debug, _device_of(request))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    if code:
+        raise WorkersFailed(code)
+    result, folder = written
+    return RunResult.model_validate_json(result), Path(folder)
+
+
+def carry_out(request: RunRequest) -> Path:
+    """Do what is requested, and return the folder of the run, where there is one.
 
     Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
     WorkersFailed for what they have said. A rank of torchrun ends here.
     """
     settings = request.settings
-    if settings.strategy == AUTO or not strategy_of(settings).is_led:
-        if under_torchrun():
-            leave(work(request))
+    if under_torchrun():
+        _refuse_led(request)
+        leave(work(request))
+    if not _is_led(settings):
         num_workers = int(settings.workers)
         check_cores(num_workers)
         if request.verb != "rehearse":
             check_gpus(num_workers)
-        command = module_command("paceline.runs.launching", request.model_dump_json())
-        launch(command, num_workers, settings.port)
-        return
+
+        def attempt(request: RunRequest) -> None:
+            command = module_command("paceline.runs.launching", request.model_dump_json())
+            launch(command, num_workers, settings.port)
+
+        return folder_of(with_restarts(attempt, request))
     # The session goes on in this process, which starts the workers itself.
-    strategy = strategy_of(settings)
-    if under_torchrun():
-        why = "starts its workers itself; run it without torchrun"
-        raise InvalidInput(f"strategy: {strategy.name} {why}")
     if settings.bind is None:
-        check_cores(sum(role.count for role in strategy.roles(configuration(settings))))
+        roles = strategy_of(settings).roles(configuration(settings))
+        check_cores(sum(role.count for role in roles))
     log_to_stderr()
-    with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
-        go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+
+    def alone(request: RunRequest) -> None:
+        with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
+            try:
+                go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
+            except Interrupted as error:
+                logger.warning("%s", error)
+                raise WorkersFailed(INTERRUPTED, str(error)) from error
+
+    return folder_of(with_restarts(alone, request))
+
+
+def folder_of(request: RunRequest) -> Path:
+    """Return the folder of the run."""
+    return request.settings.output / request.run_id
+
+
+def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
+    return settings.strategy != AUTO and strategy_of(settings).is_led
+
+
+def _refuse_led(request: RunRequest) -> None:
+    if _is_led(request.settings):
+        why = "starts its workers itself; run it without torchrun"
+        raise InvalidInput(f"strategy: {request.settings.strategy} {why}")
 
 
 def check_cores(processes: int) -> None:
@@ -96,8 +185,12 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    device = torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
-    return as_rank(partial(go_through, request), request.settings.deadline_s, request.debug, device)
+    go, deadline_s = partial(go_through, request), request.settings.deadline_s
+    return as_rank(go, deadline_s, request.debug, _device_of(request))
+
+
+def _device_of(request: RunRequest) -> torch.device | None:
+    return torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
 
 
 def as_rank(
@@ -113,11 +206,18 @@ def as_rank(
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
     group = None
+    if threading.current_thread() is threading.main_thread():
+        # Outside of the steps there is nothing to be saved. The launcher says that it was Ctrl-C.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         with process_group(deadline_s, device) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
             signal.signal(signal.SIGTERM, partial(_terminated, group))
-            carry_out(group)
+            try:
+                carry_out(group)
+            except Interrupted as error:  # all ranks together, none of which has failed
+                logger.warning("%s", error)
+                return INTERRUPTED
     except WorkersFailed as error:
         return error.exit_code
     except (Exception, SystemExit) as error:

@@ -45,13 +45,13 @@ class Scalars:
         """Write what is left, and close the file."""
         self._writer.close()
 
-    def epoch(self, epoch: Epoch, num_samples: float, score: str) -> None:
-        """Add losses, score and samples a second of an epoch that trained on so many samples."""
+    def epoch(self, epoch: Epoch, num_samples: float | None, score: str) -> None:
+        """Add losses, score and, for so many samples, samples a second of an epoch."""
         values = {
             "loss/train": epoch.train_loss,
             "loss/test": epoch.test_loss,
             f"{score}/test": epoch.score,
-            "throughput/samples_per_s": num_samples / epoch.seconds,
+            "throughput/samples_per_s": num_samples and num_samples / epoch.seconds,
         }
         for name, value in values.items():
             if value is not None:
@@ -68,10 +68,10 @@ class TerminalProgress:
     """Shows how far a run is, on a console, and writes scalars if there is a board for them."""
 
     def __init__(
-        self, err: Console, doing: str, num_epochs: int = 1, board: Scalars | None = None
+        self, err: Console, doing: str, num_epochs: int | None = 1, board: Scalars | None = None
     ) -> None:
         self._num_epochs, self.board = num_epochs, board
-        self._num_samples = 0.0  # of an epoch
+        self._num_samples: float | None = None  # of an epoch, where all are whole
         self.samples_per_step = 1.0
         self._bar = Bar(
             TextColumn(doing),
@@ -96,7 +96,8 @@ class TerminalProgress:
     def begin(self, total: int, unit: str) -> None:
         """Begin to count so many steps or samples."""
         each = self.samples_per_step if unit == "steps" else 1.0
-        self._num_samples = total * each / self._num_epochs
+        if self._num_epochs is not None:
+            self._num_samples = total * each / self._num_epochs
         self._bar.update(self._task, total=total, unit=unit)
         self._bar.start()
 

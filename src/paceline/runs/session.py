@@ -7,23 +7,23 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import Field
 from rich.console import Console
 
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
-from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
+from paceline.exchange.checkpoints import State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
 from paceline.planner.admission import admit_profiled
+from paceline.records.config_file import write_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
@@ -32,31 +32,18 @@ from paceline.report.terminal import console, result_tables, show_plans
 from paceline.runs.folder import make_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
+from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
-Verb = Literal["train", "plan", "rehearse"]
+_OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
 logger = logging.getLogger(__name__)
-
-
-class RunRequest(Record):
-    """A training, a rehearsal or a plan on this machine, as every process of it is asked for it.
-
-    Results go to standard output, `as_json` or as tables, unless `quiet`. A plan is written to a
-    folder only to `keep` it.
-    """
-
-    verb: Verb
-    settings: Annotated[TrainSettings | RehearseSettings, Field(discriminator="kind")]
-    run_id: str
-    as_json: bool = False
-    quiet: bool = False
-    debug: bool = False
-    keep: bool = False
 
 
 def go_through(request: RunRequest, group: Group) -> None:
     """Carry out a request in this process: alone in its group, or as one rank of it."""
-    settings, silent = request.settings, group.rank != 0  # only rank 0 speaks
+    # Only rank 0 speaks.
+    request, silent = restarted_by_torchrun(_agreed(request, group), group), group.rank != 0
+    settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
     with ExitStack() as stack:
@@ -66,7 +53,7 @@ def go_through(request: RunRequest, group: Group) -> None:
         about = runner.about
         # Made before hours of training, not after them.
         makes = group.rank == 0 and request.verb != "plan"
-        folder = make_folder(settings.output, request.run_id) if makes else None
+        folder = _make_folder(session) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
         forecasts = forecasts_of(session, runner)
@@ -90,6 +77,7 @@ def go_through(request: RunRequest, group: Group) -> None:
             rows = list(map(PlanRow.of, forecasts))
             show_plans(err if request.as_json else out, rows, title)
         used, outcome = _trained(session, runner, forecasts)
+        outcome = outcome.model_copy(update={"lost": (*request.lost, *outcome.lost)})
         result, timelines = _result(session, forecasts, used, outcome)
         if progress.board is not None and result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
@@ -106,6 +94,34 @@ def go_through(request: RunRequest, group: Group) -> None:
             out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
 
 
+def _agreed(request: RunRequest, group: Group) -> RunRequest:
+    """Return the request with rank 0's name of the run, of which torchrun's ranks have one each.
+
+    Raises InvalidInput if a rank was started with other settings than rank 0.
+    """
+    own = request.settings.model_dump(mode="json", exclude=_OF_RANK_0)
+    rows = group.gather({"run_id": request.run_id, "settings": own})
+    first = rows[0]["settings"]
+    for rank, row in enumerate(rows):
+        for name, value in row["settings"].items():
+            if value != first.get(name):
+                raise InvalidInput(
+                    f"{name}: {value!r} in worker {rank}, and {first.get(name)!r} in worker 0; "
+                    "start all by the same command line"
+                )
+    return request.model_copy(update={"run_id": rows[0]["run_id"]})
+
+
+def _make_folder(session: TrainingSession) -> Path:
+    """Make the run's folder, write its settings into it, and return it."""
+    settings = session.settings
+    goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
+    exists = goes_on or num_restarts_by_torchrun() > 0
+    folder = make_folder(settings.output, session.run_id, exists=exists)
+    write_config(folder, settings)
+    return folder
+
+
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
     settings = request.settings
     if isinstance(settings, RehearseSettings):
@@ -113,18 +129,35 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
     board = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
         board = Scalars(settings.tensorboard / request.run_id)
-    return TerminalProgress(err, "training", settings.epochs, board)
+    num_epochs = settings.epochs if settings.steps is None else None
+    return TerminalProgress(err, "training", num_epochs, board)
 
 
 def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> TrainingSession:
-    settings = request.settings
+    settings, resumed = request.settings, None
+    if isinstance(settings, TrainSettings) and request.verb == "train":
+        resumed = read_state(settings, group)
+        settings = as_learned(settings, resumed)
     if settings.strategy == AUTO:  # any of the exchanges begins
         strategy = next(iter(EXCHANGES.values()))
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
-    return TrainingSession(settings, strategy, config, request.run_id, group, progress, device)
+    return TrainingSession(
+        settings, strategy, config, request.run_id, group, progress, device, resumed
+    )
+
+
+def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
+    """Return the settings with what the run that is gone on with has found to be the fastest."""
+    if resumed is None or "progress" not in resumed.parts:
+        return settings
+    progress, options = resumed.parts["progress"], dict(settings.options)
+    if progress.get("chunk") is not None:
+        options.setdefault("chunk", progress["chunk"])
+    name = progress["strategy"] if settings.strategy == AUTO else settings.strategy
+    return settings.model_copy(update={"strategy": name, "options": options})
 
 
 def paced_device(settings: RehearseSettings) -> PacedDevice | None:

@@ -25,12 +25,15 @@ from paceline.exchange import synchronized
 from paceline.exchange.step import SGD, Share
 from paceline.links.group import joined
 from paceline.models import describe
+from paceline.recipes.classification import accuracy
 from paceline.record.clock import HostClock
+from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.layers import dropout_seed
-from paceline.strategies.subbatch.parameters import load, save
-from paceline.strategies.subbatch.run import split
-from paceline.strategies.subbatch.trainer import HeadRecorder, SplitModel, SplitTrainer
+from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.state import load, save
+from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
 SEED, NUM_STEPS = 3, 50
 DEADLINE_S = 20.0
@@ -115,7 +118,7 @@ def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
     path = folder / f"equal{size}.safetensors"
     found = compared(place, trainer.model, path, Net, oracle)
     own = sum(p.numel() for layer in trainer.model.head for p in layer.parameters)
-    tested = trainer.test(TensorSamples(*whole(size, NUM_STEPS)))
+    tested = evaluate(trainer, TensorSamples(*whole(size, NUM_STEPS)), accuracy)
     oracle.eval()
     inputs, targets = whole(size, NUM_STEPS)
     scores = oracle(inputs)

@@ -6,7 +6,7 @@
 It is what somebody writes to add a strategy: a configuration, a plan, a replica and a record.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +108,13 @@ class ToyReplica:
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def prepare(self, run: Callable[[], None]) -> None: ...
+
+    def exchange_state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_exchange_state(self, state: dict[str, torch.Tensor]) -> None: ...
 
     def record(self, recorder: Recorder | None) -> None:
         self._recorder = recorder

@@ -37,6 +37,7 @@ class Quiet:
     """Progress that nobody looks at, but the samples that were counted."""
 
     samples = 0
+    score = "accuracy"
 
     def begin(self, total: int, unit: str) -> None:
         assert unit == "samples"
@@ -45,7 +46,7 @@ class Quiet:
         self.samples += count
 
     def epoch(self, epoch, score: str) -> None:
-        assert score == "accuracy"
+        assert score == self.score
 
     def status(self, text: str) -> None:
         assert text.startswith("update ")
@@ -113,6 +114,8 @@ def trained(session) -> tuple[dict, dict[str, Tensor]]:
         "lost": outcome.lost,
         "accuracy": [epoch.score for epoch in outcome.epochs],
         "losses": [epoch.train_loss for epoch in outcome.epochs],
+        "test_losses": [epoch.test_loss for epoch in outcome.epochs],
+        "evaluations": [[one.num_steps, one.test_loss, one.score] for one in outcome.evaluations],
         "samples": session.progress.samples,
         "steps": list(outcome.updates.by_worker.values()),
         "staleness": dict(outcome.updates.staleness["all workers"]),

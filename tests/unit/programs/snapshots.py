@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.strategies.wheel.checkpoint import load, read_manifest, save
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.checkpoints.writer import BackgroundWriter
+from paceline.strategies.wheel.checkpoint import load, state_of
 from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
 
-FOLDER = Path("snapshots")
+FOLDER = CheckpointFolder(Path("snapshots"))
 KILLS = 12
 
 model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300), nn.Linear(300, 2))
@@ -25,17 +27,17 @@ server = ParameterServer(model, halves, optimizer, num_workers=1, staleness=None
 
 
 def save_for_ever() -> None:
+    writer = BackgroundWriter(FOLDER)
     while True:
         server.version += 1
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(server.version)
-        save(FOLDER, server, run_id="run", layout="layout")
+        writer.save(server.version, *state_of(server, "run", "layout"), wait=True)
 
 
 def version() -> int:
-    found = read_manifest(FOLDER)
-    return 0 if found is None else found.version
+    return max(FOLDER.steps, default=0)
 
 
 for kill in range(KILLS):
@@ -52,7 +54,7 @@ for kill in range(KILLS):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert load(FOLDER, server, layout="layout", run_id="run").version >= seen > before
+    assert load(FOLDER, server, layout="layout", run_id="run")[1].version >= seen > before
     assert {float(end) for p in model.parameters() for end in (p.min(), p.max())} == {
         server.version
     }

@@ -13,7 +13,7 @@ STRATEGY = Strategy(
     memory=plan.memory,
     # The policies that suit devices of different speed.
     variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
-    settings=frozenset({"optimizer", "force", "policy"}),
+    settings=frozenset({"force", "policy"}),
     refused_options={"threads": "is said by workers, as in cpu:4"},
     refused_settings={
         "accumulate": "every batch is an update of its own, and no step waits for several; have "

@@ -23,13 +23,14 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import learning_by, optimizer_by
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch import messages, policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.processes import WorkerProcess, WorkerProcesses
 from paceline.strategies.hogbatch.progress import Counts, PastWorker, Pauses, Status
-from paceline.strategies.hogbatch.rates import ScheduledRate, optimizer_for, schedule_for
+from paceline.strategies.hogbatch.rates import ScheduledRate
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
 from paceline.strategies.hogbatch.worker_state import Tensors, read_state, within, write_state
 
@@ -99,8 +100,9 @@ class Coordinator:
         for spec in specs:
             self.processes.start(spec)
         settings, batch_size = self._settings, self._settings.batch_size
-        schedule = schedule_for(self._recipe, settings, -(-sum(self._epoch_sizes) // batch_size))
-        self._rates = ScheduledRate(optimizer_for(self._recipe, settings), schedule, batch_size)
+        num_steps = -(-sum(self._epoch_sizes) // batch_size)
+        _, schedule = learning_by(self._recipe, settings, num_steps)
+        self._rates = ScheduledRate(optimizer_by(self._recipe, settings), schedule, batch_size)
         # Trials begin together: workers that share cores or memory slow each other down in them.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         for worker in self.processes.running:
@@ -201,10 +203,11 @@ class Coordinator:
             if work is None or work.batch != batch:
                 raise WorkerLost(f"{worker.title} speaks of a batch that it was not given")
             if not isfinite(result.loss):
+                known = self._settings.learning_rate
+                rate = "" if known is None else f" than {known:g}"
                 raise InvalidInput(
                     f"learning_rate: the loss of {worker.title} became {result.loss} in epoch "
-                    f"{self._counts.epoch + 1}, on a batch of {size}; choose a smaller one than "
-                    f"{self._settings.learning_rate:g}"
+                    f"{self._counts.epoch + 1}, on a batch of {size}; choose a smaller one{rate}"
                 )
             # Batches of a GPU overlap: one takes as long as it ends after the one before.
             took_ns = result.ended_ns - max(result.started_ns, worker.ended_ns)

@@ -9,32 +9,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.core.errors import InvalidInput
-from paceline.core.settings import TrainSettings
-from paceline.exchange.setup import learning_by
-from paceline.models.factory import optimizer_of
-from paceline.recipes.recipe import OptimizerFactory, Recipe
+from paceline.recipes.recipe import OptimizerFactory
 
 _RATES = ("lr", "initial_lr")
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
-
-
-def optimizer_for(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return a function that makes a worker's optimizer: that of the settings, or the recipe's.
-
-    Raises InvalidInput if there is none of that name, or it does not take its fields.
-    """
-    if not settings.optimizer and recipe.optimizer is not None:
-        return recipe.optimizer
-    return optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
-
-
-def schedule_for(recipe: Recipe, settings: TrainSettings, num_steps: int) -> Schedule:
-    """Return a function that makes the schedule of a run of so many steps: as `optimizer_for`."""
-    own = recipe.schedule
-    if settings.schedule or own is None:
-        return learning_by(recipe, settings, num_steps)[1]
-    return lambda optimizer: own(optimizer, num_steps)
 
 
 class ScheduledRate:

@@ -23,19 +23,20 @@ from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Origin, Timeline
 from paceline.data.dataset import TensorSamples
 from paceline.data.sampler import shuffled
-from paceline.exchange.loop import evaluate
+from paceline.exchange.learner import evaluate
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import learning_of
+from paceline.exchange.setup import learning_of, optimizer_by
+from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.named import recipe_of
 from paceline.recipes.recipe import Recipe, built, described
 from paceline.strategies.hogbatch import calibration, messages, statistics
+from paceline.strategies.hogbatch.checkpoints import Checkpoints, resumed
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
-from paceline.strategies.hogbatch.rates import optimizer_for
 from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
 from paceline.strategies.hogbatch.worker_state import Tensors, within
 
@@ -136,6 +137,8 @@ class HogbatchRunner:
         Raises InvalidInput if one does not help, unless the settings say `force`. A worker that
         joins later is not judged.
         """
+        if self._session.resumed is not None:
+            self.restore(*resumed(self._session.resumed, self._settings))
         self.coordinator.start(self._specs)
         num_samples, policy = len(self._recipe.samples), self.coordinator.policy
         assert policy is not None  # all workers have tried their speed
@@ -162,8 +165,13 @@ class HogbatchRunner:
 
         Raises InvalidInput if the loss is not finite, and WorkerLost if no worker is left.
         """
-        for _ in self.epochs():
-            pass
+        coordinator, settings = self.coordinator, self._settings
+        with interruptible(raises_again=True) as interruption:
+            num_samples = coordinator.num_samples
+            own = self._session, settings, interruption, self.state, num_samples
+            with closing(Checkpoints(*own)) as coordinator.pauses:
+                for _ in self.epochs():
+                    pass
         return self.outcome()
 
     def epochs(self) -> Iterator[Epoch]:
@@ -324,7 +332,7 @@ def _check(
             f"workers: {threads} threads do not fit on {cores} cores; "
             f"at most {_MOST_THREADS_PER_CORE} can share one"
         )
-    optimizer_for(recipe, settings)
+    optimizer_by(recipe, settings)
     # Before their trials, workers count as equally fast.
     policy = policy_of(config, specs, [1.0] * len(specs), settings.batch_size)
     num_samples = len(recipe.samples)

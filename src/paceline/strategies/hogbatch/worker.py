@@ -26,7 +26,7 @@ from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
 from paceline.data.dataset import Dataset, TensorSamples
 from paceline.devices import Device
-from paceline.exchange.setup import learning_of
+from paceline.exchange.setup import learning_of, optimizer_by
 from paceline.links.shared_memory import SharedTensors
 from paceline.recipes.named import recipe_of
 from paceline.recipes.recipe import Recipe
@@ -35,7 +35,6 @@ from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
-from paceline.strategies.hogbatch.rates import optimizer_for
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
 
@@ -150,7 +149,7 @@ class _Executor:
     def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
         training, spec, number = self._settings.training, self._settings.spec, self._settings.number
         settings, recipe = training.settings, self._recipe
-        make, learning = optimizer_for(recipe, settings), learning_of(recipe, settings)
+        make, learning = optimizer_by(recipe, settings), learning_of(recipe, settings)
         if spec.kind == DeviceKind.GPU:
             num_cores = len(os.sched_getaffinity(0))
             threads = adding_threads(parse_workers(settings.workers), num_cores)

@@ -164,6 +164,15 @@ class HostExchange:
         if self._between is not None:
             raise InvalidInput(f"a backward pass failed on this rank; {_NO_WAY_BACK}")
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the error feedback of a leader's codecs."""
+        return {} if self._between is None else self._between.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Load the error feedback that the same rank has saved."""
+        if self._between is not None:
+            self._between.load_state(state)
+
     def statistics(self) -> Statistics:
         """Return the traffic and time so far; waits for a GPU's last exchange."""
         if self._layout is not None:
@@ -261,6 +270,15 @@ class LeaderAllReduce:
             self._exchanged.result(self._deadline_s * (len(self._chunks) + 1))
         except StepDiscarded as error:
             raise InvalidInput(f"{error}; {_NO_WAY_BACK}") from error
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the error feedback of this leader's codecs."""
+        return self._compression[0].state_dict() if self._compression else {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Load the error feedback that the same leader has saved."""
+        if self._compression is not None:
+            self._compression[0].load_state_dict(state)
 
     @property
     def why(self) -> str:

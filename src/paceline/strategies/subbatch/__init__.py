@@ -12,4 +12,8 @@ STRATEGY = Strategy(
     memory=plan.memory,
     symmetric=True,
     settings=frozenset({"port", "codec"}),
+    refused_settings={
+        "accumulate": "its head works on samples of all workers in sub-batches of one step; take a "
+        "smaller batch_size, or strategy allreduce or host"
+    },
 )

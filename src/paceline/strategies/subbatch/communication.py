@@ -232,6 +232,15 @@ class LayerGradients(Exchange):
         sent = self.bytes_sent
         return Statistics(self.name, self._num_steps, sent, sent, None, None)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the error feedback of this rank's codecs, for its checkpoint."""
+        return self._compression[0].state_dict() if self._compression else {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on with the error feedback of a checkpoint."""
+        if self._compression is not None:
+            self._compression[0].load_state_dict(state)
+
     def close(self) -> None:
         """Close the compressed all-reduce."""
         if self._compression is not None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Parameter, Workload
 
+_KINDS = ("Linear", "BatchNorm1d", "")  # of layers that can be split; what is not known may be one
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -12,6 +14,15 @@ class Cut:
 
     body: Workload
     head: tuple[Layer, ...]
+
+    @property
+    def rows_per_sample(self) -> int:
+        """The rows that a sample has in the head: one, or one for each of its tokens."""
+        matrix = matrix_of(self.head[0])
+        assert matrix is not None  # a head begins with a linear layer
+        row_nbytes = matrix.shape[1] * matrix.element_size
+        handed_on = self.body.layers[-1].activation_nbytes / self.body.batch_size
+        return max(1, round(handed_on / row_nbytes))
 
 
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
@@ -84,7 +95,8 @@ def _found(workload: Workload) -> int:
         reason = reason or f"layer {last.name!r} is not linear, or the only one"
         raise InvalidInput(
             f"strategy subbatch: {workload.name} has no head to split: {reason}; "
-            "it needs one or more linear layers at its end"
+            "it needs one or more linear layers at its end, with weights of their own (an output "
+            "layer that is tied to the embedding has none: untie it)"
         )
     return found
 
@@ -106,11 +118,26 @@ def _problem(workload: Workload, start: int) -> str | None:
         if not shapes or len(matrices) > 1 or len(widths) > 1 or not dims <= {1, 2}:
             shown = ", ".join("x".join(map(str, shape)) for shape in shapes) or "none of its own"
             return f"layer {layer.name!r} has parameters of shape {shown}"
+        if layer.kind not in _KINDS:
+            return f"layer {layer.name!r} is {layer.kind}"
+        if layer.kind == "Linear" and not matrices:
+            return f"layer {layer.name!r} has the weight of another layer"
         inputs = matrices[0][1] if matrices else shapes[0][0]
         if before is not None and inputs != num_outputs(before):
             return (
                 f"layer {layer.name!r} takes {inputs} inputs, "
                 f"but {before.name!r} has {num_outputs(before)} outputs"
             )
+        rows = _rows_of(layer, workload.batch_size)
+        if not matrices and rows > 1:
+            return f"layer {layer.name!r} normalises each of {rows} rows of a sample"
+        if before is not None and rows != _rows_of(before, workload.batch_size):
+            return f"layer {layer.name!r} has {rows} rows of a sample, but {before.name!r} others"
         before = layer
     return None
+
+
+def _rows_of(layer: Layer, batch_size: int) -> int:
+    """Return how often a sample goes through a layer: once, or once for each of its tokens."""
+    row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
+    return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))

@@ -3,6 +3,9 @@
 A linear layer needs its whole input. Its gradients by the input are partial sums, which have to be
 added up over all ranks. What follows it, and a BatchNorm1d, work on this rank's outputs alone. The
 statistics of a BatchNorm1d are those of a sub-batch.
+
+Within torch.autocast products are computed in its type; all that is added up, travels or follows
+has the type of the weights.
 """
 
 import hashlib
@@ -57,110 +60,6 @@ class Sharding:
         return Shard(sum(self.sizes[:rank]), self.sizes[rank])
 
 
-def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
-    """Return the message with which a rank tells its labels (n,): int64 (1, 1 + most).
-
-    All messages have the same length: the number of labels, the labels, and zeros. Raises
-    InvalidInput unless the labels are at most `most` class numbers.
-    """
-    if targets.dtype != torch.int64 or targets.dim() != 1:
-        raise InvalidInput(
-            "data: samples with several labels cannot be trained on by subbatch; its loss is of "
-            "one class a sample"
-        )
-    if len(targets) > most:
-        raise InvalidInput(f"data: {len(targets)} samples of a rank, where {most} are the most")
-    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
-        raise InvalidInput(
-            f"data: class numbers from {int(targets.min())} to {int(targets.max())}, but the "
-            f"model has {num_classes} outputs"
-        )
-    message = targets.new_zeros(1, 1 + most)
-    message[0, 0] = len(targets)
-    message[0, 1 : 1 + len(targets)] = targets
-    return message
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """The batch of a step over all ranks, cut into sub-batches.
-
-    `targets` are all labels, in rank order. `rows[rank][number]` are the places in the batch of the
-    samples that a rank gives to a sub-batch; their numbers differ by one at the most.
-    """
-
-    targets: Tensor
-    rows: tuple[tuple[Tensor, ...], ...]
-
-    @classmethod
-    def of(cls, messages: Tensor, num_sub_batches: int) -> Self:
-        """Return the batch of all ranks' label messages: (ranks, 1 + most)."""
-        counts = messages[:, 0].tolist()
-        targets = [row[1 : 1 + count] for row, count in zip(messages, counts, strict=True)]
-        parts = torch.arange(sum(counts)).split(counts)
-        return cls(torch.cat(targets), tuple(rows.tensor_split(num_sub_batches) for rows in parts))
-
-    @property
-    def num_samples(self) -> int:
-        """Samples over all ranks."""
-        return len(self.targets)
-
-    def sizes_of(self, number: int) -> tuple[int, ...]:
-        """Return the number of samples that each rank gives to a sub-batch."""
-        return tuple(len(parts[number]) for parts in self.rows)
-
-    def rows_of(self, number: int) -> Tensor:
-        """Return the places of a sub-batch's samples in the whole batch, in rank order."""
-        return torch.cat([parts[number] for parts in self.rows])
-
-
-def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
-    """Return a rank's terms of the cross-entropy: (N, 3), of its logits (N, size), targets (N,).
-
-    These are the largest logit m, the sum s of exp(logit - m), and the target's logit t, which is 0
-    on all ranks but the one that has it. `CrossEntropy` needs no more of the other ranks' logits.
-    """
-    largest = logits.amax(1)
-    sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
-    of_target = torch.zeros_like(largest)
-    rows, places = shard.own_targets(targets)
-    of_target[rows] = logits[rows, places]
-    return torch.stack((largest, sums, of_target), 1)
-
-
-@dataclass(frozen=True)
-class CrossEntropy:
-    """The loss of each sample (N,), and M and log S, which its gradients need.
-
-    With the terms m, s and t of all ranks (`loss_terms`):
-
-        M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
-    """
-
-    losses: Tensor
-    largest: Tensor
-    log_sum: Tensor
-
-    @classmethod
-    def of(cls, terms: Tensor) -> Self:
-        """Return the loss of all ranks' terms, in rank order: (ranks, N, 3)."""
-        largest, sums, of_target = terms.unbind(2)
-        whole = largest.amax(0)
-        log_sum = (sums * (largest - whole).exp()).sum(0).log()
-        # In this order a small loss does not drown in large logits.
-        return cls(log_sum + (whole - of_target.sum(0)), whole, log_sum)
-
-    def gradients(self, logits: Tensor, targets: Tensor, shard: Shard, scale: float) -> Tensor:
-        """Return the gradients (N, size) of `scale` times the sum of the losses.
-
-        The gradient by a logit is exp(logit - M) / S, less 1 at the target.
-        """
-        found = (logits - self.largest.unsqueeze(1)).sub_(self.log_sum.unsqueeze(1)).exp_()
-        rows, places = shard.own_targets(targets)
-        found[rows, places] -= 1
-        return found.mul_(scale)
-
-
 def dropout_seed(seed: int, step: int, name: str) -> int:
     """Return the seed of a dropout's mask, by the dropout's name in the model and the step.
 
@@ -171,7 +70,7 @@ def dropout_seed(seed: int, step: int, name: str) -> int:
 
 
 class DropoutMasks:
-    """The dropout masks of a step, whose batch has `num_samples` samples over all ranks.
+    """The dropout masks of a step, whose batch has `num_rows` rows over all ranks.
 
     A mask is the one that `nn.Dropout` draws for the whole batch, in rank order, and all outputs,
     on a CPU, right after `torch.manual_seed(dropout_seed(seed, step, name))`. Each rank draws it
@@ -180,8 +79,8 @@ class DropoutMasks:
     `nn.Dropout` has the same.
     """
 
-    def __init__(self, seed: int, step: int, num_samples: int) -> None:
-        self._seed, self._step, self._num_samples = seed, step, num_samples
+    def __init__(self, seed: int, step: int, num_rows: int) -> None:
+        self._seed, self._step, self._num_rows = seed, step, num_rows
         self._drawn: dict[str, Tensor] = {}
 
     def noise(
@@ -193,7 +92,7 @@ class DropoutMasks:
         """
         if name not in self._drawn:
             source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
-            kept = torch.empty(self._num_samples, num_outputs).bernoulli_(1 - p, generator=source)
+            kept = torch.empty(self._num_rows, num_outputs).bernoulli_(1 - p, generator=source)
             self._drawn[name] = kept.bool()
         noise = shard(self._drawn[name], dim=1)[rows].to(like)
         return noise if p in (0, 1) else noise.div_(1 - p)
@@ -280,7 +179,7 @@ class HeadLayer:
         saved.leaf_gradients = by_outputs
         if saved.outputs is not saved.leaf:
             [saved.leaf_gradients] = torch.autograd.grad(saved.outputs, [saved.leaf], by_outputs)
-        return saved.leaf_gradients @ self.module.weight.detach()
+        return (saved.leaf_gradients @ self.module.weight.detach()).to(by_outputs.dtype)
 
     @torch.no_grad()
     def backward_weight(self, number: int, scale: float) -> None:
@@ -291,17 +190,19 @@ class HeadLayer:
         saved = self._saved.pop(number)
         assert saved.leaf_gradients is not None
         by_leaf = saved.leaf_gradients
-        found = [by_leaf.t() @ saved.inputs, by_leaf.sum(0)]  # without a bias, the first alone
+        by_weight = (by_leaf.t() @ saved.inputs).to(self.module.weight.dtype)
+        found = [by_weight, by_leaf.sum(0)]  # without a bias, the first alone
         _accumulate(self.parameters, found[: len(self.parameters)], scale)
 
     @torch.no_grad()
     def _linear(self, inputs: Tensor) -> Tensor:
         if inputs.dim() != 2 or inputs.shape[1] != self.module.weight.shape[1]:
             raise InvalidInput(
-                f"head: layer {self.name!r} takes (samples, {self.module.weight.shape[1]}), "
+                f"head: layer {self.name!r} takes (rows, {self.module.weight.shape[1]}), "
                 f"but gets {tuple(inputs.shape)}; flatten what the body hands on"
             )
-        return nn.functional.linear(inputs, self.module.weight, self.module.bias)
+        outputs = nn.functional.linear(inputs, self.module.weight, self.module.bias)
+        return outputs.to(self.module.weight.dtype)
 
 
 def _accumulate(

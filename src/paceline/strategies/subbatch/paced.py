@@ -6,6 +6,7 @@ All values are zeros, but those of the loss.
 
 import time
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from paceline.core.cost import LayerTimes
 from paceline.core.workload import Workload
 from paceline.models.paced import PacedModel, PacedSGD
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import cut, matrix_of, num_outputs
+from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer, Sharding
 from paceline.strategies.subbatch.partition import TracedLayer
 from paceline.strategies.subbatch.trainer import SplitModel
@@ -23,7 +24,7 @@ from paceline.strategies.subbatch.trainer import SplitModel
 class PacedHeadLayer(HeadLayer):
     """A layer that takes its time for each sample; `num_inputs` is None of a BatchNorm1d.
 
-    `times`: a sample's seconds in forward, and in backward for its inputs and for the weights.
+    `times`: a row's seconds in forward, and in backward for its inputs and for the weights.
     """
 
     def __init__(
@@ -40,22 +41,38 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._forward_s, self._backward_input_s, self._backward_weight_s = times
-        self._num_samples: dict[int, int] = {}  # by sub-batch
+        self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
-        """Return zeros (N, own) after the time of N samples."""
+        """Return zeros (N, own) after the time of N rows."""
         time.sleep(self._forward_s * len(inputs))
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
         """Return zeros for all inputs after the time of their gradients."""
-        count = self._num_samples[number] = len(by_outputs)
+        count = self._num_rows[number] = len(by_outputs)
         time.sleep(self._backward_input_s * count)
         return torch.zeros(count, self.module.weight.shape[-1])
 
     def backward_weight(self, number: int, scale: float) -> None:
         """Take the time of the weights' gradients."""
-        time.sleep(self._backward_weight_s * self._num_samples.pop(number))
+        time.sleep(self._backward_weight_s * self._num_rows.pop(number))
+
+
+class _PacedBody(PacedModel):
+    """A body that hands on (samples, rows, features), or (samples, features) of one row each."""
+
+    def __init__(self, parts: Cut, times: LayerTimes) -> None:
+        start, matrix = len(parts.body.layers), matrix_of(parts.head[0])
+        assert matrix is not None  # a head begins with a linear layer
+        self._shape = [parts.rows_per_sample] if parts.rows_per_sample > 1 else []
+        self._shape.append(matrix.shape[1])
+        own_times = times.forward_s[:start], times.backward_s[:start]
+        super().__init__(parts.body, *own_times, 0.0, prod(self._shape))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return zeros after the time of the layers; backward makes all gradients."""
+        return super().forward(inputs).view(len(inputs), *self._shape)
 
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
@@ -76,12 +93,8 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, times: LayerTim
     there is no head to split.
     """
     parts = cut(workload, config.head, config.workers)
-    start, count = len(parts.body.layers), workload.batch_size
-    matrix = matrix_of(parts.head[0])
-    assert matrix is not None  # a head begins with a linear layer
-    body = PacedModel(
-        parts.body, times.forward_s[:start], times.backward_s[:start], 0.0, matrix.shape[1]
-    )
+    start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
+    body = _PacedBody(parts, times)
     head = []
     for layer, *whole in zip(
         parts.head, times.forward_s[start:], times.backward_s[start:], strict=True
@@ -94,4 +107,4 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, times: LayerTim
         num_inputs = None if matrix is None else matrix.shape[1]
         head.append(PacedHeadLayer(layer.name, num_inputs, sharding, rank, own_times))
     module = nn.ModuleList([body, *(layer.module for layer in head)])
-    return SplitModel(module, body, tuple(head), count)
+    return SplitModel(module, body, tuple(head), workload.batch_size, parts.rows_per_sample)

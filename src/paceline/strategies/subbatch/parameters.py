@@ -1,4 +1,4 @@
-"""Sharded models: built with some rows of the head's parameters, saved and loaded as whole ones.
+"""Sharded models: built with some rows of the head's parameters.
 
 No rank ever has a whole head. A model is built twice. The first time all of it is on the meta
 device, which shows which tensor, in the order of their making, becomes which parameter. The second
@@ -7,47 +7,24 @@ device: each time that one is filled, it is allocated, filled, and cut down to t
 no more than one of the head's tensors is whole at a time. That works where a tensor is made by
 `torch.empty`, as in torch's own layers, and only ever filled as a whole. A model that reads such a
 tensor meanwhile is built whole, and then cut layer by layer.
-
-In a safetensors file the rows of a split tensor lie rank after rank, as they are shared. So rank 0
-writes them as they come, and any number of ranks reads the rows that it has.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.core.errors import InvalidInput
-from paceline.links.group import Group
-from paceline.strategies.subbatch.layers import Shard, Sharding
+from paceline.strategies.subbatch.layers import Shard
 
 Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
 # Operations whose result does not depend on what was in the tensor.
 _FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_")
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_ALIGNMENT = 8  # of the first tensor in a safetensors file
 
 
 class _WholeTensorRead(Exception):
@@ -192,107 +169,3 @@ class _KeepRows(TorchDispatchMode):
         if tensor.device.type != "meta":
             return None
         return self._tensors.get(tensor.untyped_storage()._cdata)
-
-
-@dataclass(frozen=True)
-class _SavedTensor:
-    """A tensor in a file: this rank's part of it, and how its rows are shared, if they are."""
-
-    tensor: Tensor
-    sharding: Sharding | None
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the whole tensor."""
-        rows = list(self.tensor.shape[:1]) if self.sharding is None else [self.sharding.num_outputs]
-        return [*rows, *self.tensor.shape[1:]]
-
-
-def save(path: Path, model: nn.Module, head: Mapping[str, Sharding], group: Group) -> None:
-    """Write the whole model to `path`, as rank 0 sees it; all ranks call it together.
-
-    `head` has the layers of the head, whose tensors have one row for each of this rank's outputs.
-    Tensors that the model has under several names are written under the first.
-    """
-    tensors = _tensors(model, head)
-    if group.rank != 0:
-        for one in tensors.values():
-            if one.sharding is not None:
-                dist.send(one.tensor.detach().cpu().contiguous(), 0, group=group.control)
-        return
-    listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, one in tensors.items():
-        dtype = one.tensor.dtype
-        end = begin + dtype.itemsize * prod(one.shape)
-        listed[name] = {"dtype": _TYPES[dtype], "shape": one.shape, "data_offsets": [begin, end]}
-        begin = end
-    header = json.dumps(listed).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for one in tensors.values():
-            for part in _parts(one, group):
-                file.write(part.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) -> None:
-    """Load a rank's part of a file that `save` or safetensors' `save_model` has written.
-
-    Raises InvalidInput for a tensor that does not fit.
-    """
-    tensors = _tensors(model, head)
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            if different := set(file.keys()) ^ set(tensors):
-                name = min(different)
-                missing = "is in the model, but not in the file"
-                where = missing if name in tensors else "is not in the model"
-                raise InvalidInput(f"{path}: {name!r} {where}")
-            for name, one in tensors.items():
-                part = file.get_slice(name)
-                if list(part.get_shape()) != one.shape:
-                    raise InvalidInput(
-                        f"{path}: {name!r} is of shape {part.get_shape()}, and not {one.shape}"
-                    )
-                shard = one.sharding.shard(rank) if one.sharding else None
-                rows = (
-                    part[shard.first : shard.first + shard.size] if shard else file.get_tensor(name)
-                )
-                if rows.dtype != one.tensor.dtype:
-                    raise InvalidInput(
-                        f"{path}: {name!r} is {rows.dtype}, and not {one.tensor.dtype}"
-                    )
-                with torch.no_grad():
-                    one.tensor.copy_(rows)
-    except (OSError, SafetensorError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
-
-
-def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _SavedTensor]:
-    """Return the tensors of the model's state, shared ones once, in the order of a file.
-
-    The larger types come first, so that each tensor begins on a whole value.
-    """
-    found: dict[str, _SavedTensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or tensor.dtype not in _TYPES:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InvalidInput(f"{name!r} of the model's state is {kind}, and cannot be saved")
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            sharding = head.get(name.rpartition(".")[0]) if tensor.dim() else None
-            found[name] = _SavedTensor(tensor, sharding)
-    return dict(sorted(found.items(), key=lambda one: (-one[1].tensor.element_size(), one[0])))
-
-
-def _parts(saved: _SavedTensor, group: Group) -> Iterator[Tensor]:
-    own = saved.tensor.detach().cpu().contiguous()
-    yield own
-    others = saved.sharding.sizes[1:] if saved.sharding else ()
-    for rank, size in enumerate(others, 1):
-        part = torch.empty(size, *own.shape[1:], dtype=own.dtype)
-        with group.naming_lost_ranks():
-            dist.recv(part, rank, group=group.control)
-        yield part

@@ -1,8 +1,9 @@
 """Partition a model into its body, and the chain of layers behind it that are sharded.
 
-The modules *around* the head's layers are traced (`torch.fx`); every other module is called as it
-is. Modules between the layers must be elementwise, or dropouts: on the columns of a rank they
-compute what they compute on all columns.
+A head of one layer is left out of the model, where nothing follows it (`bypass`). Else the modules
+*around* the head's layers are traced (`torch.fx`); every other module is called as it is. Modules
+between the layers must be elementwise, or dropouts: on the columns of a rank they compute what they
+compute on all columns.
 """
 
 import copy
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paceline.core.errors import InvalidInput, first_line
+from paceline.strategies.subbatch.bypass import bypassed
 
 _ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
@@ -55,14 +57,36 @@ class TracedLayer:
 
 
 def partition(
-    model: nn.Module, names: Sequence[str], label: str
+    model: nn.Module, names: Sequence[str], label: str, inputs: Any = None
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
     """Return the body of a model, and its head of the layers of these names, in forward order.
 
     The body's modules are the model's own, under the same names. `label` names the model in errors.
-    Raises InvalidInput if a layer or a connection keeps the head from being split.
+    With `inputs` of a few samples, it may do without tracing. Raises InvalidInput if a layer or a
+    connection keeps the head from being split.
     """
     refusal = f"head: {label} cannot be split from layer {names[0]!r} on"
+    body = None
+    if inputs is not None and len(names) == 1:
+        body = bypassed(model, names[0], inputs)
+    if body is None:
+        body, head = _traced(model, names, refusal)
+    else:
+        layer = _layer(model.get_submodule(names[0]), names[0], refusal)
+        head = (TracedLayer(names[0], layer),)
+    in_body = {id(parameter) for parameter in body.parameters()}
+    for one in head:  # of a parameter that both parts use, each would train its own copy
+        for key, parameter in one.module.named_parameters():
+            if id(parameter) in in_body:
+                raise InvalidInput(f"{refusal}: the body uses {one.name}.{key}, too")
+    if not any(parameter.requires_grad for parameter in body.parameters()):
+        raise InvalidInput(f"{refusal}: nothing before it is trained")
+    return body, head
+
+
+def _traced(
+    model: nn.Module, names: Sequence[str], refusal: str
+) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
     try:
         nodes = list(_HeadTracer(model, names).trace(model).nodes)
     except Exception as error:
@@ -80,15 +104,7 @@ def partition(
     for node in nodes[:border]:
         known[node] = graph.node_copy(node, known.__getitem__)
     graph.output(known[nodes[border].all_input_nodes[0]])
-    body = fx.GraphModule(model, graph, "Body")
-    in_body = {id(parameter) for parameter in body.parameters()}
-    for layer in head:  # of a parameter that both parts use, each would train its own copy
-        for key, parameter in layer.module.named_parameters():
-            if id(parameter) in in_body:
-                raise InvalidInput(f"{refusal}: the body uses {layer.name}.{key}, too")
-    if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise InvalidInput(f"{refusal}: nothing before it is trained")
-    return body, head
+    return fx.GraphModule(model, graph, "Body"), head
 
 
 class _HeadTracer(fx.Tracer):

@@ -17,7 +17,8 @@ A sub-batch goes through a head of two layers like this:
 
 Each worker has some outputs of every layer. The input of a linear layer is gathered from all, and
 the gradients by it are sums over all, of which each worker gets the part that it had sent.
-The loss is computed from split logits: three values for each sample travel.
+The loss is computed from split logits: three values for each row travel. A row is a sample or, in a
+language model, a token. All targets are told to all while the body's forward runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,12 +33,14 @@ from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import Purpose
-from paceline.core.workload import Layer, Workload, feature_nbytes, state_nbytes
+from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs, shares
 
 LOSS = "loss"  # the part of what travels of the loss
-_LOSS_NBYTES = 3 * 4  # a sample's largest logit, its sum of exponentials and the target's logit
+LABELS = "labels"  # the part of the targets
+_LOSS_VALUES = 3  # a row's largest logit, its sum of exponentials and the target's logit
+_LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8  # before the targets: how many samples and rows
 _GRADIENTS = (2, 4)  # bytes: float32, and what it holds exactly
 _FLOAT32 = (4,)  # bytes: what is encoded of activations and their gradients
 
@@ -61,7 +64,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     devices, workers = machine.first_devices(config.workers), config.workers
     parts = cut(workload, config.head, workers)
     compute = ComputeStep(parts.body, devices)
-    update, ring, gradients = compute.update, None, {}
+    update, ring, gradients = compute.update, None, dict[str, Collective]()
     if config.updates == "step":
         update = sum((_update_of(layer, workers) for layer in parts.head), update)
     if workers > 1:
@@ -69,13 +72,18 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
-                size = layer.gradient_nbytes, layer.num_parameters
+                # A flag for each parameter says whether its gradient has changed on some rank.
+                flags = [] if coding else [one.element_size for one in layer.parameters]
+                size = layer.gradient_nbytes + sum(flags), layer.num_parameters
                 gradients[layer.name] = Collective.over(
                     ring, Kind.REDUCE, layer.name, *size, coding
                 )
     passes = tuple(_sub_batches(parts, devices, config, ring))
+    num_rows = workload.batch_size * parts.rows_per_sample
+    nbytes = _LABELS_HEADER + num_rows * _LABEL_NBYTES
+    labels = _exchange(ring, workers, None, Kind.SEND, LABELS, nbytes, None, 1)
     # Costs are computed once for the window.
-    step_tasks = partial(_step_tasks, compute, passes, gradients, update)
+    step_tasks = partial(_step_tasks, compute, passes, labels, gradients, update)
     return Plan(task for step in range(window.num_steps) for task in step_tasks(step))
 
 
@@ -88,13 +96,16 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
     body, head = parts.body, parts.head
-    # A sub-batch keeps what is gathered for linear layers, and the last layer's outputs.
-    features = head[-1].activation_nbytes
+    # A sub-batch keeps what is gathered for linear layers, and its part of the last outputs.
+    own_outputs = head[-1].activation_nbytes * _share(head[-1], config.workers)
+    features = own_outputs
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_kept = min(2, config.workers) if config.updates == "sub-batch" else config.workers
-    whole = state_nbytes(body.layers) + feature_nbytes(body.layers) + body.input_nbytes
-    needed = {device.name: whole + features * num_kept for device in devices}
+    # While the head works there are no gradients of the body, but those by a sub-batch's outputs.
+    in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
+    in_head += round(features * num_kept + own_outputs) + body.input_nbytes
+    needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
         for device, own in zip(devices, shares(outputs, config.workers), strict=True):
@@ -201,6 +212,9 @@ def _sub_batches(
         head = Workload("head", 1, parts.head, tuple(range(len(parts.head))), 0)
         there = coding_of(config.activations, head, devices, _FLOAT32)
         back = coding_of(config.activation_gradients, head, devices, _FLOAT32)
+    matrix = matrix_of(parts.head[-1])
+    element_size = 4 if matrix is None else max(4, matrix.element_size)
+    loss_nbytes = _LOSS_VALUES * element_size * parts.rows_per_sample  # of a sample
     for number, samples in enumerate(shares(batch_size, workers)):
         exchange = partial(_exchange, ring, workers, number)
         works = []
@@ -220,14 +234,14 @@ def _sub_batches(
             forward = _times(layer.forward, rows)
             works.append(_LayerWork(layer.name, forward, backward, weight, gathered, returned))
             inputs = rows * layer.activation_nbytes
-        loss = exchange(Kind.SEND, LOSS, workers * samples * _LOSS_NBYTES, None, 1)
+        loss = exchange(Kind.SEND, LOSS, workers * samples * loss_nbytes, None, 1)
         yield _SubBatchPlan(number, devices, tuple(works), loss, updates_each)
 
 
 def _exchange(
     ring: Ring | None,
     workers: int,
-    number: int,
+    number: int | None,
     kind: Kind,
     part: str,
     nbytes: float,
@@ -272,6 +286,7 @@ def _times(cost: Cost, factor: float) -> Cost:
 def _step_tasks(
     compute: ComputeStep,
     passes: tuple[_SubBatchPlan, ...],
+    labels: Collective | None,
     gradients: Mapping[str, Collective],
     update: Cost,
     step: int,
@@ -283,6 +298,8 @@ def _step_tasks(
         tasks = list(compute.tasks(step, worker))
         backward.append([task for task in tasks if task.kind is Kind.BACKWARD])
         yield from (task for task in tasks if task.kind is not Kind.BACKWARD)
+    if labels is not None:  # sent before the first sub-batch, by what sends that
+        yield from labels.tasks(step, [TaskId(step, Kind.LOAD, "", worker) for worker in workers])
     last = body.layers[-1].name
     computed = [TaskId(step, Kind.FORWARD, last, worker) for worker in workers]
     for one in passes:

@@ -1,7 +1,7 @@
-"""The steps and tests of a model whose head is sharded, as the training loop asks for them.
+"""The steps of a model whose head is sharded, as the training loop asks for them.
 
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
-    thread         [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
+    thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
 A step's sub-batches go through the head as `plan` draws it. All are under way together, and take
 turns: while one waits for an exchange, the next computes. All ranks take the same turns, and so
@@ -9,99 +9,101 @@ begin their exchanges in the same order. With updates per sub-batch, a sub-batch
 the next begins to compute, whose activations are on their way by then.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.codecs.gathering import Pending, Sent, begin_gather, begin_return
-from paceline.core.cost import compute_lane
-from paceline.core.errors import NonFinite
-from paceline.core.plan import Kind, TaskId
-from paceline.core.timeline import Span
-from paceline.data.dataset import IndexedSamples
+from paceline.codecs.gathering import Pending, Sent, begin_gather
+from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.plan import Kind
+from paceline.data.batch import call
+from paceline.exchange.checkpoints import State
 from paceline.exchange.replica import Method, ModelReplica, SingleReplica
-from paceline.exchange.step import Share
+from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
-from paceline.record.clock import Clock
-from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch import layers
+from paceline.recipes.recipe import described
+from paceline.strategies.subbatch.batch import StepBatch, label_message
 from paceline.strategies.subbatch.communication import CommunicationThread, LayerGradients
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.plan import LOSS, returned_of, weights_of
+from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer, Sharding
+from paceline.strategies.subbatch.plan import LABELS
+from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.state import (
+    WholeState,
+    from_files,
+    gather_optimizer,
+    gather_tensors,
+    in_files,
+    load_optimizer,
+    load_tensors,
+)
+from paceline.strategies.subbatch.sub_batch import HeadPasses, SubBatchPass
 
-_TEST_BATCH = 256
-
-
-class HeadRecorder(Recorder):
-    """A recorder that records the layers of the head for each sub-batch, too."""
-
-    def __init__(self, clock: Clock, device: str, rank: int) -> None:
-        super().__init__(clock, device, rank)
-        self._computed: list[tuple[TaskId, Any, Any]] = []  # between two marks of the clock
-
-    def start_trace(self, model: nn.Module) -> None:
-        """Record the spans of the following steps of `model`, until `stop_trace`."""
-        super().start_trace(model)
-        self._computed = []
-
-    @contextmanager
-    def computing(self, kind: Kind, part: str, number: int) -> Iterator[None]:
-        """Record the computation inside as a part of the sub-batch of that number."""
-        if not self.tracing:
-            yield
-            return
-        task, start = TaskId(self._step, kind, part, self._rank, number), self._clock.mark()
-        yield
-        self._computed.append((task, start, self._clock.mark()))
-
-    def spans(self) -> list[Span]:
-        """Return the spans of the traced steps; waits for the device where marks need that."""
-        starts = self._clock.seconds([start for _, start, _ in self._computed])
-        ends = self._clock.seconds([end for _, _, end in self._computed])
-        on = (compute_lane(self._device),)
-        own = [
-            Span(one.kind, one.step, one.part, one.worker, on, start, end, one.sub_batch)
-            for (one, _, _), start, end in zip(self._computed, starts, ends, strict=True)
-        ]
-        return super().spans() + own
+Schedule = Callable[[Optimizer], LRScheduler | None]
+WHOLE = "model"  # an optimizer of all parameters; others have the name of what they update
+BODY = "body"
 
 
 @dataclass(frozen=True)
 class SplitModel:
     """A model on one rank: the whole body, and the rank's outputs of the head's layers.
 
-    `module` holds the parameters of both. `batch_size` is the most samples of a rank in a step.
+    `module` holds the parameters of both. `batch_size` is the most samples of a rank in a step,
+    each of which has as many rows as it has outputs of the last layer: one, or one a token.
     """
 
     module: nn.Module
     body: nn.Module
-    head: tuple[layers.HeadLayer, ...]
+    head: tuple[HeadLayer, ...]
     batch_size: int
+    rows_per_sample: int = 1
 
     @property
     def num_classes(self) -> int:
-        """All outputs of the model."""
+        """All outputs of the model for a row."""
         return self.head[-1].sharding.num_outputs
 
     @property
-    def shardings(self) -> dict[str, layers.Sharding]:
+    def shardings(self) -> dict[str, Sharding]:
         """The sharding of each layer of the head, by its name."""
         return {layer.name: layer.sharding for layer in self.head}
 
+    @property
+    def num_sub_batches(self) -> int:
+        """One for each worker, if a step has as many samples of a rank."""
+        return min(self.batch_size, len(self.head[0].sharding.sizes))
+
+    def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
+        """Return what the body hands on: (samples, ..., features), in the type of the head.
+
+        Raises InvalidInput unless it has a row for each target.
+        """
+        with learning.autocast(share.targets.device):
+            found = call(body, share.inputs)
+        if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
+            raise InvalidInput(
+                f"data: the body of the model hands on {described(found)}, and the targets are "
+                f"{described(share.targets)}: a row for each target is needed"
+            )
+        return found.to(self.head[0].module.weight.dtype)
+
 
 class SplitTrainer:
-    """Takes the steps of a rank: the `Learner` of the training loop.
+    """Takes the steps of a rank.
 
     All ranks make it together. `seed` is that of the dropout masks. `thread` is by default made
     here. `sent`: the bytes that this rank has sent for the head; `sent_of_loss`: for the terms of
-    the loss, and the labels. The header of a message, of 40 bytes, counts.
+    the loss, and the labels. The header of a message, of 40 bytes, counts. `num_steps` have been
+    taken. Raises InvalidInput for gradients that are to be clipped after the head has taken them.
     """
 
     def __init__(
@@ -110,29 +112,43 @@ class SplitTrainer:
         config: SubBatch,
         group: Group,
         recorder: HeadRecorder,
-        optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-        learning_rate: float = 0.0,
+        optimizer: Optimize,
+        learning_rate: float | None = None,
         seed: int = 0,
         *,
+        learning: Learning = OF_CLASSES,
+        schedule: Schedule = lambda optimizer: None,
         thread: CommunicationThread | None = None,
     ) -> None:
+        updates_each = config.updates == "sub-batch"
+        if updates_each and learning.clip_norm is not None:
+            raise InvalidInput(
+                "clip_norm: the norm of all gradients is not known before the head is updated with "
+                "those of its first sub-batch; choose updates=step"
+            )
         self.model, self.config, self.group, self.recorder = model, config, group, recorder
+        self.learning = learning
         self.thread = thread or CommunicationThread(group)
         self.sent, self.sent_of_loss = Sent(), Sent()
         self._learning_rate, self._seed = learning_rate, seed
-        self._gradients: LayerGradients | None = None
+        self.gradients: LayerGradients | None = None
         self.replica: ModelReplica = SingleReplica(model.body)
         if group.world_size > 1:
-            gradients = self._gradients = LayerGradients(self.thread, group, config.gradients)
+            gradients = self.gradients = LayerGradients(self.thread, group, config.gradients)
             method = Method("subbatch", lambda group, as_views: gradients)
             self.replica = Synchronized(
                 model.body, method, group=group, gradient_as_bucket_view=True
             )
-        self._step = 0
-        self.updates_each = config.updates == "sub-batch"
-        self._optimizer = optimizer(model.body if self.updates_each else model.module)
-        heads = model.head if self.updates_each else ()
-        self._of_layers = {layer.name: optimizer(layer.module) for layer in heads}
+        self.num_steps = 0
+        updated = {BODY if updates_each else WHOLE: model.body if updates_each else model.module}
+        updated |= {layer.name: layer.module for layer in model.head if updates_each}
+        self.optimizers = {name: optimizer(module) for name, module in updated.items()}
+        schedules = {name: schedule(one) for name, one in self.optimizers.items()}
+        self.schedules = {name: one for name, one in schedules.items() if one is not None}
+        self._passes = HeadPasses(
+            *(model.head, config, learning, self.thread, recorder, self.sent, self.sent_of_loss),
+            update=self._update if updates_each else None,
+        )
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
@@ -141,57 +157,122 @@ class SplitTrainer:
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
             "loss": self.sent_of_loss.activations_sent,
-            "gradients": self._gradients.bytes_sent if self._gradients else 0,
+            "gradients": self.gradients.bytes_sent if self.gradients else 0,
         }
-        return {purpose: nbytes / max(1, self._step) for purpose, nbytes in sent.items()}
+        return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
+
+    def num_copies(self, parameter: nn.Parameter) -> int:
+        """Return the tensors of a parameter's size: itself, its gradient, the optimizer's."""
+        kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
+        tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
+        return 2 + sum(one.shape == parameter.shape for one in tensors)
+
+    def gather_state(self) -> WholeState | None:
+        """Return the state in whole form on rank 0, None on others; all ranks call it together."""
+        split, group = self._split_parameters(), self.group
+        tensors = gather_tensors(self.model.module, self.model.shardings, group)
+        optimizers = {
+            name: gather_optimizer(one, split, group) for name, one in self.optimizers.items()
+        }
+        schedules = {name: one.state_dict() for name, one in self.schedules.items()}
+        if group.rank != 0:
+            return None
+        return WholeState(tensors, optimizers, schedules, self.num_steps)
+
+    def load_state(self, state: WholeState) -> None:
+        """Load this rank's part of a state that any number of ranks has left.
+
+        Raises InvalidInput if it is that of another model, optimizer or schedule.
+        """
+        for what, own, found in (
+            ("optimizers", self.optimizers, state.optimizers),
+            ("schedules", self.schedules, state.schedules),
+        ):
+            if own.keys() != found.keys():
+                raise InvalidInput(
+                    f"checkpoint: has {what} of {', '.join(found) or 'nothing'}, where this run "
+                    f"has them of {', '.join(own) or 'nothing'}"
+                )
+        rank, split = self.group.rank, self._split_parameters()
+        load_tensors(state.tensors, self.model.module, self.model.shardings, rank)
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(state.optimizers[name], optimizer, split, rank)
+        for name, schedule in self.schedules.items():
+            schedule.load_state_dict(dict(state.schedules[name]))
+        self.num_steps = state.num_steps
+
+    def saved_state(self) -> State:
+        """Return the state in whole form, as a checkpoint has it; all ranks call it together."""
+        whole = self.gather_state()
+        return State({}, {}) if whole is None else in_files(whole)
+
+    def load_saved(self, state: State) -> None:
+        """Load this rank's part of what a checkpoint has."""
+        self.load_state(from_files(state))
+
+    def _split_parameters(self) -> dict[nn.Parameter, Sharding]:
+        return {one: layer.sharding for layer in self.model.head for one in layer.parameters}
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a step and return the mean loss of the whole batch, a 0-d tensor.
 
         Raises NonFinite, on all ranks, with the rank and the layer whose values are not finite.
         """
-        recorder = self.recorder
+        recorder, model = self.recorder, self.model
         with recorder.phase(Kind.LOAD):
-            share, model, group = next(source), self.model, self.thread.process_group
-            message = layers.label_message(share.targets, model.batch_size, model.num_classes)
-            rows, sent = [1] * self.group.world_size, self.sent_of_loss
-            post = partial(begin_gather, message, None, group, rows, traffic=sent, what="labels")
-            labels = self.thread.begin(post)
+            share = next(source)
+        labels = self._begin_labels(share.targets)
         with recorder.phase(Kind.FORWARD):
-            activations = self.replica(share.inputs)
-        # One sub-batch for each worker, if it has as many samples.
-        num_sub_batches = min(model.batch_size, len(model.head[0].sharding.sizes))
-        batch = layers.StepBatch.of(labels.result(), num_sub_batches)
-        masks = layers.DropoutMasks(self._seed, self._step, batch.num_samples)
+            activations = model.activations(self.replica, share, self.learning)
+        batch = StepBatch.of(labels.result(), model.num_sub_batches)
+        masks = DropoutMasks(self._seed, self.num_steps, batch.num_rows)
         try:
             gradients, loss = self._run_head(activations, batch, masks)
         except NonFinite as error:
+            rate = "" if self._learning_rate is None else f" than {self._learning_rate:g}"
             raise NonFinite(
-                f"{error}; if the loss has grown before, choose a smaller learning_rate than "
-                f"{self._learning_rate:g}"
+                f"{error}; if the loss has grown before, choose a smaller learning_rate{rate}"
             ) from error
         with recorder.phase(Kind.BACKWARD):
-            # The exchange averages over ranks; these are gradients of the mean over all samples.
-            activations.backward(gradients * self.group.world_size)
+            # The exchange averages over ranks; these are gradients of the mean over all rows.
+            activations.backward(gradients.view_as(activations) * self.group.world_size)
         with recorder.phase(Kind.STEP):
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+            if self.learning.clip_norm is not None:
+                self._clip(self.learning.clip_norm)
+            whole = next(iter(self.optimizers.values()))  # of the model, or of its body
+            whole.step()
+            whole.zero_grad()
+            for schedule in self.schedules.values():
+                schedule.step()
         recorder.end_step()
-        self._step += 1
+        self.num_steps += 1
         return loss
 
+    def _begin_labels(self, targets: Tensor) -> Future[Tensor]:
+        model, recorder = self.model, self.recorder
+        most = model.batch_size * model.rows_per_sample
+        message, group = label_message(targets, most, model.num_classes), self.thread.process_group
+        rows, sent = [1] * self.group.world_size, self.sent_of_loss
+        return self.thread.begin(
+            partial(begin_gather, message, None, group, rows, traffic=sent, what="labels"),
+            lambda start_s, end_s: recorder.add_exchange(Kind.SEND, LABELS, start_s, end_s),
+        )
+
     def _run_head(
-        self, activations: Tensor, batch: layers.StepBatch, masks: layers.DropoutMasks
+        self, activations: Tensor, batch: StepBatch, masks: DropoutMasks
     ) -> tuple[Tensor, Tensor]:
         """Run the head forward and backward, and let its parameters' gradients accumulate.
 
-        Returns the gradients of the whole batch's mean loss by `activations`, those of this rank's
-        samples, and that loss, a 0-d tensor.
+        Returns the gradients of the whole batch's mean loss by this rank's rows of `activations`,
+        (rows, features), and that loss, a 0-d tensor.
         """
-        own = activations.detach().tensor_split(len(batch.rows[0]))
-        passes = [_SubBatchPass(self, i, batch, masks, one) for i, one in enumerate(own)]
+        parts = activations.detach().tensor_split(len(batch.rows[0]))  # of samples
+        passes = [
+            SubBatchPass(self._passes, number, batch, masks, part.flatten(0, -2))
+            for number, part in enumerate(parts)
+        ]
         turns = [one.turns() for one in passes]
-        if self.updates_each:
+        if self._passes.update is not None:
             next(turns[0])
             for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
                 next(following, None)  # its first turn only sends activations
@@ -203,57 +284,35 @@ class SplitTrainer:
         gradients = torch.cat([one.gradients for one in passes])
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
-    def update(self, layer: layers.HeadLayer) -> None:
+    def _update(self, layer: HeadLayer) -> None:
         """Update a layer of the head with the gradients of a sub-batch."""
-        self._of_layers[layer.name].step()
-        self._of_layers[layer.name].zero_grad()
+        self.optimizers[layer.name].step()
+        self.optimizers[layer.name].zero_grad()
 
     @torch.no_grad()
-    def test(self, samples: IndexedSamples) -> tuple[float, int]:
-        """Return the summed loss and the number of right answers on this rank's share of them."""
-        # Each rank has running statistics of its own samples: all test the body that rank 0 has.
-        self.group.broadcast(self.model.body.buffers())
-        self.model.body.eval()
-        loss, num_right = 0.0, 0
-        ranks = range(self.group.world_size)
-        shares = [range(rank, len(samples), len(ranks)) for rank in ranks]
-        most = max(1, _TEST_BATCH // len(ranks))
-        for first in range(0, len(shares[0]), most):
-            found = self._test_batch(samples, [one[first : first + most] for one in shares])
-            loss, num_right = loss + found[0], num_right + found[1]
-        self.model.body.train()
-        return loss, num_right
+    def _clip(self, most: float) -> None:
+        """Scale the gradients of the whole model to a norm of `most`, if theirs is larger.
 
-    def _test_batch(self, samples: IndexedSamples, shares: Sequence[range]) -> tuple[float, int]:
-        """Test some samples of each rank, which go through the head together."""
-        rank, last = self.group.rank, self.model.head[-1]
-        sizes = [len(one) for one in shares]
+        All ranks have the body's gradients, and each some of the head's: the sum of these squares
+        is the only value that travels.
+        """
+        body, head = list(self.model.body.parameters()), self.model.head
+        own = [parameter for layer in head for parameter in layer.parameters]
+        of_body, squares = (_norm(part).square() for part in (body, own))
+        if self.group.world_size > 1:
+            squares = self.thread.begin(partial(self._sum, squares)).result()
+        clip_grads_with_norm_([*body, *own], most, (of_body + squares).sqrt())
 
-        def gather(values: Tensor, sizes: Sequence[int]) -> Tensor:
-            group = self.thread.process_group
-            return begin_gather(values, None, group, sizes, what="a test").wait()
+    def _sum(self, values: Tensor) -> Pending:
+        """Begin to sum values over all ranks, in place."""
+        work = dist.all_reduce(values, group=self.thread.process_group, async_op=True)
+        assert work is not None  # this rank is one of the group
 
-        inputs, targets = samples.__getitems__(shares[rank] or [0])  # no batch is empty
-        inputs, targets = inputs.to(self.group.device), targets[: sizes[rank]]
-        own = layers.label_message(
-            targets.to(self.group.device), max(sizes), self.model.num_classes
-        )
-        batch = layers.StepBatch.of(gather(own, [1] * len(sizes)), 1)
-        values = gather(self.model.body(inputs)[: sizes[rank]], sizes)
-        for place, layer in enumerate(self.model.head):
-            if layer.is_linear and place:
-                before = self.model.head[place - 1].sharding.sizes
-                values = gather(values.t(), before).t()
-            values = layer.evaluate(values)
-        terms = layers.loss_terms(values, batch.targets, last.shard)
-        best, places = values.max(1)
-        own = torch.cat((terms, torch.stack((best, places + last.shard.first), 1)), 1)
-        whole = gather(own, [len(own)] * len(sizes)).view(len(sizes), len(own), -1)
-        bests, classes = whole[:, :, -2], whole[:, :, -1]
-        losses = layers.CrossEntropy.of(whole[:, :, :-2]).losses
-        classes = classes.gather(0, bests.argmax(0, keepdim=True)).squeeze(0).long()
-        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        return float(losses[mine].sum()), int((classes == batch.targets)[mine].sum())
+        def summed() -> Tensor:
+            work.wait()
+            return values
+
+        return Pending(summed)
 
     def close(self) -> None:
         """End the exchange of gradients, and the thread."""
@@ -261,95 +320,5 @@ class SplitTrainer:
         self.thread.close()
 
 
-class _SubBatchPass:
-    """The forward and backward of one sub-batch.
-
-    At the end of the `turns`, `gradients` are those by the activations of this rank's samples, and
-    `loss` is the sub-batch's part of the mean loss.
-    """
-
-    def __init__(
-        self,
-        trainer: SplitTrainer,
-        number: int,
-        batch: layers.StepBatch,
-        masks: layers.DropoutMasks,
-        activations: Tensor,
-    ) -> None:
-        self._trainer, self._layers = trainer, trainer.model.head
-        self._number, self._batch, self._masks = number, batch, masks
-        self._rows = batch.rows_of(number)
-        self._targets = batch.targets[self._rows]
-        # Updates per sub-batch are by the gradients of the sub-batch's own mean loss.
-        self._updates = trainer.updates_each and len(self._rows) > 0
-        self._scale = batch.num_samples / len(self._rows) if self._updates else 1.0
-        self._activations = self.gradients = activations
-        self.loss = activations.new_zeros(())
-
-    def turns(self) -> Iterator[None]:
-        """Run the sub-batch; each turn ends when an exchange has begun."""
-        values, last, num_samples = self._activations, self._layers[-1], self._batch.num_samples
-        for place, layer in enumerate(self._layers):
-            if layer.is_linear:
-                future = self._gather(place, values)
-                yield
-                values = future.result() if place == 0 else future.result().t()
-            with self._computing(Kind.FORWARD, layer.name):
-                values = layer.forward(self._number, values, self._rows, self._masks)
-                if layer is last:
-                    terms = layers.loss_terms(values, self._targets, layer.shard)
-        sizes, sent = [len(terms)] * self._trainer.group.world_size, self._trainer.sent_of_loss
-        what = f"logits of layer {last.name!r}"
-        post = partial(begin_gather, terms, None, sizes=sizes, traffic=sent, what=what)
-        future = self._begin(Kind.SEND, LOSS, post)
-        yield
-        loss = layers.CrossEntropy.of(future.result().view(-1, *terms.shape))
-        self.loss = loss.losses.sum() / num_samples
-        for place, layer in reversed(list(enumerate(self._layers))):
-            with self._computing(Kind.BACKWARD, layer.name):
-                if layer is last:
-                    values = loss.gradients(values, self._targets, layer.shard, 1 / num_samples)
-                values = layer.backward_input(self._number, values, self._scale)
-                if self._updates and not layer.is_linear:
-                    self._trainer.update(layer)
-            if layer.is_linear:
-                # The gradients by the inputs travel while those by the weights are computed.
-                future = self._return(place, values)
-                with self._computing(Kind.BACKWARD, weights_of(layer.name)):
-                    layer.backward_weight(self._number, self._scale)
-                    if self._updates:
-                        self._trainer.update(layer)
-                yield
-                values = future.result() if place == 0 else future.result().t()
-        self.gradients = values
-
-    def _computing(self, kind: Kind, part: str) -> Any:
-        return self._trainer.recorder.computing(kind, part, self._number)
-
-    def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
-        """Begin to gather the input of a linear layer: samples of all ranks, or columns."""
-        what, sizes = "activations of the body", self._batch.sizes_of(self._number)
-        if place:
-            before = self._layers[place - 1]
-            what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
-            values = values.t()  # rows are gathered, and these are columns
-        codec, sent = self._trainer.config.activations, self._trainer.sent
-        post = partial(begin_gather, values, codec, sizes=sizes, traffic=sent, what=what)
-        return self._begin(Kind.SEND, self._layers[place].name, post)
-
-    def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
-        """Begin to add up the gradients by a linear layer's input, where the input came from."""
-        name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
-        if place:
-            gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes
-        codec, sent = self._trainer.config.activation_gradients, self._trainer.sent
-        what = f"activation gradients of layer {name!r}"
-        post = partial(begin_return, gradients, codec, sizes=sizes, traffic=sent, what=what)
-        return self._begin(Kind.REDUCE, returned_of(name), post)
-
-    def _begin(self, kind: Kind, part: str, post: Callable[..., Pending]) -> Future[Tensor]:
-        recorder, number, thread = self._trainer.recorder, self._number, self._trainer.thread
-        return thread.begin(
-            lambda: post(group=thread.process_group),
-            lambda start_s, end_s: recorder.add_exchange(kind, part, start_s, end_s, number),
-        )
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    return get_total_norm([one.grad for one in parameters if one.grad is not None])

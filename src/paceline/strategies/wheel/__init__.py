@@ -2,7 +2,7 @@
 
 from paceline.core.strategy import Role, Strategy
 from paceline.strategies.wheel import plan
-from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.config import MOMENTUM, Wheel
 
 
 def _roles(config: Wheel) -> tuple[Role, ...]:
@@ -16,11 +16,13 @@ STRATEGY = Strategy(
     run="paceline.strategies.wheel.run",
     roles=_roles,
     memory=plan.memory,
-    settings=frozenset(
-        ("optimizer", "codec", "snapshots", "snapshot_s", "resume", "bind", "keys", "run", "wait_s")
-    ),
-    defaults={"momentum": 0.0, "profile_s": 1.0},
+    settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
+    defaults={"momentum": MOMENTUM, "profile_s": 1.0},
     may_skip_profile=True,
     remote="paceline.strategies.wheel.remote",
+    refused_settings={
+        "accumulate": "each worker's part of a step is one message, and an update of its own; a "
+        "smaller batch_size takes as little memory"
+    },
     refused_options={"hub": "names a host of a machine file; a run's hub is where it is started"},
 )

@@ -1,6 +1,6 @@
 """The configuration of strategy wheel, and the description of a run for all its processes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -9,6 +9,9 @@ from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
+# Of sgd, where nobody gives one: with gradients that come late, lr / (1 - momentum) has to be about
+# half of what is right with 0.9 and gradients that do not (docs/wheel.md has the figures).
+MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -61,10 +64,12 @@ class Wheel:
 class PaceSpec(Record):
     """The seconds of the whole model's layers, body and then head, and of an update.
 
-    They are those of `samples`, each of `input_shape` if the model does not know it.
+    They are those of `samples`, each of `input_shape` if the model does not know it, and with
+    targets of `target_nbytes`.
     """
 
     samples: Annotated[int, Field(ge=1)]
+    target_nbytes: Annotated[int, Field(ge=0)]
     input_shape: tuple[int, ...] | None
     forward_s: tuple[_Seconds, ...]
     backward_s: tuple[_Seconds, ...]
@@ -74,20 +79,19 @@ class PaceSpec(Record):
 class RunSpec(Record):
     """The part of a run that all its workers must know; none of it is secret, or a path.
 
-    Data are loaded for samples of `input_shape`, if that is known. `config` names the head's first
-    layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the whole run;
-    `num_traced` of them are traced, from `first_traced` on. With a `pace` the run is a rehearsal:
-    layers take its times, and nothing is learnt. In a tree of hubs, `place` is (number, count): the
-    hub has that one of so many equal parts of the samples.
+    `model`, `data` and `seed` name the recipe (`paceline.recipes.named`). `config` names the head's
+    first layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the whole run,
+    which has `num_steps`; `num_traced` of them are traced, from `first_traced` on. With a `pace`
+    the run is a rehearsal: layers take its times, and nothing is learnt. In a tree of hubs, `place`
+    is (number, count): the hub has that one of so many equal parts of the samples.
     """
 
     model: str
-    num_classes: int | None
-    data: str
-    input_shape: tuple[int, ...] | None
+    data: str | None
     batch_size: Annotated[int, Field(ge=1)]
-    epochs: Annotated[int, Field(ge=1)]
+    num_steps: Annotated[int, Field(ge=1)]
     seed: int
+    precision: Literal["float32", "bfloat16"] = "float32"
     config: Wheel
     first_traced: Annotated[int, Field(ge=0)] = 0
     num_traced: Annotated[int, Field(ge=0)] = 0

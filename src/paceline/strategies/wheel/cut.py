@@ -13,16 +13,26 @@ A process that trains one half has the other one, too, and does not use it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from paceline.core.errors import InvalidInput, first_line
+from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
 from paceline.models.layers import ROOT, layers_of
+from paceline.strategies.wheel.graph import Called, is_unused_size, traced
 
 _DTYPES = (torch.float32, torch.float64)
+
+
+_UNTIE = (
+    ", and each half would have its own: take the model with an untied embedding (built-in names "
+    "end in -untied), or a data-parallel strategy"
+)
+_WHAT_WOULD_DO = "name another layer by head, or choose a data-parallel strategy"
 
 
 class Halves(NamedTuple):
@@ -55,7 +65,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def cut(model: nn.Module, example: Tensor, first: str) -> Halves:
+def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     """Return the halves of `model`: all that runs before the layer `first` is called, and the rest.
 
     `first` is the name of a layer as `layers_of` has it; what has no parameters and stands before
@@ -63,14 +73,18 @@ def cut(model: nn.Module, example: Tensor, first: str) -> Halves:
     buffers and random numbers are its own wherever it is called from. What the modules around
     `first` compute themselves is as in training mode.
 
-    `example` is a batch of two or more samples, on the model's device: halves and model must give
-    the same scores of it. Parameters, buffers, modes and random numbers stay as they are. No other
+    `inputs` are those of two or more samples, on the model's device: halves and model must give the
+    same outputs, a tensor or a pytree of tensors. The body is called as the model is, the head with
+    what the body hands on. Parameters, buffers, modes and random numbers stay as they are. No other
     thread may use any model meanwhile. InvalidInput says which layer or connection stops it.
     """
     label = type(model).__name__
+    apart = f"head: {label} cannot be cut before {first!r}"
     layers = layers_of(model)
     choices = [layer.name for layer in layers if layer.name != ROOT]
     if first not in choices:
+        if why := tied(model, first):
+            raise InvalidInput(f"{apart}: {why}")
         raise InvalidInput(f"head: {label} has no layer {first!r}; choose one of {choices}")
     parameters = [own for layer in layers for own in layer.parameters]
     for name, parameter in parameters:
@@ -81,21 +95,35 @@ def cut(model: nn.Module, example: Tensor, first: str) -> Halves:
             )
     with _as_it_was(model):
         model.train()
-        apart = f"head: {label} cannot be cut before {first!r}"
-        body, head = _halves(model, first, apart)
+        body, head = _halves(model, inputs, first, apart)
         used_by_body, used_by_head = (
             {id(tensor) for tensor in (*half.parameters(), *half.buffers())}
             for half in (body, head)
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in used_by_body & used_by_head:  # each half would have its own
-                raise InvalidInput(f"{apart}: {name!r} is used on both sides of the cut")
+                raise InvalidInput(f"{apart}: {name!r} is used on both sides of the cut{_UNTIE}")
         if not trainable(body):
             raise InvalidInput(f"{apart}: nothing before it is trained")
-        crossing = _compared(model, body, head, example, f"head: {label}, cut before {first!r}")
+        crossing = _compared(model, body, head, inputs, f"head: {label}, cut before {first!r}")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
     return Halves(body, head, in_body, in_head, crossing)
+
+
+def tied(model: nn.Module, first: str | None) -> str:
+    """Return why the layer `first` cannot begin a head, if an embedding has its weight; or nothing.
+
+    Without a name, why any layer cannot.
+    """
+    known: dict[int, str] = {}
+    for name, module in model.named_modules():
+        for key, one in module.named_parameters(recurse=False):
+            if first in (None, name) and id(one) in known:
+                return f"'{name}.{key}' is {known[id(one)]!r} (tied){_UNTIE}"
+            if isinstance(module, nn.Embedding):
+                known[id(one)] = f"{name}.{key}"
+    return ""
 
 
 @contextmanager
@@ -129,40 +157,35 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _compared(
-    model: nn.Module, body: nn.Module, head: nn.Module, example: Tensor, of: str
+    model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
     """Return the shape of one sample at the cut; InvalidInput if the halves are not the model."""
+    num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
         with buffers_restored(model):
-            whole = model(example)
+            whole = call(model, inputs)
         torch.manual_seed(0)
-        activations = body(example)
+        activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
             raise InvalidInput(f"{of}, would hand {kind} across the cut, not a float tensor")
         if not activations.requires_grad:
             raise InvalidInput(f"{of}, hands on what does not depend on the body's parameters")
-        if activations.dim() == 0 or len(activations) != len(example):
+        if activations.dim() == 0 or len(activations) != num_samples:
             raise InvalidInput(
-                f"{of}, hands on shape {tuple(activations.shape)} of {len(example)} samples; the "
+                f"{of}, hands on shape {tuple(activations.shape)} of {num_samples} samples; the "
                 "first dimension must be the samples'"
             )
-        scores = head(activations.detach().requires_grad_())
+        outputs = head(activations.detach().requires_grad_())
     except InvalidInput:
         raise
     except Exception as error:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
         raise InvalidInput(
-            f"{of}, cannot run on a batch of shape {tuple(example.shape)}: {first_line(error)}"
+            f"{of}, cannot run on a batch of shape {shapes}: {first_line(error)}"
         ) from error
-    if not isinstance(whole, Tensor):
-        raise InvalidInput(f"{of}, returns {type(whole).__name__}, not a tensor of scores")
-    same = isinstance(scores, Tensor) and whole.shape == scores.shape
-    if same and whole.device.type == "cpu":
-        same = torch.equal(whole.nan_to_num(), scores.nan_to_num())
-    elif same:
-        same = torch.allclose(whole, scores, rtol=1e-3, atol=1e-5, equal_nan=True)
-    if not same:
+    if not _is_same(whole, outputs, of):
         raise InvalidInput(
             f"{of}, computes something else than in one piece: its forward pass depends on more "
             "than its input and its modules"
@@ -170,15 +193,37 @@ def _compared(
     return tuple(activations.shape[1:])
 
 
-def _halves(model: nn.Module, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
+def _is_same(whole: Any, outputs: Any, of: str) -> bool:
+    """Return True if two pytrees of tensors are equal, on a GPU nearly so."""
+    (expected, tree), (found, other) = tree_flatten(whole), tree_flatten(outputs)
+    strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
+    if strange:
+        kind = type(strange[0]).__name__
+        raise InvalidInput(f"{of}, returns {kind}, not tensors: its halves cannot be compared")
+    if tree != other:
+        return False
+    for one, two in zip(expected, found, strict=True):
+        if not isinstance(one, Tensor):
+            if one != two:
+                return False
+            continue
+        rtol, atol = (0.0, 0.0) if one.device.type == "cpu" else (1e-3, 1e-5)
+        fits = isinstance(two, Tensor) and (one.shape, one.dtype) == (two.shape, two.dtype)
+        if not fits or not torch.allclose(one, two, rtol, atol, equal_nan=True):
+            return False
+    return True
+
+
+def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
     """Return what runs before the layer `first`, and the rest; both share `model`'s modules."""
-    tracer = _Around(model, model.get_submodule(first))
     try:
-        nodes = list(tracer.trace(model).nodes)
+        found = traced(model, inputs, model.get_submodule(first))
     except Exception as error:
         raise InvalidInput(
-            f"{refusal}: the forward pass around that layer cannot be traced: {first_line(error)}"
+            f"{refusal}: the forward pass around that layer cannot be traced: {first_line(error)}; "
+            f"{_WHAT_WOULD_DO}"
         ) from error
+    nodes = [node for node in found if not is_unused_size(node)]
     # The first node that uses the layer's module or its parameters.
     places = {node: index for index, node in enumerate(nodes)}
     uses: list[int] = []
@@ -195,23 +240,8 @@ def _halves(model: nn.Module, first: str, refusal: str) -> tuple[nn.Module, nn.M
     inside = _copy(nodes[:border], body, {})
     body.output(inside[crossing])
     _copy(nodes[border:], head, {crossing: head.placeholder("activations")})
-    return fx.GraphModule(model, body, "Body"), fx.GraphModule(model, head, "Head")
-
-
-class _Around(fx.Tracer):
-    """Traces the modules around a layer; the layer itself and all others are single calls."""
-
-    def __init__(self, model: nn.Module, first: nn.Module) -> None:
-        super().__init__()
-        self._around = {
-            module
-            for module in model.modules()
-            if module is not first and any(part is first for part in module.modules())
-        }
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return True if a call of the module is one node of the graph."""
-        return m not in self._around
+    called = Called(fx.GraphModule(model, body, "Body"), inputs)
+    return called, fx.GraphModule(model, head, "Head")
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:

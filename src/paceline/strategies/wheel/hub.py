@@ -8,18 +8,19 @@ on; it may come back.
 
 import logging
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import sched_getaffinity
 
-from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
+from paceline.core.errors import Interrupted, InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import Progress
 from paceline.links import processes
 from paceline.links.group import physical_cores
+from paceline.links.interruption import Interruption
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits, one_line
@@ -27,12 +28,14 @@ from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.epochs import EpochLog, Test
+from paceline.strategies.wheel.heads import HeadWorkers
 from paceline.strategies.wheel.job import TrainingJob, difference
 from paceline.strategies.wheel.measure import DeviceProfile
-from paceline.strategies.wheel.membership import LossSum, Membership
+from paceline.strategies.wheel.membership import Membership
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
-from paceline.strategies.wheel.server import HeadWorkers, ParameterServer
+from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.trace import Trace
 from paceline.strategies.wheel.tree import ChildHubs, ChildServer
@@ -92,9 +95,9 @@ class Hub:
 
     It listens for them, and starts those of `devices` on this machine if `settings` have no address
     to bind: what one of these finds wrong ends the run. What was opened and started is closed by
-    `stack`. `test`, if any, is called after each epoch, with its number, its mean training loss and
-    its seconds. Without all workers, or any, the hub waits for `settings.wait_s`. `epochs` are
-    those of a hub before. Raises InvalidInput if the address cannot be listened on.
+    `stack`. `test` tests the model, after each epoch and as often as `settings` say; `epochs` are
+    those of a hub before. Without all workers, or any, the hub waits for `settings.wait_s`. Raises
+    InvalidInput if the address cannot be listened on.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Hub:
         server: ParameterServer,
         progress: Progress,
         *,
-        test: Callable[[int, float, float], Epoch] | None = None,
+        test: Test | None = None,
         devices: Sequence[str] = (),
         checkpoints: Checkpoints | None = None,
         epochs: list[Epoch] | None = None,
@@ -132,35 +135,22 @@ class Hub:
         else:
             logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
         self._server, self.heads = server, HeadWorkers(server, job)
-        self._layout, self._steps_per_epoch = job.layout, job.steps_per_epoch
-        self._test, self._progress = test, progress
+        self._layout, self._progress = job.layout, progress
         self._checkpoints = checkpoints
-        self.children = ChildHubs(server, self._steps_per_epoch * job.spec.epochs)
+        every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
+        self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
+        self.children = ChildHubs(server, job.spec.num_steps)
         self._held: list[RpcRequest] = []  # fetches of those too far ahead, and probes out of turn
         self._probing: int | None = None
         self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
         self._membership = Membership(server.workers, settings.wait_s, self._admit)
-        self.epochs = [] if epochs is None else epochs
-        self.num_samples = 0
-        self.update_ends_s: list[float] = []  # in seconds of training
-        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of epochs not over
         self.lost: list[str] = []  # why each worker was lost
-        self._before_s = self._epochs_s
-        self._began_s = self._paused_s = self._polled_s = 0.0
+        self._polled_s = 0.0
         self._recent: deque[tuple[float, int, int]] = deque()  # seconds, samples, bytes
         self._failure: InvalidInput | WorkerLost | None = None
+        self.interruption = Interruption()
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
-
-    @property
-    def _epochs_s(self) -> float:
-        return sum(epoch.seconds for epoch in self.epochs)
-
-    @property
-    def trained_s(self) -> float:
-        """Seconds of training, without tests, and with those before a restart."""
-        since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
-        return self._before_s + since_s
 
     def wait_for_workers(self) -> None:
         """Serve until all workers wait to begin, or those that came within `wait_s`.
@@ -175,7 +165,7 @@ class Hub:
         Raises InvalidInput if a loss is not finite or a worker of this machine cannot work,
         WorkerLost if no worker is left.
         """
-        self._began_s = time.monotonic()
+        self.log.begin()
         self._membership.begin()
         self._serve(lambda: self._membership.is_over)
         for endpoint in self.heads.endpoints:
@@ -221,6 +211,9 @@ class Hub:
             self.rpc.reply(request, _refusal(str(error)))
             raise InvalidInput(f"learning_rate: {error}") from None
         except InvalidInput as error:
+            if self._pool is not None:  # our own, which tells no lies: the others would fail alike
+                self.rpc.reply(request, _refusal(str(error)))
+                raise
             logger.info("worker %d is refused: %s", worker, error)
             reply = _refusal(str(error))
         if reply is not None:
@@ -238,7 +231,7 @@ class Hub:
                 return self._fetch(request)
             case Topic.WHOLE_GRADIENTS:
                 is_first = worker == min(self._server.workers.live)
-                self._count(self.children.update(worker, message, is_first=is_first))
+                self.log.count(self.children.update(worker, message, is_first=is_first))
                 # The rest of a child hub's request is a fetch.
                 fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
                 return self._fetch(replace(request, message=fetch))
@@ -246,7 +239,7 @@ class Hub:
                 return self.heads.answer(worker, message, request.arrived_s)
             case Topic.GRADIENTS:
                 update, losses = self.heads.update(worker, message, request.arrived_s)
-                self._count(losses)
+                self.log.count(losses)
                 return update
             case Topic.BEGIN:
                 there = b"".join(message.parts[:1]).decode(errors="replace")
@@ -321,28 +314,13 @@ class Hub:
             return self.children.fetch(request.worker, request.message)
         return self.heads.fetch(request.worker, request.message)
 
-    def _count(self, losses: Mapping[int, LossSum]) -> None:
-        for epoch, loss in losses.items():
-            self.num_samples += loss.num_samples
-            self.update_ends_s.append(self.trained_s)
-            self._losses[epoch] += loss
-            self._progress.advance(loss.num_samples)
-
     def _go_on(self) -> None:
-        """Answer those who may begin now, and test the model if an epoch is complete."""
+        """Answer those who may begin now, and test the model if it is time to."""
         waiting, self._held = self._held, []
         for request in waiting:
             self._execute(request)
-        while (number := len(self.epochs)) < self._membership.num_steps // self._steps_per_epoch:
-            started_s, seconds = time.monotonic(), self.trained_s - self._epochs_s
-            loss = self._losses.pop(number, LossSum())
-            mean_loss = loss.total / max(1, loss.num_samples)
-            untested = Epoch(number, mean_loss, mean_loss, 0.0, seconds)
-            self.epochs.append(
-                self._test(number, mean_loss, seconds) if self._test is not None else untested
-            )
+        if self.log.test(self._membership.num_steps):
             self._server.model.train()
-            self._paused_s += time.monotonic() - started_s
 
     def _drop(self, worker: int, why: str) -> None:
         self._held = [request for request in self._held if request.worker != worker]
@@ -364,6 +342,8 @@ class Hub:
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s
+        if self.interruption.requested:  # workers elsewhere wait for a hub that goes on
+            raise Interrupted("interrupted", self._server.version)
         for worker, why in self._pool.poll() if self._pool else ():
             self._membership.mark_dead(worker, why)
             self._drop(worker, why)
@@ -371,11 +351,11 @@ class Hub:
             return
         self._membership.poll()
         if self._checkpoints is not None:
-            self._checkpoints.save(self.epochs, if_due=True)
+            self._checkpoints.save_if_due(self.log.epochs)
         # The speed of the run over the last seconds.
         nbytes = sum(self.heads.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
         nbytes += self.children.traffic.nbytes.total()
-        recent, now = self._recent, (self.trained_s, self.num_samples, nbytes)
+        recent, now = self._recent, (self.log.trained_s, self.log.num_samples, nbytes)
         recent.append(now)
         while now[0] - recent[0][0] > _RATE_WINDOW_S and len(recent) > 2:
             recent.popleft()

@@ -1,73 +1,86 @@
-"""The job of a process: model, halves and data of a run, or the stand-ins of a rehearsal.
+"""The job of a process: recipe, model and halves of a run, or the stand-ins of a rehearsal.
 
-Every process builds the same ones from the run's `RunSpec`. Stand-ins take a body's and a head's
-time and compute nothing: their values are all zeros.
+Every process builds the same ones from the run's `RunSpec`.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
-from paceline.data import load
-from paceline.data.dataset import Batch, Dataset
+from paceline.data.batch import Batch, call
 from paceline.data.sampler import ShardedBatches
 from paceline.devices import device_of, first_device
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import FEWEST_STEPS, epoch_steps, learning_by, learning_of
+from paceline.exchange.step import Learning, Optimize
 from paceline.links.group import boot_id
-from paceline.models import describe, find
-from paceline.models.factory import OptimizerFactory, fitted, optimizer_of, workload_of
+from paceline.models import describe
 from paceline.models.layers import LayerModule, layers_of
-from paceline.models.paced import PacedModel, PacedSGD
-from paceline.recipes.named import USUAL_DATA
-from paceline.strategies.wheel.config import RunSpec, Wheel
-from paceline.strategies.wheel.cut import Halves, cut
+from paceline.models.paced import PacedSGD
+from paceline.recipes.named import is_given, recipe_of, workload_of
+from paceline.recipes.recipe import Recipe, built
+from paceline.strategies.wheel.batches import BatchLayout
+from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
+from paceline.strategies.wheel.cut import Halves, cut, tied
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
+from paceline.strategies.wheel.stand_in import PacedWhole, paced_recipe, stand_in
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
-_NUM_PACED_CLASSES = 2  # of the scores, which nobody looks at
 _NUM_EXAMPLES = 2  # a batch norm needs two
-_FLOAT32_NBYTES = 4
 _MAX_TRACED, _NUM_COLD = 20, 2  # steps
 _SPAN_NBYTES = 400  # as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
-class TrainingJob(NamedTuple):
-    """The model that a hub trains, on its device, and its data.
+@dataclass(frozen=True)
+class TrainingJob:
+    """The model that a hub trains, on its device, and its recipe.
 
     `workload` describes one worker's part of a step, `parts` its halves.
     """
 
     spec: RunSpec
+    recipe: Recipe
     model: nn.Module
     halves: Halves
-    data: Dataset
     workload: Workload
     parts: Split
     device: torch.device
 
+    @cached_property
+    def batches(self) -> BatchLayout:
+        """The structure of the batches whose targets come from the bodies."""
+        return BatchLayout(self.recipe)
+
     @property
     def layout(self) -> str:
         """The description that every worker's half must equal."""
-        return layout_of(self.spec, self.halves, self.data)
+        return layout_of(self.spec, self.halves, self.recipe, self.batches)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of training samples."""
+        return len(self.recipe.samples)
 
     @property
     def steps_per_epoch(self) -> int:
         """The steps in which all samples are taken once."""
-        return len(batches_of(self.spec, 0, len(self.data.train)))
+        return len(batches_of(self.spec, 0, self.num_samples))
 
     @property
     def max_message_nbytes(self) -> int:
@@ -81,32 +94,58 @@ class TrainingJob(NamedTuple):
         return max(_MIN_MESSAGE_NBYTES, most + most // 8)
 
 
+@dataclass(frozen=True)
+class Updating:
+    """How a hub updates a model: its optimizer, what schedules that, and how gradients come about.
+
+    A step of all workers is `updates_per_step` updates, by which the learning rate is divided.
+    """
+
+    optimizer: Optimize
+    learning: Learning
+    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
+    updates_per_step: int = 1
+
+
 def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
-) -> tuple[TrainingJob, OptimizerFactory]:
+) -> tuple[TrainingJob, Updating]:
     """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
-    make = optimizer_of(settings.optimizer, settings.learning_rate, settings.momentum)
-    model, data, name, num_classes, shape = fitted(
-        settings.model, settings.data or USUAL_DATA, settings.seed
-    )
-    size = ceil(settings.batch_size / session.config.workers)
-    workload = describe(model, torch.zeros(size, *data.sample_shape), settings.model)
-    parts = split(workload, session.config)
-    own = {
-        "model": name,
-        "num_classes": num_classes,
-        "data": settings.data or USUAL_DATA,
-        "input_shape": shape,
-    }
-    num_samples, epochs, seed = len(data.train), settings.epochs, settings.seed
-    spec = _traced(session, parts, num_samples, epochs=epochs, seed=seed, **own)
-    halves = cut_with(model, data, spec.head, device)
-    return TrainingJob(spec, model, halves, data, workload, parts, device), make
+    if settings.bind is not None and is_given(settings.model):
+        raise InvalidInput(
+            f"model: {settings.model} is an object of this program, which workers of other "
+            "machines cannot import; name it as package.module:factory"
+        )
+    config: Wheel = session.config
+    recipe = recipe_of(settings.model, settings.data, settings.seed)
+    model = built(recipe, settings.seed)
+    workload = _described(recipe, model, ceil(settings.batch_size / config.workers), settings.model)
+    parts = _parts(workload, config, model)
+    num_samples = len(recipe.samples)
+    batches = ShardedBatches(num_samples, settings.batch_size, 0, config.workers, settings.seed)
+    num_steps = sum(epoch_steps(len(batches), settings))
+    own = {"model": settings.model, "data": settings.data, "precision": settings.precision}
+    spec = _traced(session, parts, len(batches), num_steps=num_steps, seed=settings.seed, **own)
+    halves = cut_with(model, recipe, spec.head, device)
+    job = TrainingJob(spec, recipe, model, halves, workload, parts, device)
+    return job, _updating(recipe, settings, num_steps * config.workers, config.workers)
+
+
+def _updating(
+    recipe: Recipe, settings: TrainSettings, num_updates: int, num_workers: int
+) -> Updating:
+    # Schedules count updates here, of which a step has one of each worker.
+    counted = settings.model_copy(update={"warmup_steps": settings.warmup_steps * num_workers})
+    is_sgd = settings.optimizer == "sgd" or (not settings.optimizer and not recipe.optimizer)
+    if settings.momentum == MOMENTUM and not is_sgd:  # given by nobody, it is that of sgd
+        counted = counted.model_copy(update={"momentum": None})
+    optimizer, schedule = learning_by(recipe, counted, num_updates)
+    return Updating(optimizer, learning_of(recipe, settings), schedule, num_workers)
 
 
 def rehearsal_job(
     session: TrainingSession, settings: RehearseSettings
-) -> tuple[TrainingJob, OptimizerFactory]:
+) -> tuple[TrainingJob, Updating]:
     """Build stand-ins whose layers take the device's times; InvalidInput if it cannot be."""
     device = session.device
     if device is None:
@@ -116,14 +155,15 @@ def rehearsal_job(
     parts = split(workload, session.config)
     times, is_gpu = device.times(workload), device.kind == DeviceKind.GPU
     pace = pace_of(parts, times, device.rate, is_gpu, settings.input_shape)
-    num_samples = (NUM_WARM_UP + settings.steps + NUM_LAST) * settings.batch_size
-    source = f"synthetic:1,classes={_NUM_PACED_CLASSES},samples={num_samples}"
-    data = load(source)
-    own = {"model": settings.model, "num_classes": None, "data": source, "input_shape": None}
-    spec = _traced(session, parts, len(data.train), epochs=1, seed=0, pace=pace, **own)
+    num_steps = NUM_WARM_UP + settings.steps + NUM_LAST
+    own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
+    spec = _traced(session, parts, num_steps, num_steps=num_steps, **own)
     model, halves = stand_in(spec)
-    job = TrainingJob(spec, model, halves, data, workload, parts, torch.device("cpu"))
-    return job, lambda parameters: PacedSGD(parameters, pace.update_s)
+    recipe, cpu = paced_recipe(spec), torch.device("cpu")
+    job = TrainingJob(spec, recipe, model, halves, workload, parts, cpu)
+    return job, Updating(
+        lambda model: PacedSGD(model.parameters(), pace.update_s), Learning(recipe.loss)
+    )
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
@@ -136,30 +176,45 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     own = {"config": settings.config(parent.head), "place": place, "boot_id": boot_id()}
     unmeasured = {"profile_s": 0.0, "first_traced": 0, "num_traced": 0}
     spec = parent.model_copy(update=own | unmeasured)
-    data = load(spec.data, spec.input_shape, spec.seed)
-    device = first_device()
-    model, halves = model_and_halves(spec, data, device)
-    size = ceil(spec.batch_size / spec.num_parts)
-    workload = describe(model, torch.zeros(size, *data.sample_shape, device=device), spec.model)
+    recipe, device = recipe_in(spec), first_device()
+    model, halves = model_and_halves(spec, recipe, device)
+    workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
     parts = split(workload, spec.config)
-    return TrainingJob(spec, model, halves, data, workload, parts, device)
+    return TrainingJob(spec, recipe, model, halves, workload, parts, device)
+
+
+def recipe_in(spec: RunSpec) -> Recipe:
+    """Return the recipe of a run or of a rehearsal; InvalidInput if it is not known here."""
+    return recipe_of(spec.model, spec.data, spec.seed) if spec.pace is None else paced_recipe(spec)
+
+
+def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
+    """Return how the halves of a run's model learn from a batch."""
+    return Learning(recipe.loss, bfloat16=spec.precision == "bfloat16")
 
 
 def model_and_halves(
-    spec: RunSpec, data: Dataset, device: torch.device
+    spec: RunSpec, recipe: Recipe, device: torch.device
 ) -> tuple[nn.Module, Halves]:
     """Return a run's model and halves, or its stand-ins; InvalidInput if they cannot be built."""
     if spec.pace is not None:
         return stand_in(spec)
-    torch.manual_seed(spec.seed)
-    model = find(spec.model).build(spec.num_classes)
-    return model, cut_with(model, data, spec.head, device)
+    model = built(recipe, spec.seed)
+    return model, cut_with(model, recipe, spec.head, device)
 
 
-def cut_with(model: nn.Module, data: Dataset, first: str, device: torch.device) -> Halves:
+def cut_with(model: nn.Module, recipe: Recipe, first: str, device: torch.device) -> Halves:
     """Move a model to the device, and cut it by some samples; InvalidInput if it cannot be cut."""
-    inputs, _ = data.train.__getitems__(range(min(_NUM_EXAMPLES, len(data.train))))
-    return cut(model.to(device).train(), inputs.to(device), first)
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))
+    inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
+    return cut(model.to(device).train(), inputs, first)
+
+
+def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
+    """Return what the body makes of a batch, in the type of the parameters: so it travels."""
+    with learning.autocast(tree_leaves(inputs)[0].device):
+        activations: Tensor = call(halves.body, inputs)
+    return activations.to(next(halves.body.parameters()).dtype)
 
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
@@ -178,7 +233,7 @@ def kind_of(device: torch.device) -> DeviceKind:
     return device_of(device).kind
 
 
-def layout_of(spec: RunSpec, halves: Halves, data: Dataset) -> str:
+def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayout) -> str:
     """Return the layout on which body and hub must agree to train one model, as JSON."""
     in_body = zip(halves.body_names, halves.body_parameters, strict=True)
     in_head = zip(halves.head_names, halves.head_parameters, strict=True)
@@ -189,7 +244,8 @@ def layout_of(spec: RunSpec, halves: Halves, data: Dataset) -> str:
             "body": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_body},
             "head": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_head},
             "activations": list(halves.crossing),
-            "samples": [len(data.train), *data.sample_shape],
+            "samples": len(recipe.samples),
+            **batches.as_json(),
         }
     )
 
@@ -217,128 +273,32 @@ def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
     return ShardedBatches(num_samples, spec.batch_size, *own)
 
 
-def _traced(session: TrainingSession, parts: Split, num_samples: int, **fields: Any) -> RunSpec:
+def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Workload:
+    workload = describe(model, recipe.example(size), name)
+    return replace(workload, target_nbytes=recipe.target_nbytes(size))
+
+
+def _parts(workload: Workload, config: Wheel, model: nn.Module) -> Split:
+    """Return the halves; InvalidInput says so if the head's parameters are those of the body."""
+    try:
+        return split(workload, config)
+    except InvalidInput:
+        if why := tied(model, config.head):
+            raise InvalidInput(
+                f"wheel: model {workload.name} has no head to split off: {why}"
+            ) from None
+        raise
+
+
+def _traced(session: TrainingSession, parts: Split, steps_per_epoch: int, **fields: Any) -> RunSpec:
     """Return a spec of this machine with the steps to trace: the last ones of the second epoch."""
     config = replace(session.config, head=parts.head.layers[0].name)
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
     spec = RunSpec(boot_id=boot_id(), config=config, **own, **fields)
-    steps = len(batches_of(spec, 0, num_samples))
-    steady = max(0, steps - _NUM_COLD)
+    first, second = steps_per_epoch, spec.num_steps - steps_per_epoch
+    second = min(first, second) if second >= FEWEST_STEPS else 0
+    steady = max(0, (second or min(first, spec.num_steps)) - _NUM_COLD)
     # Of an only epoch at most its second half: the first steps wait for kernels and memory.
-    num_traced = min(_MAX_TRACED, steady if spec.epochs > 1 else steady // 2)
-    first = min(2, spec.epochs) * steps - num_traced
-    return spec.model_copy(update={"first_traced": first, "num_traced": num_traced})
-
-
-class SampleShare:
-    """The batches of one worker, by the step: those of a data-parallel rank.
-
-    A step of all workers has `batch_size` samples, and each worker its part. Raises InvalidInput if
-    they cannot be shared so, or a sample may have several labels.
-    """
-
-    def __init__(
-        self, data: Dataset, batch_size: int, worker: int, workers: int, epochs: int, seed: int
-    ) -> None:
-        shared = len(data.train), batch_size, worker, workers, seed
-
-        def rows_of(epoch: int) -> list[list[int]]:
-            batches = ShardedBatches(*shared)  # its own, for two threads ask about two epochs
-            batches.set_epoch(epoch)
-            return list(batches)
-
-        # Of two epochs: at their border the next batch is read while the last one is trained on.
-        self._rows_of = lru_cache(maxsize=2)(rows_of)
-        self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
-        self._samples = data.train
-        self.steps_per_epoch = len(self._sizes)  # in which some worker takes every sample once
-        self.num_steps = epochs * self.steps_per_epoch
-
-    def ends_epoch(self, step: int) -> bool:
-        """Return True if a step is the last of its epoch."""
-        return (step + 1) % self.steps_per_epoch == 0
-
-    def weight(self, step: int) -> float:
-        """Return the factor of the part's mean loss with which all samples weigh alike."""
-        whole = self._sizes[step % self.steps_per_epoch]
-        return len(self.rows(step)) * self._workers / whole
-
-    def rows(self, step: int) -> list[int]:
-        """Return the numbers of a step's samples."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        return self._rows_of(epoch)[place]
-
-    def batch(self, step: int) -> Batch:
-        """Return the inputs and the class numbers of a step; InvalidInput if they are none."""
-        inputs, targets = self._samples.__getitems__(self.rows(step))
-        if targets.dtype == torch.bool:
-            raise InvalidInput("data: samples with several labels cannot be trained on by wheel")
-        return inputs, targets
-
-
-class PacedWhole(nn.Module):
-    """The parameters of both halves under the whole model's names; `update_s` is for `PacedSGD`."""
-
-    def __init__(self, body: PacedModel, head: PacedModel) -> None:
-        super().__init__()
-        self.update_s = head.update_s
-        # Of both halves: their modules are called, and not those of the whole.
-        self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
-        for name, parameter in chain(body.named_parameters(), head.named_parameters()):
-            *path, own = name.split(".")
-            module: nn.Module = self
-            for part in path:
-                if part not in module._modules:
-                    module.add_module(part, nn.Module())
-                module = module.get_submodule(part)
-            module.register_parameter(own, parameter)
-
-
-class _ZeroGradients(torch.autograd.Function):
-    """Zeros as the gradients of the activations; those of the scores go on to the head's layers."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
-        ctx.shape = activations.shape
-        return scores.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        # Autograd takes a tensor as gradient without a copy only if nobody else holds it.
-        return of_scores[0], _zeros(ctx.shape).detach()
-
-
-_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch is smaller
-
-
-def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
-    """Return the same stand-ins in every process; InvalidInput if the model cannot be paced."""
-    pace = spec.pace
-    assert pace is not None
-    workload = workload_of(spec.model, pace.samples, pace.input_shape)
-    parts = split(workload, Wheel(head=spec.head))
-    return paced_halves(parts, pace.forward_s, pace.backward_s, pace.update_s, _NUM_PACED_CLASSES)
-
-
-def paced_halves(
-    parts: Split,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    update_s: float,
-    num_classes: int = 1,
-) -> tuple[PacedWhole, Halves]:
-    """Return a stand-in for the whole model, whose parameters its halves share, and the halves.
-
-    Both sequences are the seconds of the whole model's layers, in forward order: the body's and
-    then the head's (`core.cost.LayerTimes` has them). The body hands on as many values of each
-    sample as the real one, and the head returns as many activation gradients. Errors are those of
-    `PacedModel`.
-    """
-    count = len(parts.body.layers)
-    values = parts.head.input_nbytes // (_FLOAT32_NBYTES * parts.body.batch_size)
-    body = PacedModel(parts.body, forward_s[:count], backward_s[:count], 0.0, values)
-    head = PacedModel(parts.head, forward_s[count:], backward_s[count:], update_s, num_classes)
-    # So that the head's backward reaches the activations.
-    head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
-    in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
-    return PacedWhole(body, head), Halves(body, head, in_body, in_head, (values,))
+    num_traced = min(_MAX_TRACED, steady if second else steady // 2)
+    end = min(first, spec.num_steps) + second
+    return spec.model_copy(update={"first_traced": end - num_traced, "num_traced": num_traced})

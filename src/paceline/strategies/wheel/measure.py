@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from torch import nn
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
@@ -18,16 +17,23 @@ from paceline.core.strategy import Calibrated
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Kernel, wire_format
 from paceline.core.workload import Workload
+from paceline.data.batch import Batch
 from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
-from paceline.models.factory import OptimizerFactory
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
-from paceline.strategies.wheel.config import RunSpec, Wheel
-from paceline.strategies.wheel.cut import Halves
-from paceline.strategies.wheel.job import device_name, kind_of, layers_in
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.job import (
+    TrainingJob,
+    Updating,
+    activations_of,
+    device_name,
+    kind_of,
+    layers_in,
+    model_and_halves,
+)
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.trace import HalfRecorder
 
@@ -101,30 +107,34 @@ def with_link(known: DeviceProfile, ask: Callable[[int, int], None], nbytes: int
     return known.model_copy(update={"latency_s": small_s / 2, "link_bytes_per_s": speed})
 
 
-def profile_head(
-    model: nn.Module, halves: Halves, spec: RunSpec, make: OptimizerFactory, num_classes: int
-) -> DeviceProfile:
-    """Return the hub's profile, of answers and updates; `model` is a copy for this alone."""
-    optimizer = make([p for p in model.parameters() if p.requires_grad])
+def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
+    """Return the hub's profile, of answers and updates, with a model of its own."""
+    spec, device = job.spec, job.device
+    model, halves = model_and_halves(spec, job.recipe, device)
+    optimizer = updating.optimizer(model)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # the gradients are random: parameters must not run away
+        group["lr"] = 0.0  # so that each round computes the same
     server = ParameterServer(
-        model, halves, optimizer, num_workers=1, staleness=None, checks_values=spec.pace is None
+        *(model, halves, optimizer),
+        num_workers=1,
+        staleness=None,
+        learning=updating.learning,
+        checks_values=spec.pace is None,
     )
     server.workers.add(0)
-    device, dtype = halves.head_parameters[0].device, halves.head_parameters[0].dtype
     clock = clock_for(device)
     marks = LayerMarks(layers_in(model, halves.head_names), clock)
     recorder = HalfRecorder(0, "hub", marks, clock)
     server.watch = lambda worker, step, kind: recorder.work(step, kind)
-    samples = ceil(spec.batch_size / spec.num_parts)
-    activations = torch.rand(samples, *halves.crossing, dtype=dtype, device=device)
-    labels = torch.arange(samples, device=device) % num_classes
+    rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
+    inputs, targets = Batch.of(job.recipe.samples.__getitems__(rows)).to(device)
+    with torch.no_grad():
+        activations = activations_of(halves, inputs, updating.learning)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:
         version = server.version
-        server.answer(0, number, version, activations, labels, 1.0)
+        server.answer(0, number, version, activations, targets, 1.0)
         server.update(0, number, version, gradients)
 
     return profile_device(device, spec.config, run_step, recorder.trace.spans, spec.profile_s)

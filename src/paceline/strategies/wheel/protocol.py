@@ -24,15 +24,16 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.trace import HalfRecorder
 
 Parts = tuple[memoryview, ...]
-_PROTOCOL = "paceline wheel 3"
+_PROTOCOL = "paceline wheel 4"
 # These add what they lose to the next values, which makes sense for gradients only.
+_MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
 _WITH_ERROR_FEEDBACK = ("onebit", "threshold:")
 
 
 class Topic(StrEnum):
     """The subject of a message between a body worker and the hub.
 
-    A step is three requests: PARAMETERS, ACTIVATIONS (with the labels), GRADIENTS. Instead of the
+    A step is three requests: PARAMETERS, ACTIVATIONS (with the targets), GRADIENTS. Instead of the
     reply that it expects, a worker may get AGAIN: its step was given up, and it asks with BEGIN
     which one is its next; or REFUSED: it cannot take part, and the text says why. A child hub
     fetches WHOLE_PARAMETERS once, and gets them in reply to WHOLE_GRADIENTS from then on.
@@ -175,6 +176,19 @@ def numbers_part(numbers: Iterable[int]) -> memoryview:
 def numbers_of(part: memoryview) -> tuple[int, ...]:
     """Return the integers in a part; InvalidInput if it does not hold whole ones."""
     return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())
+
+
+def share_part(num_samples: int, weight: float) -> memoryview:
+    """Encode the number of samples and the weight of a share, which go before its targets."""
+    return part_of(torch.tensor([num_samples, weight], dtype=torch.float64))
+
+
+def share_of(part: memoryview) -> tuple[int, float]:
+    """Return the number of samples and the weight in a part; InvalidInput if there are none."""
+    count, weight = values_of(part, torch.float64, 2).tolist()
+    if not (0 <= count <= _MAX_SAMPLES and count == int(count)):
+        raise InvalidInput(f"activations: of {count} samples")
+    return int(count), weight
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:

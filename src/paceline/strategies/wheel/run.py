@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_model
 
 from paceline.core.compare import conform
-from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
 from paceline.core.outcome import Epoch, Outcome, Traffic, Updates
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
@@ -30,9 +30,11 @@ from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.core.wire_format import Purpose
 from paceline.devices import device_of, first_device, gpus
-from paceline.exchange.loop import evaluate
+from paceline.exchange.checkpoints import interrupted
+from paceline.exchange.learner import evaluate
+from paceline.exchange.loop import score_of
 from paceline.exchange.session import Progress, TrainingSession
-from paceline.recipes.named import recipe_of_data
+from paceline.links.interruption import interruptible
 from paceline.rpc.client import Client
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
@@ -43,12 +45,13 @@ from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.remote import RUN, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.trace import timeline_of, utilisation
 from paceline.strategies.wheel.tree import ChildServer, HubPurpose, ParentHub
 from paceline.strategies.wheel.worker import connected
 
 logger = logging.getLogger(__name__)
+_CHECKPOINTS = "checkpoints"  # the folder of them in that of a run
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 
 
@@ -73,48 +76,67 @@ class WheelRunner:
         settings = session.settings
         hub_device, self._devices = _devices(session)
         if isinstance(settings, RehearseSettings):
-            job, self._make = jobs.rehearsal_job(session, settings)
+            job, self._updating = jobs.rehearsal_job(session, settings)
         else:
-            job, self._make = jobs.training_job(session, settings, hub_device)
+            job, self._updating = jobs.training_job(session, settings, hub_device)
         self._job, self.workload = job, job.workload
-        self.samples_per_step = len(job.data.train) / job.steps_per_epoch
+        self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = (
             f"{settings.model}: {job.workload.num_parameters:,} parameters in "
             f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
             + (f", paced as {session.device.label}" if session.device is not None else "")
         )
         check_codecs(job.spec.config, job.halves.head_parameters[0].dtype)
+        optimizer = self._updating.optimizer(job.model)
         self._server = ParameterServer(
-            job.model,
-            job.halves,
-            self._make([p for p in job.model.parameters() if p.requires_grad]),
+            *(job.model, job.halves, optimizer),
             num_workers=config.workers,
             staleness=config.staleness,
             staleness_decay=config.staleness_decay,
+            updates_per_step=self._updating.updates_per_step,
+            learning=self._updating.learning,
+            schedule=self._updating.schedule(optimizer),
             checks_values=not session.is_rehearsal,
         )
         # Workers of elsewhere are told the name; those of this machine have it to themselves.
         self._run_id = session.run_id if settings.bind is None else settings.run or RUN
         self._epochs: list[Epoch] = []
         self._checkpoints: Checkpoints | None = None
-        self._is_resumed = isinstance(settings, TrainSettings) and settings.resume
+        self._is_resumed = False
         if isinstance(settings, TrainSettings):
-            layout = sha256(job.layout.encode()).hexdigest()
-            self._checkpoints = Checkpoints(
-                settings.snapshots, settings.snapshot_s, self._server, self._run_id, layout
-            )
-            if settings.resume:
-                logger.info("%s", self._checkpoints.resume(self._epochs, job.steps_per_epoch))
+            self._checkpoints = self._opened(settings)
+            stack.callback(self._checkpoints.close)
         self._hub: Hub | None = None
         self._calibrated: Calibrated | None = None
+
+    def _opened(self, settings: TrainSettings) -> Checkpoints:
+        """Go on from a run's checkpoint, if one is named, and return those of this run.
+
+        Raises InvalidInput if there is none, if it does not fit, or for an interval of steps.
+        """
+        interval, every_s = settings.checkpoint_interval, 0.0
+        folder = settings.output / self._session.run_id / _CHECKPOINTS
+        if interval is not None:
+            if interval.seconds is None:
+                raise InvalidInput(
+                    "checkpoint_every: the workers of strategy wheel take no steps together; name "
+                    "a time, as 60s, or never"
+                )
+            every_s = interval.seconds
+        layout = sha256(self._job.layout.encode()).hexdigest()
+        known = every_s, self._server, self._run_id, layout
+        if settings.resume is not None:
+            earlier = Checkpoints(settings.resume / _CHECKPOINTS, *known)
+            logger.info("%s", earlier.resume(self._epochs, self._job.steps_per_epoch))
+            self._is_resumed = True
+        return Checkpoints(None if interval is None else folder, *known)
 
     def measure(self) -> Calibrated | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
         session, job = self._session, self._job
         own: DeviceProfile | None = None
         if session.settings.profile_s:  # the hub's device, with a model of its own
-            model, halves = jobs.model_and_halves(job.spec, job.data, job.device)
-            own = profile_head(model, halves, job.spec, self._make, job.data.num_classes)
+            own = profile_head(job, self._updating)
         self._hub = Hub(
             self._stack,
             session.settings,
@@ -122,7 +144,7 @@ class WheelRunner:
             job,
             self._server,
             session.progress,
-            test=None if job.spec.pace is not None else self._test,  # nothing is learnt
+            test=None if session.is_rehearsal else self._test,  # nothing is learnt
             devices=self._devices,
             checkpoints=self._checkpoints,
             epochs=self._epochs,
@@ -140,11 +162,20 @@ class WheelRunner:
         """
         hub, job = self._hub, self._job
         assert hub is not None  # `measure` comes first
-        self._session.progress.begin(len(job.data.train) * job.spec.epochs, "samples")
-        hub.train()
-        if self._checkpoints is not None:
-            self._checkpoints.save(self._epochs)
+        num_samples = round(self.samples_per_step * job.spec.num_steps)
+        self._session.progress.begin(num_samples, "samples")
+        with interruptible(raises_again=True) as hub.interruption:
+            try:
+                hub.train()
+            except Interrupted as error:
+                self._save_last()
+                raise interrupted(error.num_steps, self._session.folder) from None
+            self._save_last()
         return self._outcome(hub)
+
+    def _save_last(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close(self._epochs)
 
     def _outcome(self, hub: Hub) -> Outcome:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
@@ -153,12 +184,12 @@ class WheelRunner:
         # Every worker makes an update in a step. Not measured: the steps in which the lanes fall
         # into their turns, and the last turns, which have no forward.
         workers = spec.config.workers
-        ends_s = hub.update_ends_s[jobs.NUM_WARM_UP * workers - 1 : -jobs.NUM_LAST * workers]
+        ends_s = hub.log.update_ends_s[jobs.NUM_WARM_UP * workers - 1 : -jobs.NUM_LAST * workers]
         step_seconds = [end - start for start, end in pairwise(ends_s[::workers])]
         if is_rehearsal and len(step_seconds) < 2:
             lost = "; ".join(hub.lost)
             raise WorkerLost(f"too few steps were rehearsed: {lost or 'workers ended early'}")
-        if not hub.epochs:
+        if not hub.log.epochs:
             raise InvalidInput("epochs: no worker was there to the end of the first one")
         names = {
             worker: jobs.device_name("cpu", number)
@@ -177,19 +208,23 @@ class WheelRunner:
             planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
             faults = conform(planned, happened, _SLACK_S)
             predicted = simulate(planned, calibrated.cost)
-        trained_s = hub.trained_s
+        trained_s, tokens = hub.log.trained_s, job.recipe.tokens_per_sample
+        samples_per_s = (
+            spec.batch_size / fmean(step_seconds)
+            if is_rehearsal
+            else hub.log.num_samples / max(trained_s, 1e-9)
+        )
         return Outcome(
             timeline=happened,
             predicted=predicted,
             config=spec.config,
             step_seconds=tuple(step_seconds),
-            samples_per_s=(
-                spec.batch_size / fmean(step_seconds)
-                if is_rehearsal
-                else hub.num_samples / max(trained_s, 1e-9)
-            ),
+            samples_per_s=samples_per_s,
+            tokens_per_s=tokens and tokens * samples_per_s,
             trained_s=None if is_rehearsal else trained_s,
-            epochs=() if is_rehearsal else tuple(hub.epochs),
+            epochs=() if is_rehearsal else tuple(hub.log.epochs),
+            evaluations=tuple(hub.log.evaluations),
+            score=score_of(job.recipe),
             faults=tuple(faults),
             lost=tuple(hub.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
@@ -210,20 +245,16 @@ class WheelRunner:
         """Write the trained model as safetensors."""
         save_model(self._job.model, str(path))
 
-    def _test(self, number: int, loss: float, seconds: float) -> Epoch:
-        """Test the model after an epoch; InvalidInput if a loss is not finite."""
-        job = self._job
+    def _test(self) -> tuple[float | None, float | None]:
+        """Return the model's mean loss and score on the test samples, if there are any."""
+        job, recipe = self._job, self._job.recipe
+        samples = recipe.test_samples
+        if samples is None:
+            return None, None
         group = replace(self._session.group, device=job.device)
-        test_loss, correct = evaluate(job.model, job.data.test, group, recipe_of_data(job.data))
-        num_samples = len(job.data.test)
-        if not (isfinite(loss) and isfinite(test_loss)):
-            raise InvalidInput(
-                f"learning_rate: the training loss is {loss} and the test loss {test_loss} after "
-                f"epoch {number + 1}; choose a smaller one"
-            )
-        epoch = Epoch(number, loss, test_loss / num_samples, correct / num_samples, seconds)
-        self._session.progress.epoch(epoch, "accuracy")
-        return epoch
+        loss, score = evaluate(job.model, samples, group, recipe, self._updating.learning)
+        size = len(samples)
+        return loss / size, None if recipe.score is None else score / size
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
@@ -259,21 +290,17 @@ def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
     As counted, and of all steps of the run by Table 1's formula; the steps of workers that are
     child hubs are counted apart.
     """
-    spec, parts, num_samples = job.spec, job.parts, len(job.data.train)
+    spec, parts = job.spec, job.parts
     sizes: Counter[int] = Counter()
     for worker in range(spec.config.workers):
         if worker not in hub.children.workers:
-            sizes.update(map(len, jobs.batches_of(spec, worker, num_samples)))
+            each = list(map(len, jobs.batches_of(spec, worker, job.num_samples)))
+            whole, rest = divmod(spec.num_steps, len(each))
+            sizes.update(each * whole + each[:rest])
     planned: Counter[Purpose] = Counter()
     for size, times in sizes.items():
-        # As far as messages depend on the batch's size.
-        crossing = parts.head.input_nbytes // parts.head.batch_size * size
-        resized = Split(
-            replace(parts.body, batch_size=size),
-            replace(parts.head, batch_size=size, input_nbytes=crossing),
-        )
-        for purpose, message in messages(resized, spec.config).items():
-            planned[purpose] += spec.epochs * times * message.nbytes
+        for purpose, message in messages(parts.resized(size), spec.config).items():
+            planned[purpose] += times * message.nbytes
     within = tuple(
         Traffic(one.value, hub.heads.nbytes[one], planned[one], one in (*TO_HUB, *FROM_HUB))
         for one in Purpose
@@ -321,12 +348,13 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     server = ChildServer(
         job.model,
         job.halves,
-        ParentHub(client, jobs.layout_of(parent_spec, job.halves, job.data)),
+        ParentHub(client, jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)),
         num_workers=config.workers,
         staleness=config.staleness,
         gather=settings.gather or config.workers,
-        num_steps=steps * spec.epochs,
+        num_steps=spec.num_steps,
         steps_per_epoch=steps,
+        learning=jobs.learning_in(spec, job.recipe),
     )
     with ExitStack() as stack:
         stack.callback(server.close)
@@ -334,7 +362,8 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
         server.begin()
-        progress.begin(len(job.data.train) * spec.epochs // spec.place[1], "samples")
+        num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
+        progress.begin(num_samples, "samples")
         hub.train()
         server.finish()
         wire_nbytes = hub.close()

@@ -1,7 +1,7 @@
-"""The parameter server, and the head workers beside it (Du et al. 2017, sections 3.1 and 3.3).
+"""The parameter server (Du et al. 2017, sections 3.1 and 3.3).
 
     fetch       body parameters, and the version that they are of
-    answer      activations and labels  ->  activation gradients; the head's gradients wait here
+    answer      activations and targets ->  activation gradients; the head's gradients wait here
     update      the body's gradients: both halves are there, and the optimizer takes its step
 
 Every update is asynchronous SGD: a gradient is applied to whatever the parameters are by then. Its
@@ -12,31 +12,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
+from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, first_line
 from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
-from paceline.core.wire_format import Purpose
-from paceline.models.objective import objective_for
-from paceline.record.clock import clock_for
-from paceline.record.recorder import LayerMarks
-from paceline.rpc.frames import Message
+from paceline.exchange.step import OF_CLASSES, Learning, Share
+from paceline.recipes.recipe import described
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves
-from paceline.strategies.wheel.job import TrainingJob, device_name, kind_of, layers_in
 from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
-from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
-from paceline.strategies.wheel.split import LABEL_NBYTES
-from paceline.strategies.wheel.trace import HalfRecorder
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
 ALL_WORKERS = "all workers"  # the key of their staleness
-_NUM_BEFORE = 2  # parts of a message before its activations: labels and weight
 
 
 @dataclass
@@ -59,9 +54,11 @@ class ParameterServer:
 
     With a `staleness`, no worker begins a step more than that many steps before the slowest live
     one has completed its own; 0 keeps them in step, None leaves them free. An update with
-    gradients that are `s` updates old has the learning rate divided by `1 + staleness_decay * s`.
-    A worker is named by its number, below `num_workers`. In a rehearsal, whose values are all
-    zeros, `checks_values` is False.
+    gradients that are `s` updates old has the learning rate divided by `1 + staleness_decay * s`,
+    and each by `updates_per_step`: so many make a step of all workers, whose rate the optimizer
+    has. `learning` is how the head learns from a batch, and bounds the norm of an update's
+    gradients; `schedule` is told of each update. A worker is named by its number, below
+    `num_workers`. In a rehearsal, whose values are all zeros, `checks_values` is False.
 
     Not to be used by two threads at a time. `watch` may be set: its result for (worker, step, kind)
     is entered around each forward and backward of the head, and each update.
@@ -76,6 +73,9 @@ class ParameterServer:
         num_workers: int,
         staleness: int | None,
         staleness_decay: float = 0.0,
+        updates_per_step: int = 1,
+        learning: Learning = OF_CLASSES,
+        schedule: LRScheduler | None = None,
         checks_values: bool = True,
     ) -> None:
         kind = type(optimizer).__name__
@@ -85,8 +85,14 @@ class ParameterServer:
             )
         if not (isfinite(staleness_decay) and staleness_decay >= 0):
             raise InvalidInput(f"staleness_decay: {staleness_decay}; it must be a number from 0 up")
-        if staleness_decay and any("lr" not in group for group in optimizer.param_groups):
-            raise InvalidInput(f"staleness_decay: {kind} has no learning rate to divide")
+        if any("lr" not in group for group in optimizer.param_groups):
+            if staleness_decay:
+                raise InvalidInput(f"staleness_decay: {kind} has no learning rate to divide")
+            if updates_per_step > 1:
+                raise InvalidInput(
+                    f"optimizer: {kind} has no learning rate (lr) to divide by the "
+                    f"{updates_per_step} updates of a step; give it one, or take workers=1"
+                )
         self._body, self._head = halves.body_parameters, halves.head_parameters
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
         names = (*halves.body_names, *halves.head_names)
@@ -99,6 +105,8 @@ class ParameterServer:
         self.version = 0
         self.workers = Workers(num_workers, staleness)
         self.watch: Watch = lambda worker, step, kind: nullcontext()
+        self.schedule = schedule
+        self._learning, self._updates_per_step = learning, updates_per_step
         self._decay, self._checks_values = staleness_decay, checks_values
         self._staleness: Counter[int] = Counter()
         optimizer.zero_grad(set_to_none=True)
@@ -129,7 +137,7 @@ class ParameterServer:
         step: int,
         version: int,
         activations: Tensor,
-        labels: Tensor,
+        targets: Any,
         weight: float,
     ) -> tuple[Tensor, float]:
         """Run the head forward and backward; return the activation gradients and the loss.
@@ -150,20 +158,20 @@ class ParameterServer:
                 f"{who}: activations {activations.dtype} of shape {shape} a sample, where the head "
                 f"takes {dtype} of shape {crossing}"
             )
-        dimensions = {torch.int64: 1, torch.bool: 2}.get(labels.dtype)
-        if labels.dim() != dimensions or len(labels) != len(activations):
+        share = Share(activations, targets, weight)
+        if not (isfinite(weight) and weight >= 0) or share.num_samples != len(activations):
             raise InvalidInput(
-                f"{who}: labels {labels.dtype} of shape {tuple(labels.shape)} for "
-                f"{len(activations)} samples; class numbers are int64 of one dimension, several "
-                "labels bool of two"
+                f"{who}: targets of {share.num_samples} samples with weight {weight}, and "
+                f"activations of {len(activations)}"
             )
         with _naming(who):
-            of_inputs, loss, gradients = self._run_head(worker, step, activations, labels, weight)
+            of_inputs, loss, gradients = self._run_head(worker, step, share)
         self._check_finite(who, "head", [of_inputs, *gradients])
         if step >= own.next_step:
             # No samples weigh nothing, and have no loss.
-            total = loss / weight * len(labels) if weight else 0.0
-            own.half = HeadGradients(step, version, gradients, LossSum(len(labels), total))
+            num_samples = share.num_samples
+            total = loss / weight * num_samples if weight else 0.0
+            own.half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
         return of_inputs, loss
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
@@ -221,6 +229,8 @@ class ParameterServer:
         """Go on where another server was; the parameters and the optimizer's state are there."""
         self.version, self._staleness = version, Counter(staleness)
         self.workers.restore(workers)
+        if self.schedule is not None:  # what its next rate is follows from this number
+            self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
@@ -228,7 +238,10 @@ class ParameterServer:
         staleness = self.version - version
         for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
             parameter.grad = gradient
-        divisor = 1 + self._decay * staleness
+        if self._learning.clip_norm is not None:
+            updated = [one for group in self.optimizer.param_groups for one in group["params"]]
+            clip_grad_norm_(updated, self._learning.clip_norm)
+        divisor = self._updates_per_step * (1 + self._decay * staleness)
         groups = [] if divisor == 1 else self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
@@ -239,29 +252,17 @@ class ParameterServer:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
             self.optimizer.zero_grad(set_to_none=True)
+        if self.schedule is not None:
+            self.schedule.step()
         self.version += 1
         self._staleness[staleness] += 1
 
-    def _run_head(
-        self, worker: int, step: int, activations: Tensor, labels: Tensor, weight: float
-    ) -> tuple[Tensor, float, list[Tensor]]:
+    def _run_head(self, worker: int, step: int, share: Share) -> tuple[Tensor, float, list[Tensor]]:
         """Return the activation gradients, the weighted loss and the head's gradients."""
-        inputs = activations.detach().requires_grad_()
-        reduction = "mean" if len(labels) else "sum"  # no samples have no mean
+        inputs = share.inputs.detach().requires_grad_()
         try:
             with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
-                scores = self.halves.head(inputs)
-                num_classes = scores.shape[1] if scores.dim() == 2 else 0
-                # On a GPU a class that does not exist would abort the process.
-                if not (
-                    labels.shape[1] == num_classes
-                    if labels.dtype == torch.bool
-                    else bool(((labels >= 0) & (labels < num_classes)).all())
-                ):
-                    raise InvalidInput(
-                        f"a label is none of the {num_classes} classes that the head tells apart"
-                    )
-                loss = objective_for(labels).loss(scores, labels, reduction=reduction) * weight
+                loss = self._loss(share._replace(inputs=inputs))
             with self.watch(worker, step, Kind.BACKWARD):
                 loss.backward()
             gradients = protocol.take_gradients(self.halves.head_names, self._head)
@@ -271,6 +272,26 @@ class ParameterServer:
         if inputs.grad is None:
             raise InvalidInput("the loss does not depend on the activations")
         return inputs.grad, float(loss.detach()), gradients
+
+    def _loss(self, share: Share) -> Tensor:
+        """Return the weighted loss; InvalidInput if it fails, or is no number to differentiate."""
+        try:
+            loss = self._learning.forward(self.halves.head, share)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            raise InvalidInput(
+                f"head and loss fail on activations {described(share.inputs)} and targets "
+                f"{described(share.targets)}: {first_line(error)}"
+            ) from error
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise InvalidInput(
+                f"loss: is {described(loss)} of {share.num_samples} samples; it must be a scalar: "
+                "a tensor without dimensions, their mean"
+            )
+        if not loss.requires_grad:
+            raise InvalidInput("the loss does not depend on the activations")
+        return loss
 
     def _check_version(self, who: str, version: int) -> None:
         if not 0 <= version <= self.version:
@@ -293,88 +314,3 @@ def _naming(who: str) -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise InvalidInput(f"{who}: {error}") from None
-
-
-class HeadWorkers:
-    """Head workers, one for each body worker: they answer at the hub, beside its server.
-
-    All run in the hub's thread, one request at a time; they share the server's memory. `nbytes`
-    counts the bytes of messages by the seven purposes of figure 2.
-    """
-
-    def __init__(self, server: ParameterServer, job: TrainingJob) -> None:
-        self._server, self._job = server, job
-        halves, device, spec = server.halves, job.device, job.spec
-        self._crossing, self._steps_per_epoch = halves.crossing, job.steps_per_epoch
-        self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
-        self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
-        dtype, clock = halves.head_parameters[0].dtype, clock_for(device)
-        marks = LayerMarks(layers_in(server.model, halves.head_names), clock)
-        name = device_name(kind_of(device), 0)
-        recorders = [
-            HalfRecorder(worker, name, marks, clock, spec.traced)
-            for worker in range(spec.config.workers)
-        ]
-        copies = CopyLane(device)
-        self.endpoints = [Endpoint(spec.config, dtype, one, copies) for one in recorders]
-        self.nbytes: Counter[Purpose] = Counter()
-        server.watch = lambda worker, step, kind: recorders[worker].work(step, kind)
-
-    def fetch(self, worker: int, message: Message) -> Message:
-        """Return the body's parameters as they are now."""
-        version, values = self._server.body_parameters()
-        endpoint = self.endpoints[worker]
-        reply = endpoint.message(Purpose.PARAMETERS, message.step, version, values)
-        self.nbytes[Purpose.PARAMETERS] += reply.nbytes
-        return reply
-
-    def answer(self, worker: int, message: Message, at_s: float) -> Message:
-        """Return the activation gradients of activations that came at `at_s`.
-
-        Raises InvalidInput if they do not fit the model, NonFinite if the loss is not finite.
-        """
-        endpoint, step, spec = self.endpoints[worker], message.step, self._job.spec
-        if len(message.parts) <= _NUM_BEFORE:
-            raise InvalidInput(f"activations: {len(message.parts)} parts")
-        first, second, *rest = protocol.parts_of(message)
-        for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
-            endpoint.recorder.received(step, purpose, at_s)
-        count = first.nbytes // LABEL_NBYTES
-        if first.nbytes != count * LABEL_NBYTES:
-            raise InvalidInput(f"labels: {first.nbytes} bytes are no 32-bit integers")
-        (labels,) = endpoint.to_device(step, Purpose.LABELS, (first,))
-        weight = float(protocol.values_of(second, torch.float64, 1))
-        buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, tuple(rest))
-        num_values = count * prod(self._crossing)
-        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, num_values)
-        self.nbytes[Purpose.LABELS] += first.nbytes
-        self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
-        torch.manual_seed(spec.seed_of(worker, step))
-        activations, classes = values.view(count, *self._crossing), labels.view(torch.int32).long()
-        gradients, _ = self._server.answer(
-            worker, step, message.version, activations, classes, weight
-        )
-        self.nbytes[Purpose.HEAD_PARAMETERS] += self._head_nbytes
-        purpose = Purpose.ACTIVATION_GRADIENTS
-        reply = endpoint.message(purpose, step, message.version, gradients)
-        self.nbytes[purpose] += reply.nbytes
-        return reply
-
-    def update(
-        self, worker: int, message: Message, at_s: float
-    ) -> tuple[Message, dict[int, LossSum]]:
-        """Update all parameters with gradients that came at `at_s`; return losses by epoch, too.
-
-        There is none if the step was applied before. Raises StepDiscarded if the step was given up;
-        InvalidInput and NonFinite as by `answer`.
-        """
-        own, endpoint, step = self._server.workers.of(worker), self.endpoints[worker], message.step
-        values = endpoint.values(Purpose.GRADIENTS, message, at_s, self._num_body)
-        half, before = own.half, own.next_step
-        version = self._server.update(worker, step, message.version, values)
-        self.nbytes[Purpose.GRADIENTS] += message.nbytes
-        reply = Message(Topic.GRADIENTS, step, version)
-        if half is None or own.next_step == before:
-            return reply, {}
-        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
-        return reply, {step // self._steps_per_epoch: half.loss}

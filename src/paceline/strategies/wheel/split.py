@@ -9,8 +9,9 @@
 The head's parameters and gradients never leave the hub.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
 from paceline.core.errors import InvalidInput
@@ -19,6 +20,8 @@ from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class travels as a 32-bit integer
+_MATRIX = 2  # dimensions
+_NO_PRODUCT, _SEVERAL = 0.5, 2  # of a matrix with a sample, between the counts of none, one and two
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
@@ -45,18 +48,37 @@ class Split(NamedTuple):
         samples = workload.batch_size
         in_body = tuple(i for i in order if i < first)
         in_head = tuple(i - first for i in order if i >= first)
+        targets = workload.target_nbytes
         return cls(
-            Workload(workload.name, samples, layers[:first], in_body, workload.input_nbytes),
-            Workload(workload.name, samples, layers[first:], in_head, handed_on),
+            Workload(
+                *(workload.name, samples, layers[:first], in_body, workload.input_nbytes),
+                target_nbytes=targets,
+            ),
+            Workload(
+                *(workload.name, samples, layers[first:], in_head, handed_on), target_nbytes=targets
+            ),
+        )
+
+    def resized(self, num_samples: int) -> "Split":
+        """Return halves of another batch, as far as messages depend on its size."""
+        old, targets = self.body.batch_size, self.body.target_nbytes
+        sizes: dict[str, Any] = {
+            "batch_size": num_samples,
+            "target_nbytes": None if targets is None else targets // old * num_samples,
+        }
+        crossing = self.head.input_nbytes // old * num_samples
+        return Split(
+            replace(self.body, **sizes), replace(self.head, **sizes, input_nbytes=crossing)
         )
 
 
 def split(workload: Workload, config: Wheel) -> Split:
     """Return body and head as `config.head` names them, or cut where the fewest bytes travel.
 
-    Without a name the head is fully-connected layers, at the model's end. InvalidInput if there are
-    none, or if data parallelism would send no more bytes than the best of these cuts, or if no
-    layer has that name, or only the first.
+    Without a name the head is fully-connected layers, at the model's end; of a model that has such
+    layers at each of several places of a sample, such as a transformer's tokens, the last one
+    alone. InvalidInput if there are none, or if data parallelism would send no more bytes than the
+    best of these cuts, or if no layer has that name, or only the first.
     """
     if config.head is not None:
         names = [layer.name for layer in workload.layers]
@@ -67,14 +89,7 @@ def split(workload: Workload, config: Wheel) -> Split:
                 f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
             )
         return Split.before(workload, names.index(config.head))
-    # A head may begin at a matrix after which nothing has more dimensions.
-    dimensions = [_dimensions(layer) for layer in workload.layers]
-    ahead = max((i for i, one in enumerate(dimensions) if one > 2), default=0)
-    cuts = [
-        Split.before(workload, first)
-        for first in reversed(range(ahead + 1, len(dimensions)))
-        if dimensions[first] == 2
-    ]
+    cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
     if best is None:
         raise InvalidInput(_nothing_connected(workload))
@@ -89,7 +104,7 @@ def split(workload: Workload, config: Wheel) -> Split:
             f"{best.head.layers[0].name}, before which activations and activation gradients of "
             f"{workload.batch_size} samples are {crossing / 1e6:.3g} MB, but its parameters and "
             f"gradients only {kept / 1e6:.3g} MB; choose a data-parallel strategy, or a smaller "
-            "batch"
+            "batch, or name by head where to cut all the same"
         )
     return best
 
@@ -105,8 +120,12 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     crossing = (parts.head.input_nbytes // (sizes[0] if sizes else 4), parts.head.input_nbytes)
     in_body = (body.num_parameters, body.gradient_nbytes)
     in_head = (head.num_parameters, head.gradient_nbytes)
+    targets = body.target_nbytes
     values = {
-        Purpose.LABELS: (body.batch_size, LABEL_NBYTES * body.batch_size),
+        Purpose.LABELS: (
+            body.batch_size,
+            LABEL_NBYTES * body.batch_size if targets is None else targets,
+        ),
         Purpose.ACTIVATIONS: crossing,
         Purpose.ACTIVATION_GRADIENTS: crossing,
         Purpose.PARAMETERS: in_body,
@@ -140,13 +159,45 @@ def pace_of(
         forward_s[count - 1] += rate.sync_latency_s
         backward_s[parts.body.backward_order[-1]] += rate.sync_latency_s
         backward_s[count + parts.head.backward_order[-1]] += rate.sync_latency_s
+    size, targets = parts.body.batch_size, parts.body.target_nbytes
     return PaceSpec(
-        samples=parts.body.batch_size,
+        samples=size,
+        target_nbytes=LABEL_NBYTES if targets is None else targets // size,
         input_shape=input_shape,
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
         update_s=times.update_s,
     )
+
+
+def _possible(workload: Workload) -> Iterator[int]:
+    """Yield the first layers of heads, from the last on: matrices with nothing else behind them.
+
+    A matrix by which several places of a sample are multiplied is like a convolution, and a table
+    of which rows are taken comes before all: neither is a fully-connected layer. The last layer may
+    be used at several places all the same.
+    """
+    layers = workload.layers
+    dimensions = [_dimensions(layer) for layer in layers]
+    known = any(layer.forward.flops for layer in layers)
+    last = len(layers) - 1
+    ahead = 0
+    for i, layer in enumerate(layers):
+        is_matrix = dimensions[i] == _MATRIX
+        is_head = is_matrix and (i == last or not known or _is_connected(workload, layer))
+        if dimensions[i] > _MATRIX or (is_matrix and not is_head):
+            ahead = i
+    for first in reversed(range(ahead + 1, len(layers))):
+        if dimensions[first] == _MATRIX:
+            yield first
+
+
+def _is_connected(workload: Workload, layer: Layer) -> bool:
+    """Return True if each sample is multiplied by the layer's matrix once."""
+    matrix = max(layer.parameters, key=lambda parameter: len(parameter.shape))
+    products = layer.forward.flops / (2 * matrix.numel * workload.batch_size)
+    rows = layer.activation_nbytes / (matrix.shape[0] * matrix.element_size * workload.batch_size)
+    return products > _NO_PRODUCT and min(products, rows) < _SEVERAL
 
 
 def _dimensions(layer: Layer) -> int:
@@ -157,10 +208,11 @@ def _nothing_connected(workload: Workload) -> str:
     layers = workload.layers
     if len(layers) == 1:
         return f"wheel: model {workload.name} has a single layer, {layers[0].name}, to split"
-    last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > 2, i))
+    last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
     shapes = ", ".join("x".join(map(str, p.shape)) for p in layers[last].parameters)
     return (
         f"wheel: model {workload.name} has no head to split off: no fully-connected layer follows "
-        f"{layers[last].name} ({shapes}); choose a data-parallel strategy, or name by head the "
-        "layer with which the head begins"
+        f"{layers[last].name} ({shapes}), unless one shares its weight with an embedding, which "
+        "has to be untied then; choose a data-parallel strategy, or name by head the layer with "
+        "which the head begins"
     )

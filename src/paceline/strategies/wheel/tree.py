@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
+from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
 from paceline.strategies.wheel import protocol
@@ -209,7 +210,8 @@ class ChildServer(ParameterServer):
     `gather` updates of its workers make one of the parent's; one of them is on its way at a time.
     With a `staleness` of 0 workers wait for the reply; otherwise they go on meanwhile, until
     as many updates are summed again. A worker has `num_steps` steps to do, of which an epoch has
-    `steps_per_epoch`. `wake` is called, by another thread, when `poll_parent` has something to do.
+    `steps_per_epoch`. `learning` is how the head learns. `wake` is called, by another thread, when
+    `poll_parent` has something to do.
     """
 
     def __init__(
@@ -223,11 +225,17 @@ class ChildServer(ParameterServer):
         gather: int,
         num_steps: int,
         steps_per_epoch: int,
+        learning: Learning = OF_CLASSES,
     ) -> None:
         if gather < 1:
             raise InvalidInput(f"gather: {gather} steps; there must be at least 1")
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
-        super().__init__(model, halves, unused, num_workers=num_workers, staleness=staleness)
+        super().__init__(
+            *(model, halves, unused),
+            num_workers=num_workers,
+            staleness=staleness,
+            learning=learning,
+        )
         self.parent, self._gather = parent, gather
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
         self._waits = staleness == 0

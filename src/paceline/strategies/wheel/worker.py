@@ -30,10 +30,10 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
-from paceline.data import load
-from paceline.data.dataset import Batch, Dataset
+from paceline.data.batch import Batch
 from paceline.devices import device_named, device_of, first_device
 from paceline.links.group import boot_id
+from paceline.recipes.recipe import Recipe
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
@@ -41,6 +41,7 @@ from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
 from paceline.rpc.limits import Identity
 from paceline.strategies.wheel import job, protocol
+from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.cut import buffers_restored
 from paceline.strategies.wheel.measure import profile_device, with_link
@@ -145,8 +146,8 @@ class BodyWorker:
         worker: int,
         client: Client,
         spec: RunSpec,
+        recipe: Recipe,
         copies: CopyLane,
-        data: Dataset,
         turns: Turns,
         loader: Executor,
     ) -> None:
@@ -155,12 +156,14 @@ class BodyWorker:
         self._turns, self._loader = turns, loader
         self._prefetches = spec.config.lanes > 1
         own = spec.part(worker), spec.num_parts
-        self._share = job.SampleShare(data, spec.batch_size, *own, spec.epochs, spec.seed)
-        model, self._halves = job.model_and_halves(spec, data, torch.device("cpu"))
+        shared = spec.batch_size, *own, spec.num_steps, spec.seed
+        self._share, self._batches = SampleShare(recipe.samples, *shared), BatchLayout(recipe)
+        self._learning = job.learning_in(spec, recipe)
+        model, self._halves = job.model_and_halves(spec, recipe, torch.device("cpu"))
         self._body = self._halves.body.to(device)
         self._parameters = self._halves.body_parameters
         self._num_values = sum(parameter.numel() for parameter in self._parameters)
-        self._layout = job.layout_of(spec, self._halves, data)
+        self._layout = job.layout_of(spec, self._halves, recipe, self._batches)
         self._layers = job.layers_in(model, self._halves.body_names)
         self._recorder = self._new_recorder(spec.traced)
         dtype = self._parameters[0].dtype
@@ -203,9 +206,10 @@ class BodyWorker:
 
         def run_step(number: int) -> None:
             with recorder.work(number, Kind.LOAD):
-                inputs = share.batch(number % share.num_steps)[0].to(device)
+                batch = self._batches.check(share.batch(number % share.num_steps))
+                inputs = Batch(batch.inputs, ()).to(device).inputs
             with recorder.work(number, Kind.FORWARD):
-                outputs = self._body(inputs)
+                outputs = job.activations_of(self._halves, inputs, self._learning)
             activation_gradients = torch.randn_like(outputs)
             with recorder.work(number, Kind.BACKWARD):
                 torch.autograd.backward(outputs, activation_gradients)
@@ -283,17 +287,16 @@ class BodyWorker:
             parameter.data = part
         with recorder.work(step, Kind.LOAD):
             assert self._batch is not None
-            inputs, targets = self._batch.result()
-            inputs = inputs.to(self.device)
+            batch = self._batch.result()
+            inputs = Batch(batch.inputs, ()).to(self.device).inputs
         torch.manual_seed(self._spec.seed_of(self.worker, step))
         with recorder.work(step, Kind.FORWARD):
-            outputs = self._body(inputs)
+            outputs = job.activations_of(self._halves, inputs, self._learning)
         if self._share.ends_epoch(step) and (buffers := protocol.buffers_of(self._body)).nbytes:
             self._ask(Topic.BUFFERS, buffers, step=step)
-        labels = protocol.part_of(targets.to(torch.int32))
-        weight = protocol.part_of(torch.tensor(self._share.weight(step), dtype=torch.float64))
-        purpose, before = Purpose.ACTIVATIONS, (labels, weight)
-        message = endpoint.message(purpose, step, reply.version, outputs, before)
+        share = protocol.share_part(len(outputs), self._share.weight(step))
+        before = (share, *self._batches.parts(batch))
+        message = endpoint.message(Purpose.ACTIVATIONS, step, reply.version, outputs, before)
         recorder.sends(step, Purpose.LABELS)
         answer = self._client.request(message)
         self._batch = self._load(step + 1)
@@ -314,7 +317,7 @@ class BodyWorker:
         """Have the samples of a step read while the device computes."""
         if step >= self._share.num_steps:
             return None
-        return self._loader.submit(self._share.batch, step)
+        return self._loader.submit(lambda: self._batches.check(self._share.batch(step)))
 
     def _ask(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
@@ -381,11 +384,11 @@ def _train(
         torch.set_num_threads(settings.threads)
     if spec.pace is not None:  # nothing is computed, on whatever device
         device = torch.device("cpu")
-    data = load(spec.data, spec.input_shape, spec.seed)
+    recipe = job.recipe_in(spec)
     turns, copies = Turns(workers), CopyLane(device)
     with ThreadPoolExecutor(1, "paceline-load") as loader:
         bodies = [
-            BodyWorker(worker, client, spec, copies, data, turns, loader)
+            BodyWorker(worker, client, spec, recipe, copies, turns, loader)
             for worker, client in clients.items()
         ]
         if spec.profile_s:

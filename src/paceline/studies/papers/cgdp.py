@@ -28,8 +28,8 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Cost, Layer, Workload
-from paceline.models.factory import workload_of
 from paceline.models.inception import GoogLeNet
+from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_machine
 from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce

@@ -20,7 +20,7 @@ from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.plan import LOSS, plan, returned_of, weights_of
+from paceline.strategies.subbatch.plan import LABELS, LOSS, plan, returned_of, weights_of
 from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 GPUS = 4
@@ -197,10 +197,10 @@ def _task_ms(task: Task, total_ms: float, bits: int | None) -> float | None:
     """Return a task's milliseconds by table 4 or, with `bits`, by table 3; None if by neither.
 
     Convolutions take what `total_ms` leaves for them, and loading what table 4 lacks of its total.
-    The optimizer is not in that table.
+    The optimizer and the labels are not in that table.
     """
     scale = (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
-    if task.kind is Kind.STEP:
+    if task.kind is Kind.STEP or task.part == LABELS:
         return 0.0
     if task.kind is Kind.LOAD:
         listed = sum(sum(row.baseline_ms) for row in CONVOLUTIONS)

@@ -22,8 +22,8 @@ from paceline.core.simulate import period
 from paceline.core.strategy import Window
 from paceline.core.workload import Workload
 from paceline.models import find
-from paceline.models.factory import workload_of
 from paceline.models.inception import InceptionBlock
+from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce

@@ -11,7 +11,7 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.models.factory import workload_of
+from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce

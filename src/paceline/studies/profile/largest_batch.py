@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
 from paceline.devices import device_of
-from paceline.exchange.step import SGD, Share, train_step
+from paceline.exchange.step import Learning, Share, train_step
 from paceline.links.group import device_of_rank
 from paceline.links.processes import module_command, output, reason
-from paceline.models import describe, find
+from paceline.models import describe
+from paceline.recipes.recipe import built, new_model
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.records.profile import AttemptRow, LargestBatch, ProfileSettings
 from paceline.studies.profile.memory_use import free_nbytes, held_nbytes, make_momentum
-from paceline.studies.profile.profiled_steps import fitted_to
+from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recipe
 
 _FINENESS = 16  # the search ends where the next attempt would be less than 1/16 larger
 _FEW, _MOST = 2, 2**24  # of one sample, batch norm has no variance
@@ -61,16 +61,9 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bo
 
 
 class Attempt(Record):
-    """A batch to try, of samples of `sample_shape`.
+    """A batch to try, in a process that may have `limit_nbytes`; all samples are the first one."""
 
-    With `several_labels` a sample may have several of the `num_outputs` classes.
-    """
-
-    model: str
-    num_classes: int | None
-    num_outputs: int
-    several_labels: bool
-    sample_shape: tuple[int, ...]
+    settings: ProfileSettings
     batch_size: int
     limit_nbytes: int
 
@@ -81,23 +74,15 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
     A batch does not fit if its process was killed or ended with an error, whatever the error is.
     """
     device = device_of_rank()
-    fitted = fitted_to(settings)
     limit = int(settings.memory or _SHARE_OF_FREE * free_nbytes(device))
-    workload = describe(fitted.model, torch.zeros(_FEW, *fitted.data.sample_shape))
-    attempt = Attempt(
-        model=fitted.name,
-        num_classes=fitted.num_classes,
-        num_outputs=fitted.data.num_classes,
-        several_labels=fitted.data.train[0][1].dtype == torch.bool,
-        sample_shape=fitted.data.sample_shape,
-        batch_size=_FEW,
-        limit_nbytes=limit,
-    )
-    del fitted
+    recipe = profiled_recipe(settings)
+    workload = describe(built(recipe, settings.seed), recipe.example(_FEW))
+    attempt = Attempt(settings=settings, batch_size=_FEW, limit_nbytes=limit)
+    del recipe
     rows: list[AttemptRow] = []
 
     def tried(batch_size: int) -> AttemptRow:
-        rows.append(attempted(attempt.model_copy(update={"batch_size": batch_size}), settings))
+        rows.append(attempted(attempt.model_copy(update={"batch_size": batch_size})))
         report(f"batch of {batch_size}: {rows[-1].why}, after {rows[-1].seconds:.1f} s")
         return rows[-1]
 
@@ -118,12 +103,13 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
     )
 
 
-def attempted(attempt: Attempt, settings: ProfileSettings) -> AttemptRow:
+def attempted(attempt: Attempt) -> AttemptRow:
     """Try a batch in a child process, which has ended when this returns or raises."""
+    deadline_s = attempt.settings.attempt_s
     command = module_command("paceline.studies.profile.largest_batch", attempt.model_dump_json())
     started = time.monotonic()
     try:
-        done = output(command, settings.attempt_s, termination_s=0)
+        done = output(command, deadline_s, termination_s=0)
         # The model may print, too: the last line is ours.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
         answer = json.loads(lines[-1])
@@ -132,7 +118,7 @@ def attempted(attempt: Attempt, settings: ProfileSettings) -> AttemptRow:
         why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
         row = {"fits": False, "why": why}
     except TimeoutError:
-        row = {"fits": False, "why": f"not done after {settings.attempt_s:g} s, the deadline"}
+        row = {"fits": False, "why": f"not done after {deadline_s:g} s, the deadline"}
     seconds = time.monotonic() - started
     return AttemptRow(batch_size=attempt.batch_size, seconds=seconds, **row)
 
@@ -141,6 +127,8 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
     """Take a step with limited memory; return if it fits, why not, and the memory used before."""
     device, limit = device_of_rank(), attempt.limit_nbytes
     own = device_of(device)
+    # Where the data are synthetic, as few as can be.
+    recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
     base = {"base_nbytes": held_nbytes(device, limited=True)}
     # Of the GPU's memory, or of private writable memory.
     if own.memory is not None:
@@ -149,20 +137,15 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
     try:
-        model = find(attempt.model).build(attempt.num_classes).train().to(device)
-        optimizer = SGD().optimizer(model)
+        model = new_model(recipe).train().to(device)
+        optimizer = optimizer_of(recipe, model)
         # The first update allocates the momentum: before the step, so that the step's peak has it.
         make_momentum(model, optimizer)
-        size, num_outputs = attempt.batch_size, attempt.num_outputs
-        inputs = torch.randn(size, *attempt.sample_shape, device=device)
-        if attempt.several_labels:
-            targets = torch.rand(size, num_outputs, device=device) < 0.5
-        else:
-            targets = torch.randint(num_outputs, (size,), device=device)
-        share = Share(inputs, targets, 1.0)
-        train_step(model, optimizer, iter((share,)), Recorder(HostClock(), "", 0))
+        share = Share(*recipe.first(attempt.batch_size).to(device), 1.0)
+        recorder, learning = Recorder(HostClock(), "", 0), Learning(recipe.loss)
+        train_step(model, optimizer, iter((share,)), recorder, learning)
         own.synchronize()  # a GPU reports errors only when it is waited for
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, InvalidInput) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         marked = any(mark in first_line for mark in _OUT_OF_MEMORY)
         out_of_memory = isinstance(error, MemoryError) or marked

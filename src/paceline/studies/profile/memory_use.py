@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 from paceline.devices import device_of
 from paceline.measure.this_machine import memory_bytes
@@ -76,15 +77,14 @@ def track(
     step: Callable[[], object],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batch: tuple[Tensor, ...],
+    batch: Any,
 ) -> Tracked:
     """Take a step and return the peak of all tensors: the model's, the optimizer's and others.
 
-    Gradients must be None and the optimizer's state must exist, so take a step before. `batch` are
-    the tensors that the step trains on, which exist before it as well.
+    Gradients must be None and the optimizer's state must exist, so take a step before. `batch` is a
+    pytree of the tensors that the step trains on, which exist before it as well.
     """
-    state = [value for values in optimizer.state.values() for value in values.values()]
-    tensors = (*model.parameters(), *model.buffers(), *state, *batch)
+    tensors = (*model.parameters(), *model.buffers(), *state_of(optimizer), *tree_leaves(batch))
     # Views share a storage, which counts once.
     storages = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
@@ -112,6 +112,12 @@ def track(
     most = max((int(args["Total Allocated"]) - int(start) for args in on_cpu), default=0)
     by_operator = {row.key: int(row.self_cpu_memory_usage) for row in found.key_averages()}
     return Tracked(before + most, by_operator)
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors of the optimizer's state."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def make_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -25,6 +25,7 @@ from paceline.links.processes import module_command
 from paceline.measure.this_machine import facts
 from paceline.record.trace import write_trace
 from paceline.records import profile
+from paceline.records.config_file import write_config
 from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.terminal import console
@@ -94,6 +95,8 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     subject = profiled_steps.subject_of(settings, group)
     # Made now, so that a folder that cannot be written ends the run before its steps.
     folder = make_folder(settings.output, request.run_id) if group.rank == 0 else None
+    if folder is not None:
+        write_config(folder, settings)
     workload = subject.workload
     err.print(
         f"{settings.model}: {workload.num_parameters:,} parameters in {len(workload.layers)} "
@@ -124,7 +127,7 @@ def result_of(
     ]
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
     phases = _by_phase(blocks.spans)
-    samples = len(found.subject.data.train) / len(found.subject.batches)
+    samples = len(found.subject.recipe.samples) / len(found.subject.batches)
     return profile.ProfileResult(
         id=run_id,
         settings=settings,

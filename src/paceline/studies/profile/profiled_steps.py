@@ -12,25 +12,33 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload, kept_nbytes, replica_nbytes
-from paceline.data import Dataset, ShardedBatches, loader
+from paceline.data import ShardedBatches, loader
 from paceline.devices import device_of
 from paceline.exchange.replica import ModelReplica
-from paceline.exchange.step import SGD, Share, shares, train_step
+from paceline.exchange.step import SGD, Learning, Share, shares, train_step
 from paceline.links.group import Group
 from paceline.measure.timing import endless, seconds_between
 from paceline.models import describe, find
-from paceline.models.factory import Fitted, fitted
+from paceline.recipes.named import recipe_of, takes_any_data
+from paceline.recipes.recipe import Recipe, built
 from paceline.record.clock import Clock, clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
 from paceline.records.settings import strategy_config
 from paceline.strategies import find_exchange
-from paceline.studies.profile.memory_use import forget_peak, held_nbytes, peak_nbytes, track
+from paceline.studies.profile.memory_use import (
+    forget_peak,
+    held_nbytes,
+    peak_nbytes,
+    state_of,
+    track,
+)
 from paceline.studies.profile.operators import Annotating, Step, ThroughTorch, through_torch
 
 _STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # of synthetic data, which have ten classes
@@ -43,44 +51,56 @@ _NUM_SETTLING = 2  # an exchange begins anew when its recorder changes
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """A model and its data on one rank; `workload` describes the rank's part of a step."""
+    """A recipe and its model on one rank; `workload` describes the rank's part of a step."""
 
     model: nn.Module
-    data: Dataset
+    recipe: Recipe
     batches: ShardedBatches
     workload: Workload
 
     def source(self, device: torch.device) -> Iterator[Share]:
         """Yield this rank's part of each step, without end."""
-        batches = loader(self.data.train, self.batches)
+        batches = loader(self.recipe.samples, self.batches)
         return endless(partial(shares, self.batches, batches, device))
 
 
-def fitted_to(settings: ProfileSettings) -> Fitted:
-    """Return the model and its data, or synthetic data that divide into whole batches."""
+def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return a recipe's own optimizer of its model; without one, SGD with momentum."""
+    if recipe.optimizer is None:
+        return SGD(_LEARNING_RATE).optimizer(model)
+    return recipe.optimizer([one for one in model.parameters() if one.requires_grad])
+
+
+def profiled_recipe(settings: ProfileSettings) -> Recipe:
+    """Return the recipe of the model and its data.
+
+    One that takes any data gets synthetic ones unless others are named, so many that they make
+    whole batches.
+    """
     spec = settings.data
-    if spec == SYNTHETIC:
+    if spec in (None, SYNTHETIC) and takes_any_data(settings.model):
         steps = max(_STEPS_AN_EPOCH, -(-_LEAST_SAMPLES // settings.batch_size))
         shape = None if ":" in settings.model else find(settings.model).input_shape
         sizes = [] if shape is None else ["x".join(map(str, shape))]
         spec = f"{SYNTHETIC}:{','.join([*sizes, f'samples={steps * settings.batch_size}'])}"
-    return fitted(settings.model, spec, settings.seed)
+    return recipe_of(settings.model, spec, settings.seed)
 
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
     """Load the data, build the model for it, and describe it. InvalidInput if they do not fit."""
     if group.world_size != settings.workers:
         raise InvalidInput(f"workers: {settings.workers} asked for, {group.world_size} started")
-    model, data, *_ = fitted_to(settings)
-    samples, size = len(data.train), settings.batch_size
+    recipe = profiled_recipe(settings)
+    model = built(recipe, settings.seed)
+    samples, size = len(recipe.samples), settings.batch_size
     if size > samples:
         raise InvalidInput(
-            f"batch_size: {size} samples a step, but {data.name} has {samples} for training"
+            f"batch_size: {size} samples a step, but the data have {samples} for training"
         )
     batches = ShardedBatches(samples, size, group.rank, group.world_size, settings.seed)
-    inputs = torch.zeros(-(-size // settings.workers), *data.sample_shape)
-    workload = describe(model, inputs, settings.model)
-    return ProfiledModel(model.to(group.device), data, batches, workload)
+    example = recipe.example(-(-size // settings.workers))
+    workload = describe(model, example, settings.model)
+    return ProfiledModel(model.to(group.device), recipe, batches, workload)
 
 
 @dataclass(frozen=True)
@@ -89,13 +109,14 @@ class ProfiledTraining:
 
     model: nn.Module
     replica: ModelReplica
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     source: Iterator[Share]
+    learning: Learning
 
     def step(self, recorder: Recorder, *, alone: bool = False) -> None:
         """Take one step with the other ranks, or `alone` on the model itself, without exchange."""
         trained = self.model if alone else self.replica
-        train_step(trained, self.optimizer, self.source, recorder)
+        train_step(trained, self.optimizer, self.source, recorder, self.learning)
 
 
 @dataclass
@@ -143,8 +164,9 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     training = ProfiledTraining(
         subject.model,
         strategy.runner().replica(subject.model, config, group),
-        SGD(_LEARNING_RATE).optimizer(subject.model),
+        optimizer_of(subject.recipe, subject.model),
         subject.source(device),
+        Learning(subject.recipe.loss),
     )
     for _ in range(_NUM_WARM_UP):
         training.step(recorder)
@@ -170,18 +192,20 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     optimizer.zero_grad(set_to_none=True)
     share, unseen = next(training.source), Recorder(clock, "", group.rank)
     tracked = track(
-        lambda: train_step(subject.model, optimizer, iter((share,)), unseen),
+        lambda: train_step(subject.model, optimizer, iter((share,)), unseen, training.learning),
         subject.model,
         optimizer,
         (share.inputs, share.targets),
     )
+    state_nbytes = sum(tensor.nbytes for tensor in state_of(optimizer))
     memory = TensorMemory(
         parameters=sum(parameter.nbytes for parameter in subject.model.parameters()),
         gradients=workload.gradient_nbytes,
-        momentum=workload.gradient_nbytes,
+        momentum=state_nbytes,
         features=kept_nbytes(workload.layers),
         inputs=workload.input_nbytes,
-        predicted=replica_nbytes(workload),
+        # Which counts a momentum for each gradient: the recipe's optimizer may have more, or none.
+        predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
     return Findings(subject, blocks, together, alone, memory, tracked.by_operator, held)

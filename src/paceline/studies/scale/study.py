@@ -26,6 +26,8 @@ from paceline.measure.this_machine import facts, memory_bytes
 from paceline.models import describe, find
 from paceline.planner import forecast
 from paceline.planner.search import shortage, with_best_chunk
+from paceline.recipes.named import own_recipe, takes_any_data, workload_of
+from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
@@ -49,10 +51,11 @@ _MORE_STEPS = 10  # of a run, to warm up and to be traced
 class StudyModel:
     """A model whose samples have `shape`; `workload(n)` is a worker's step on n of them.
 
-    The model is known to accept batches of `usual_size`.
+    The shape is None where the model has data of its own. The model is known to accept batches of
+    `usual_size`.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     workload: Callable[[int], Workload]
     usual_size: int
 
@@ -79,12 +82,35 @@ class StudyModel:
 def study_model(settings: ScaleSettings) -> StudyModel:
     """Return the model that the settings name.
 
-    A model that is trained has as many outputs as the samples have classes, and otherwise the
-    usual number. InvalidInput if it cannot be built, its samples are not known, or it fails in
-    forward with every batch. A batch with which alone it fails becomes cells with an error.
+    A model that is trained on random samples has as many outputs as these have classes, and
+    otherwise the usual number. InvalidInput if it cannot be built, its samples are not known, or it
+    fails in forward with every batch. A batch with which alone it fails becomes cells with an
+    error.
     """
-    architecture = find(settings.model)
-    shape, usual = settings.input_shape or architecture.input_shape, architecture.input_shape
+    shape: tuple[int, ...] | None = None
+    if takes_any_data(settings.model):
+        shape = _shape_of(settings)
+        classes = settings.classes if settings.trains else None
+        architecture = find(settings.model)
+        with torch.device("meta" if architecture.num_classes else "cpu"):
+            model = architecture.build(classes if architecture.num_classes else None).train()
+        workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
+    else:
+        if settings.input_shape is not None and own_recipe(settings.model) is None:
+            _shape_of(settings)  # tokens of another length could be described, but not be trained
+        workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
+    *larger, smallest = sorted(settings.batch, reverse=True)
+    for size in larger:
+        with suppress(InvalidInput):
+            workload(size)
+            return StudyModel(shape, workload, size)
+    workload(smallest)  # raises InvalidInput
+    return StudyModel(shape, workload, smallest)
+
+
+def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
+    usual = find(settings.model).input_shape
+    shape = settings.input_shape or usual
     if shape is None:
         raise InvalidInput(
             f"input_shape: model {settings.model} does not say it; write for example 3x224x224"
@@ -95,17 +121,7 @@ def study_model(settings: ScaleSettings) -> StudyModel:
             f"not {'x'.join(map(str, shape))}; a factory of your own, as package.module:factory, "
             "takes any"
         )
-    classes = settings.classes if settings.trains else None
-    with torch.device("meta" if architecture.num_classes else "cpu"):
-        model = architecture.build(classes if architecture.num_classes else None).train()
-    workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
-    *larger, smallest = sorted(settings.batch, reverse=True)
-    for size in larger:
-        with suppress(InvalidInput):
-            workload(size)
-            return StudyModel(shape, workload, size)
-    workload(smallest)  # raises InvalidInput
-    return StudyModel(shape, workload, smallest)
+    return shape
 
 
 @dataclass(frozen=True)
@@ -252,6 +268,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     header = JournalHeader(id=run_id, paceline=version("paceline"), settings=settings)
     with Journal(folder, header) as journal:
         remove_scratch()
+        write_config(folder, settings)
         if journal.dropped:
             screen.print("the last line of cells.jsonl was only half written, and is dropped")
         if journal.cells:

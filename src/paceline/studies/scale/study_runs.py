@@ -80,13 +80,12 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
 
 
 def run_arguments(
-    run: StudyRun, settings: ScaleSettings, shape: tuple[int, ...], output: Path
+    run: StudyRun, settings: ScaleSettings, shape: tuple[int, ...] | None, output: Path
 ) -> list[str]:
     """Return the arguments with which `paceline` does a run and writes into `output`.
 
-    `shape` is that of a sample.
+    `shape` is that of a random sample; without one the model is trained on its own data.
     """
-    shaped = "x".join(map(str, shape))
     options: dict[str, object] = {
         "strategy": run.method,
         "workers": run.workers,
@@ -95,20 +94,30 @@ def run_arguments(
     }
     if run.source == "rehearse":
         assert settings.device is not None
-        options |= {"device": settings.device, "steps": settings.steps, "input-shape": shaped}
+        options |= {"device": settings.device, "steps": settings.steps}
+        if shape := shape or settings.input_shape:
+            options["input-shape"] = "x".join(map(str, shape))
     else:
-        # At least one sample for each class.
-        samples = max(num_steps(run, settings) * run.batch_size, settings.classes)
-        options |= {
-            "data": f"synthetic:{shaped},classes={settings.classes},samples={samples}",
-            "epochs": 1,
-            "profile-s": settings.profile_s,
-            "learning-rate": _LEARNING_RATE,
-            "seed": settings.seed,
-        }
+        options |= _samples(run, settings, shape)
+        options |= {"profile-s": settings.profile_s, "seed": settings.seed}
     command = "rehearse" if run.source == "rehearse" else "train"
     texts = chain.from_iterable((f"--{name}", str(value)) for name, value in options.items())
     return [command, settings.model, *texts]
+
+
+def _samples(
+    run: StudyRun, settings: ScaleSettings, shape: tuple[int, ...] | None
+) -> dict[str, object]:
+    if shape is None:
+        return {"steps": num_steps(run, settings)}
+    # At least one sample for each class.
+    samples = max(num_steps(run, settings) * run.batch_size, settings.classes)
+    shaped = "x".join(map(str, shape))
+    return {
+        "data": f"synthetic:{shaped},classes={settings.classes},samples={samples}",
+        "epochs": 1,
+        "learning-rate": _LEARNING_RATE,
+    }
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:

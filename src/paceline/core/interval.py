@@ -1,0 +1,42 @@
+"""How often something is done: every so many steps, or every so many seconds."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
+NEVER = "never"
+_SECONDS_OF = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_STEPS = re.compile("[0-9]{1,18}")
+_TIME = re.compile(rf"([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?) ?({'|'.join(_SECONDS_OF)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A number of `steps`, or a number of `seconds`: one of them is given, and is above 0."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError("an interval has either steps or seconds")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"an interval has at least 1 step, not {self.steps}")
+        if self.seconds is not None and not 0 < self.seconds <= LONGEST_S:
+            raise ValueError(f"an interval is above 0 s and at most {LONGEST_S:g} s long")
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the interval of a text: 500 steps, 60s, 5min, 1h; None for never.
+
+        Raises ValueError for any other text, and for a length of 0.
+        """
+        if text == NEVER:
+            return None
+        if _STEPS.fullmatch(text):
+            return cls(steps=int(text))
+        if match := _TIME.fullmatch(text):
+            return cls(seconds=float(match[1]) * _SECONDS_OF[match[2]])
+        why = "neither a number of steps (500) nor a time (60s, 5min, 1h), and not never"
+        raise ValueError(f"{text!r} is {why}")

@@ -1,0 +1,235 @@
+"""Checkpoints of a synchronous run: when they are written, what is in them, and going on from one.
+
+    step-00000500/
+        model.safetensors        parameters and buffers          | what all ranks have alike, or of
+        optimizer.safetensors    its state by parameters         | split layers the whole
+        optimizer.json, schedule.json
+        ranks.safetensors        RANK/KEY: random numbers, error feedback
+        progress.json            the place in the data, epochs, what was chosen, for whom it fits
+
+All ranks write after the same step: they agree on it beforehand.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from paceline.checkpoints import json_values
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.checkpoints.state import random_state, restore_random_state
+from paceline.checkpoints.writer import BackgroundWriter
+from paceline.core.errors import Interrupted, InvalidInput
+from paceline.core.interval import Interval
+from paceline.core.settings import TrainSettings
+from paceline.links.group import Group
+from paceline.links.interruption import Interruption, StopAgreement
+from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
+
+logger = logging.getLogger(__name__)
+
+Tensors = dict[str, Tensor]
+CHECKPOINTS = "checkpoints"  # the folder within a run's
+_FIRST_MEETING = 10  # steps after which ranks know how long a step takes
+_NEARLY = 0.9  # of an interval: the next meeting would be later than the rest of it
+
+
+class State(NamedTuple):
+    """The state of a run between two steps: tensors by FILE/NAME, and values by the file's name."""
+
+    tensors: Tensors
+    parts: dict[str, Any]
+
+    def file(self, name: str) -> Tensors:
+        """Return the tensors of a file by their names in it."""
+        prefix = f"{name}/"
+        return {
+            key.removeprefix(prefix): one
+            for key, one in self.tensors.items()
+            if key.startswith(prefix)
+        }
+
+
+def read_state(settings: TrainSettings, group: Group) -> State | None:
+    """Read the checkpoint that the run goes on from, on all ranks; None if it begins.
+
+    Rank 0 reads it. Raises InvalidInput on all ranks if there is none, or all are damaged.
+    """
+    if settings.resume is None:
+        return None
+    found, error = None, None
+    if group.rank == 0:
+        try:
+            found = _read(settings.resume)
+        except InvalidInput as problem:
+            error = str(problem)
+    # As text: it knows tuples and infinite numbers.
+    text = json_values.dumps("the state", found.parts if found else {}).decode()
+    told = group.gather({"error": error, "parts": text})[0]
+    if told["error"] is not None:
+        raise InvalidInput(told["error"])
+    tensors = broadcast_tensors(found.tensors if found else {}, group)
+    return State(tensors, json_values.loads(told["parts"].encode()))
+
+
+def _read(run: Path) -> State:
+    if not (run / CHECKPOINTS).is_dir():
+        raise InvalidInput(f"resume: {run} is not the folder of a run that has checkpoints")
+    loaded = CheckpointFolder(run / CHECKPOINTS).latest()
+    if loaded is None:
+        raise InvalidInput(f"resume: {run / CHECKPOINTS} has no checkpoint; train from the start")
+    for line in loaded.skipped:
+        logger.warning("%s; going on from that of step %d", line, loaded.step)
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loaded.written_s))
+    logger.info("going on after step %d, from %s of %s", loaded.step, loaded.path, at)
+    tensors: Tensors = {}
+    for name in loaded.names:
+        stem, _, kind = name.partition(".")
+        if kind == "safetensors":
+            tensors |= {f"{stem}/{key}": one for key, one in loaded.tensors(stem).items()}
+    stems = [name.partition(".")[0] for name in loaded.names if name.endswith(".json")]
+    return State(tensors, {stem: loaded.json(stem) for stem in stems})
+
+
+def interrupted(num_steps: int, folder: Path | None) -> Interrupted:
+    """Return the error of a run that was saved and stops; `folder` is known to rank 0."""
+    on = "" if folder is None else f"; paceline train --resume {folder} goes on"
+    return Interrupted(f"interrupted after step {num_steps:,}{on}", num_steps)
+
+
+class Saver:
+    """Writes checkpoints of a run after steps on which all ranks agree, and when it is to stop.
+
+    `gather(num_steps)` returns the state of all ranks, on rank 0. `folder`: the run's.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        folder: Path | None,
+        settings: TrainSettings,
+        interruption: Interruption,
+        gather: Callable[[int], State],
+        num_steps: int,
+    ) -> None:
+        self._group, self._gather, self._folder = group, gather, folder
+        self._interval: Interval | None = settings.checkpoint_interval
+        self._stop = StopAgreement(group, interruption, num_steps)
+        self._writer: BackgroundWriter | None = None
+        if folder is not None:
+            path = folder / CHECKPOINTS
+            self._writer = BackgroundWriter(CheckpointFolder(path, settings.keep))
+        self._saved_s = self._met_s = time.monotonic()
+        self._met, self._next_meeting = num_steps, num_steps + _FIRST_MEETING
+
+    @property
+    def stalled_s(self) -> float:
+        """The seconds in which training has waited for checkpoints."""
+        return 0.0 if self._writer is None else self._writer.stalled_s
+
+    def after(self, num_steps: int) -> None:
+        """Save the state if that is due after this step. Raises Interrupted if the run is to stop.
+
+        All ranks call it after each step.
+        """
+        if self._stop.after(num_steps):
+            self._save(num_steps, wait=True)
+            raise interrupted(num_steps, self._folder)
+        if self._is_due(num_steps):
+            self._save(num_steps, wait=False)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _is_due(self, num_steps: int) -> bool:
+        if self._interval is None:
+            return False
+        if self._interval.steps is not None:
+            return num_steps % self._interval.steps == 0
+        if num_steps < self._next_meeting:
+            return False
+        assert self._interval.seconds is not None
+        # Clocks differ: rank 0's decides, now, and when ranks meet again.
+        now_s = time.monotonic()
+        step_s = max(1e-6, (now_s - self._met_s) / (num_steps - self._met))
+        left_s = self._interval.seconds - (now_s - self._saved_s)
+        is_due = left_s <= (1 - _NEARLY) * self._interval.seconds
+        until_s = (self._interval.seconds if is_due else left_s) / 2
+        is_due, wait = self._group.gather([is_due, max(1, int(until_s / step_s))])[0]
+        self._met, self._met_s = num_steps, now_s
+        self._next_meeting = num_steps + wait
+        return bool(is_due)
+
+    def _save(self, num_steps: int, *, wait: bool) -> None:
+        state = self._gather(num_steps)
+        self._saved_s = time.monotonic()
+        if self._writer is not None:
+            self._writer.save(num_steps, state.tensors, state.parts, wait=wait)
+
+
+def with_ranks(
+    state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
+) -> State:
+    """Return a state with what each rank has of its own, and its random numbers, on rank 0.
+
+    All ranks call it together. `own` are tensors, `values` plain values of this rank.
+    """
+    random_tensors, random_values = random_state(group.device)
+    mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
+    gathered = gather_tensors(mine, group)
+    rows = group.gather({"random": random_values, **values})
+    tensors = {
+        f"ranks/{rank}/{key}": tensor
+        for rank, tensors in enumerate(gathered)
+        for key, tensor in tensors.items()
+    }
+    return State(state.tensors | tensors, state.parts | {"ranks": rows})
+
+
+def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
+    """Return what a rank has saved of its own; None where there were other numbers of ranks."""
+    rows = state.parts["ranks"]
+    if len(rows) != group.world_size:
+        return None
+    prefix = f"{group.rank}/"
+    tensors = {
+        key.removeprefix(prefix): one
+        for key, one in state.file("ranks").items()
+        if key.startswith(prefix)
+    }
+    return tensors, rows[group.rank]
+
+
+def restore_random(state: State, group: Group) -> None:
+    """Set the generators as this rank has saved them, if there were as many ranks."""
+    found = of_rank(state, group)
+    if found is None:
+        return
+    tensors, values = found
+    own = {
+        key.removeprefix("random/"): one
+        for key, one in tensors.items()
+        if key.startswith("random/")
+    }
+    restore_random_state(group.device, own, values["random"])
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise InvalidInput that names the first of a run's properties by which a state differs."""
+    for name, value in now.items():
+        if saved.get(name) != value:
+            raise InvalidInput(
+                f"resume: {name} is {value!r} now, and was {saved.get(name)!r} in the run; "
+                "another run begins anew, without resume"
+            )
+
+
+def as_values(records: list[Any]) -> list[dict[str, Any]]:
+    """Return dataclasses as plain values."""
+    return [asdict(one) for one in records]

@@ -1,0 +1,141 @@
+"""The steps, the tests and the state of a model that is trained in steps common to all ranks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.checkpoints.state import (
+    load_module_state,
+    load_optimizer_state,
+    load_schedule_state,
+    module_state,
+    optimizer_state,
+    schedule_state,
+)
+from paceline.core.errors import InvalidInput
+from paceline.data.batch import Batch, call
+from paceline.data.dataset import IndexedSamples
+from paceline.devices import random_numbers_restored
+from paceline.exchange.checkpoints import State
+from paceline.exchange.replica import ModelReplica
+from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import TrainingSetup
+from paceline.exchange.step import Learning, Share, train_step
+from paceline.links.group import Group
+from paceline.recipes.recipe import Recipe
+from paceline.record.recorder import Recorder
+
+_TEST_BATCH = 256
+_TEST_TOKENS = 16384  # of a batch: logits of a language model take much more memory than its input
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The steps and tests of a run, and its state.
+
+    `traced`: the module whose layers the recorder watches. `step` takes a step, records it, and
+    returns this rank's weighted loss. `test` returns the summed loss and score of this rank's share
+    of the samples. `prepare` runs a pass whose gradients nobody uses, where `ModelReplica.prepare`
+    needs one. `state` returns what all ranks have in common, of split layers the whole, and `load`
+    takes it over; all ranks call either together.
+    """
+
+    traced: nn.Module
+    step: Callable[[Iterator[Share]], Tensor]
+    test: Callable[[IndexedSamples], tuple[float, float]]
+    state: Callable[[], State]
+    load: Callable[[State], None]
+    prepare: Callable[[Share], None] = lambda share: None
+
+
+class WholeModel:
+    """The learner of a rank that has the whole model."""
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        setup: TrainingSetup,
+        recorder: Recorder,
+        replica: ModelReplica,
+    ) -> None:
+        self._group, self._setup = session.group, setup
+        self._recorder, self._replica, self._model = recorder, replica, setup.model
+        self._optimizer = setup.optimizer(setup.model)
+        self._schedule = setup.schedule(self._optimizer)
+
+    @property
+    def learner(self) -> Learner:
+        """The learner."""
+        own = self._step, self._test, self._state, self._load, self._prepare
+        return Learner(self._model, *own)
+
+    def _step(self, source: Iterator[Share]) -> Tensor:
+        own = self._replica, self._optimizer, source, self._recorder
+        return train_step(*own, self._setup.learning, self._schedule)
+
+    def _test(self, samples: IndexedSamples) -> tuple[float, float]:
+        # Running statistics differ between ranks, so broadcast rank 0's: all test the same model.
+        self._group.broadcast(self._model.buffers())
+        recipe = self._setup.recipe
+        assert recipe is not None
+        return evaluate(self._model, samples, self._group, recipe, self._setup.learning)
+
+    def _prepare(self, share: Share) -> None:
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        with random_numbers_restored({self._group.device}):
+            self._setup.learning.forward(self._replica, share).backward()
+        self._model.zero_grad()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+    def _state(self) -> State:
+        model, names = self._model, list(self._model.named_parameters())
+        tensors, values = optimizer_state(self._optimizer, names)
+        found = {f"model/{name}": one for name, one in module_state(model).items()}
+        found |= {f"optimizer/{name}": one for name, one in tensors.items()}
+        parts = {"optimizer": values}
+        if self._schedule is not None:
+            parts["schedule"] = schedule_state(self._schedule)
+        return State(found, parts)
+
+    def _load(self, state: State) -> None:
+        model, names = self._model, list(self._model.named_parameters())
+        try:
+            load_module_state(model, state.file("model"))
+            own = state.file("optimizer"), state.parts["optimizer"]
+            load_optimizer_state(self._optimizer, names, *own)
+            if self._schedule is not None:
+                load_schedule_state(self._schedule, state.parts.get("schedule"))
+        except InvalidInput as error:
+            raise InvalidInput(f"resume: {error}") from None
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    samples: IndexedSamples,
+    group: Group,
+    recipe: Recipe,
+    learning: Learning | None = None,
+) -> tuple[float, float]:
+    """Return the summed loss and the summed score of this rank's share of the samples.
+
+    Every sample is tested by exactly one rank.
+    """
+    model.eval()
+    loss = score = 0.0
+    own = range(group.rank, len(samples), group.world_size)
+    size = max(1, min(_TEST_BATCH, _TEST_TOKENS // (recipe.tokens_per_sample or 1)))
+    for first in range(0, len(own), size):
+        rows = own[first : first + size]
+        inputs, targets = Batch.of(samples.__getitems__(rows)).to(group.device)
+        with (learning or Learning(recipe.loss)).autocast(group.device):
+            outputs: Any = call(model, inputs)
+            loss += float(recipe.loss(outputs, targets)) * len(rows)
+            if recipe.score is not None:
+                score += float(recipe.score(outputs, targets)) * len(rows)
+    return loss, score

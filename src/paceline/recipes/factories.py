@@ -1,0 +1,43 @@
+"""Functions and classes of the user's that settings name, as package.module:factory."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from operator import attrgetter
+from typing import Any
+
+from paceline.core.errors import InvalidInput, first_line
+from paceline.models.factory import import_from_here
+
+FORM = "package.module:factory"
+
+
+def factory_of(setting: str, name: str) -> Callable[..., Any]:
+    """Import what `name` says, as `python -m` does: also from the current directory.
+
+    Raises InvalidInput, beginning with the setting, if it cannot be imported or called.
+    """
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise InvalidInput(f"{setting}: {name!r} is not of the form {FORM}")
+    try:
+        imported = import_from_here(module)
+    except (Exception, SystemExit) as error:
+        why = first_line(error)
+        raise InvalidInput(f"{setting}: {name!r} cannot be imported: {why}") from error
+    try:
+        factory = attrgetter(attribute)(imported)
+    except AttributeError as error:
+        raise InvalidInput(
+            f"{setting}: {name!r}: the module has no {attribute!r}"
+            f"{did_you_mean(attribute, dir(imported))}"
+        ) from error
+    if not callable(factory):
+        raise InvalidInput(f"{setting}: {name!r} is nothing that can be called")
+    found: Callable[..., Any] = factory
+    return found
+
+
+def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """Return a question that names the closest of the known names; a full stop if none is."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."

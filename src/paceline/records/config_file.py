@@ -1,0 +1,150 @@
+"""Settings in a file, run.toml: read for `--config`, and written into the folder of every run.
+
+A file has the fields that the options of a command have. TOML has no null: within the tables
+`options` and `optimizer_options` the text "null" stands for it, as `--set FIELD=null` does.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import Record, RunSettings
+from paceline.records.settings import first_fault, useful_settings
+
+FILE_NAME = "run.toml"
+_NULL = "null"
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+# Whoever gives one does not want the other, which a file may name.
+_INSTEAD = {"epochs": "steps", "steps": "epochs", "device": "stretch", "stretch": "device"}
+
+
+def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the settings in a file by name, each checked by itself.
+
+    Raises InvalidInput that names the file, and the line, the key or the value that is wrong.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: not TOML: {error}") from None
+    known = {name: field for name, field in kind.model_fields.items() if name != "kind"}
+    values = {}
+    for name, value in found.items():
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise InvalidInput(f"{path}: {name!r} is no setting{hint} Known are {', '.join(known)}")
+        values[name] = _with_null(value) if isinstance(value, dict) else value
+        annotation: Any = known[name].annotation
+        try:
+            TypeAdapter(Annotated[annotation, known[name]]).validate_python(values[name])
+        except ValidationError as error:
+            raise InvalidInput(f"{path}: {first_fault(error, name)}") from None
+    return values
+
+
+def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given settings, and those below that they do not replace.
+
+    Tables are merged by their keys. A shorthand (`policy`, `codec`) replaces the options that it
+    stands for, and `epochs` replaces `steps`.
+    """
+    below = {name: value for name, value in below.items() if _INSTEAD.get(name) not in given}
+    if isinstance(below.get("options"), dict):
+        shorthands = {"policy"} if "policy" in given else set[str]()
+        parts = str(given["codec"]).split(",") if "codec" in given else []
+        shorthands |= {part.partition("=")[0].strip() for part in parts}
+        kept = {key: one for key, one in below["options"].items() if key not in shorthands}
+        below["options"] = kept
+    tables = {
+        name: {**below[name], **value}
+        for name, value in given.items()
+        if isinstance(value, dict) and isinstance(below.get(name), dict)
+    }
+    return {**below, **given, **tables}
+
+
+def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the values, and below them the settings of the run that they resume, if they do.
+
+    Raises InvalidInput if `resume` is not the folder of a run.
+    """
+    folder = values.get("resume")
+    if folder is None:
+        return dict(values)
+    path = Path(str(folder)) / FILE_NAME
+    if not path.is_file():
+        raise InvalidInput(f"resume: {folder} is not the folder of a run, as it has no {FILE_NAME}")
+    return merged(values, read_config(path, kind))
+
+
+def write_config(folder: Path, settings: Record) -> None:
+    """Write all settings of a run into its folder; InvalidInput if that cannot be."""
+    path, verb = folder / FILE_NAME, getattr(settings, "kind", "train")
+    if isinstance(settings, RunSettings):
+        values = useful_settings(settings)
+    else:
+        values = settings.model_dump(exclude={"kind"}, exclude_none=True)
+    values.pop("resume", None)  # which is this folder
+    if values.get("steps") is not None and "epochs" in values:
+        del values["epochs"]  # in whose place the steps are
+    text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"output: cannot write {path}: {error.strerror}") from None
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Return the text of a TOML file: first the values, then a table for each mapping."""
+    tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    lines = [_line(name, value) for name, value in values.items() if name not in tables]
+    for name, table in tables.items():
+        if table:
+            lines += ["", f"[{_key(name)}]", *(_line(*item) for item in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: Any) -> str:
+    return f"{_key(name)} = {_value(value)}"
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _text(name)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return _text(_NULL)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(_line(*item) for item in value.items())}}}"
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    # TOML's strings are those of JSON, but for the character 127.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _with_null(value: Any) -> Any:
+    """Return a value of a table with None for each "null"."""
+    if isinstance(value, dict):
+        return {key: _with_null(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_null(one) for one in value]
+    return None if value == _NULL else value

@@ -1,0 +1,106 @@
+"""A request for a run, and again, from the last checkpoint, where workers are lost."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.core.errors import WorkerLost
+from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.exchange.checkpoints import CHECKPOINTS
+from paceline.links.group import Group
+from paceline.runs.folder import new_id
+
+Verb = Literal["train", "plan", "rehearse"]
+_NUM_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+logger = logging.getLogger(__name__)
+
+
+class RunRequest(Record):
+    """A training, a rehearsal or a plan on this machine, as every process of it is asked for it.
+
+    Results go to standard output, `as_json` or as tables, unless `quiet`. A plan is written to a
+    folder only to `keep` it. `lost`: what became of earlier attempts at it.
+    """
+
+    verb: Verb
+    settings: Annotated[TrainSettings | RehearseSettings, Field(discriminator="kind")]
+    run_id: str
+    as_json: bool = False
+    quiet: bool = False
+    debug: bool = False
+    keep: bool = False
+    lost: tuple[str, ...] = ()
+
+
+def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
+    """Return the request to go on with the run of a folder, in that folder."""
+    folder = folder.absolute()
+    known = {"resume": folder, "output": folder.parent}
+    settings = request.settings.model_copy(update=known)
+    lost = (*request.lost, *lost)
+    return request.model_copy(update={"settings": settings, "run_id": folder.name, "lost": lost})
+
+
+def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> RunRequest:
+    """Attempt what is requested, and again from the last checkpoint whenever a worker is lost.
+
+    As often as the settings say; then WorkerLost is raised. Return the request of the last attempt,
+    whose run may have another folder.
+    """
+    settings = request.settings
+    num_left = settings.restarts if isinstance(settings, TrainSettings) else 0
+    while True:
+        try:
+            attempt(request)
+            return request
+        except WorkerLost as error:
+            if not num_left:
+                raise
+            num_left -= 1
+            request = restarted(request, str(error))
+
+
+def restarted(request: RunRequest, why: str) -> RunRequest:
+    """Return the request to go on at the last checkpoint, or to begin anew if there is none."""
+    folder = request.settings.output / request.run_id
+    steps = CheckpointFolder(folder / CHECKPOINTS).steps
+    if steps:
+        told = f"{why}; restarted after step {steps[-1]:,}, from its checkpoint"
+    else:
+        told = f"{why}; restarted from the beginning, for there was no checkpoint"
+    logger.warning("%s", told)
+    if steps:
+        return resuming(request, folder, (told,))
+    again = new_id(request.settings.model)
+    return request.model_copy(update={"run_id": again, "lost": (*request.lost, told)})
+
+
+def num_restarts_by_torchrun() -> int:
+    """Return how often torchrun has started the workers of this run again."""
+    return int(os.environ.get(_NUM_RESTARTS, "0"))
+
+
+def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
+    """Return the request to go on from the last checkpoint, if torchrun has started us again.
+
+    Rank 0 looks whether there is one; all ranks call it together.
+    """
+    num_restarts, settings = num_restarts_by_torchrun(), request.settings
+    is_first = isinstance(settings, TrainSettings) and settings.resume is None
+    if not num_restarts or request.verb != "train" or not is_first:
+        return request
+    folder = settings.output / request.run_id
+    steps = list(CheckpointFolder(folder / CHECKPOINTS).steps) if group.rank == 0 else []
+    found = group.gather(steps[-1:])[0]
+    times = "once" if num_restarts == 1 else f"{num_restarts} times"
+    told = f"torchrun has started the workers again {times}"
+    if not found:
+        told = f"{told}; from the beginning, for there was no checkpoint"
+        return request.model_copy(update={"lost": (*request.lost, told)})
+    told = f"{told}; from the checkpoint after step {found[0]:,}"
+    return resuming(request, folder, (told,))

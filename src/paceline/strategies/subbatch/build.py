@@ -1,0 +1,126 @@
+"""A recipe's model on one rank: described without its values, checked, and built in parts."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from paceline.core.errors import InvalidInput
+from paceline.core.workload import Workload
+from paceline.data.batch import Batch, call
+from paceline.links.group import Group
+from paceline.models import describe
+from paceline.recipes.recipe import Recipe
+from paceline.strategies.subbatch import head
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.layers import HeadLayer, Sharding
+from paceline.strategies.subbatch.loss import check_objective
+from paceline.strategies.subbatch.parameters import build_sharded
+from paceline.strategies.subbatch.partition import partition
+from paceline.strategies.subbatch.trainer import SplitModel
+
+
+def split(
+    build: Callable[[], nn.Module],
+    workload: Workload,
+    config: SubBatch,
+    group: Group,
+    seed: int,
+    inputs: Any = None,
+    rows_per_sample: int | None = None,
+) -> SplitModel:
+    """Return this rank's part of the model that `build` makes after `torch.manual_seed(seed)`.
+
+    `workload` describes a rank's largest part of a step, `inputs` are those of some samples. A
+    sample has so many rows, by default as the workload has it. Raises InvalidInput with the layer
+    that keeps the head from being split.
+    """
+    try:
+        cut = head.cut(workload, config.head, config.workers)
+        layers, num_rows = cut.head, rows_per_sample or cut.rows_per_sample
+        names = [layer.name for layer in layers]
+        shardings = [Sharding.even(head.num_outputs(layer), config.workers) for layer in layers]
+        own = {name: one.shard(group.rank) for name, one in zip(names, shardings, strict=True)}
+        module = build_sharded(build, own, seed).train().to(group.device)
+        if inputs is not None:
+            inputs = tree_map(lambda leaf: leaf.to(group.device), inputs)
+        body, traced = partition(module, names, workload.name, inputs)
+    except InvalidInput as error:
+        raise _of_tied(build, workload.name) or error from None
+    if num_rows > 1:
+        for layer in traced:
+            if isinstance(layer.module, nn.BatchNorm1d):
+                raise InvalidInput(
+                    f"head: layer {layer.name!r} of {workload.name} would normalise over tokens "
+                    "what it normalises over samples; choose a head that begins after it"
+                )
+    own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
+    return SplitModel(module, body, tuple(own_head), workload.batch_size, num_rows)
+
+
+def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
+    """Return the reason why a model whose output layer has an embedding's weight is refused."""
+    owners: dict[int, dict[type, str]] = {}
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = build()
+        for key, parameter in model.named_parameters(remove_duplicate=False):
+            layer = model.get_submodule(key.rpartition(".")[0])
+            owners.setdefault(id(parameter), {})[type(layer)] = key
+        for own in owners.values():
+            if nn.Linear in own and nn.Embedding in own:
+                return InvalidInput(
+                    f"head: {own[nn.Linear]} of {name} is {own[nn.Embedding]}: a tied output layer "
+                    "cannot be split, because the body needs the weight whole; untie it (as "
+                    "gpt-untied does), or take strategy allreduce or host"
+                )
+    return None
+
+
+@dataclass(frozen=True)
+class Described:
+    """A rank's largest part of a step, and its outputs, without their values."""
+
+    workload: Workload
+    outputs: Any
+
+    @property
+    def rows_per_sample(self) -> int:
+        """The rows of a sample's outputs: one, or one for each of its tokens."""
+        return prod(self.outputs.shape[1:-1])
+
+
+def describe_recipe(recipe: Recipe, num_samples: int) -> Described:
+    """Describe a step of so many samples, without the values of the model where it allows that.
+
+    So no rank has a whole head. Raises InvalidInput if the model cannot run, or if its loss is not
+    cross entropy of its outputs.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            found = _described(recipe, num_samples, "meta")
+        except Exception:  # it cannot do without its values
+            found = _described(recipe, num_samples, "cpu")
+    targets = Batch.of(recipe.samples.__getitems__([0])).targets
+    outputs = found.outputs
+    check_objective(recipe, outputs[:1] if isinstance(outputs, Tensor) else outputs, targets)
+    return found
+
+
+def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
+    inputs = recipe.example(num_samples)
+    with torch.device(device):
+        model = recipe.model()
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(
+            f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
+        )
+    model.train()
+    workload = describe(model, inputs, recipe.name)
+    inputs = tree_map(lambda leaf: leaf.to(device), inputs)
+    with torch.no_grad(), torch.device(device):
+        return Described(workload, call(model.eval(), inputs))

@@ -1,0 +1,119 @@
+"""Tests of a model whose head is sharded: some samples of each rank go through it together."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.codecs.gathering import begin_gather
+from paceline.data.batch import Batch
+from paceline.data.dataset import IndexedSamples
+from paceline.exchange.step import Share
+from paceline.recipes.recipe import Loss
+from paceline.strategies.subbatch.batch import StepBatch, label_message
+from paceline.strategies.subbatch.loss import CrossEntropy, Tested, best_of, loss_terms
+from paceline.strategies.subbatch.trainer import SplitTrainer
+
+_TEST_BATCH = 256
+_TEST_ROWS = 16384
+
+
+@torch.no_grad()
+def evaluate(
+    trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
+) -> tuple[float, float]:
+    """Return the summed loss and score of this rank's share of the samples.
+
+    All ranks call it together, and each sample is of exactly one of them. The loss of a batch over
+    all ranks is the mean over its rows; a score that needs logits gets those of this rank's
+    samples.
+    """
+    model, group = trainer.model, trainer.group
+    # Each rank has running statistics of its own samples: all test the body that rank 0 has.
+    group.broadcast(model.body.buffers())
+    model.body.eval()
+    loss = of_score = 0.0
+    ranks = range(group.world_size)
+    shares = [range(rank, len(samples), len(ranks)) for rank in ranks]
+    most = max(1, min(_TEST_BATCH, _TEST_ROWS // model.rows_per_sample) // len(ranks))
+    for first in range(0, len(shares[0]), most):
+        parts = [one[first : first + most] for one in shares]
+        found = _test(trainer, samples, parts, score)
+        loss, of_score = loss + found[0], of_score + found[1]
+    model.body.train()
+    return loss, of_score
+
+
+def _test(
+    trainer: SplitTrainer, samples: IndexedSamples, shares: Sequence[range], score: Loss | None
+) -> tuple[float, float]:
+    """Return the loss and the score of some samples of each rank, summed over this rank's."""
+    model, rank = trainer.model, trainer.group.rank
+    batch = Batch.of(samples.__getitems__(shares[rank] or [0]))  # no batch is empty
+    batch = batch.to(trainer.group.device)
+    share = Share(*batch, 1.0)
+    activations = model.activations(model.body, share, trainer.learning)[: len(shares[rank])]
+    own = Share(*batch.rows(slice(0, len(shares[rank]))), 1.0)
+    most = max(map(len, shares)) * model.rows_per_sample
+    messages = _gather(trainer, label_message(own.targets, most, model.num_classes))
+    whole = StepBatch.of(messages, 1)
+    sizes = whole.sizes_of(0)
+    logits = _logits(trainer, _gather(trainer, activations.flatten(0, -2), sizes))
+    tested = _tested(trainer, logits, whole, sum(map(len, shares)))
+    if score is None:
+        return tested.loss, 0.0
+    found = tested.score(score)
+    if found is None:
+        columns = model.head[-1].sharding.sizes
+        mine = _mine(_gather(trainer, logits.t(), columns).t(), sizes, rank)
+        found = _score(score, mine, own)
+    return tested.loss, found
+
+
+def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
+    """Return this rank's columns of the logits: (rows, own), of all rows of the body."""
+    head = trainer.model.head
+    for place, layer in enumerate(head):
+        if layer.is_linear and place:
+            values = _gather(trainer, values.t(), head[place - 1].sharding.sizes).t()
+        with trainer.learning.autocast(values.device):
+            values = layer.evaluate(values)
+    return values
+
+
+def _tested(trainer: SplitTrainer, logits: Tensor, batch: StepBatch, num_samples: int) -> Tested:
+    """Return what is known of this rank's rows of a test."""
+    shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
+    terms = loss_terms(logits, batch.targets, shard)
+    best, places = logits.max(1)
+    # Classes are exact in float32 up to 2**24 of them.
+    own = torch.cat((terms, torch.stack((best, (places + shard.first).to(best)), 1)), 1)
+    found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
+    losses = CrossEntropy.of(found[:, :, :-2], batch.targets).losses
+    classes = best_of(found[:, :, -2], found[:, :, -1])
+    sizes, rank = batch.sizes_of(0), trainer.group.rank
+    return Tested(
+        losses=_mine(losses, sizes, rank),
+        classes=_mine(classes, sizes, rank),
+        targets=_mine(batch.targets, sizes, rank),
+        num_samples=num_samples,
+        num_counted=batch.num_counted,
+    )
+
+
+def _score(score: Loss, logits: Tensor, own: Share) -> float:
+    """Return the score of this rank's samples, times their number."""
+    num_samples = own.num_samples
+    if not num_samples:
+        return 0.0
+    return float(score(logits.view(*own.targets.shape, -1), own.targets)) * num_samples
+
+
+def _mine(values: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
+    return values[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
+
+
+def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+    """Return the rows of all ranks, of which there are so many of each; by default one."""
+    known = sizes or [1] * trainer.group.world_size
+    return begin_gather(values, None, trainer.thread.process_group, known, what="a test").wait()

@@ -1,0 +1,160 @@
+"""Cross entropy of logits of which each rank has some columns, and the recipes that have that loss.
+
+Rows are samples of a classifier, or tokens of a language model: logits (rows, classes), targets
+(rows,). A target of -100 asks for nothing, as in `torch.nn.functional.cross_entropy`, and the loss
+is the mean over all other rows of the whole batch, however they are spread over ranks.
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.core.errors import InvalidInput, first_line
+from paceline.recipes.classification import accuracy, check_classes, class_loss
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import Recipe, described
+from paceline.strategies.subbatch.layers import Shard
+
+IGNORED = -100  # the `ignore_index` of torch's cross entropy
+_INSTEAD = "take strategy allreduce, host or tree"
+
+
+def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
+    """Return a rank's terms of the cross-entropy: (N, 3), of its logits (N, size), targets (N,).
+
+    These are the largest logit m, the sum s of exp(logit - m), and the target's logit t, which is 0
+    on all ranks but the one that has it. `CrossEntropy` needs no more of the other ranks' logits.
+    """
+    largest = logits.amax(1)
+    sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
+    of_target = torch.zeros_like(largest)
+    rows, places = shard.own_targets(targets)
+    of_target[rows] = logits[rows, places]
+    return torch.stack((largest, sums, of_target), 1)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The loss of each row (N,), 0 where it is ignored, and M and log S, which gradients need.
+
+    With the terms m, s and t of all ranks (`loss_terms`):
+
+        M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
+    """
+
+    losses: Tensor
+    largest: Tensor
+    log_sum: Tensor
+
+    @classmethod
+    def of(cls, terms: Tensor, targets: Tensor) -> Self:
+        """Return the loss of all ranks' terms, in rank order: (ranks, N, 3)."""
+        largest, sums, of_target = terms.unbind(2)
+        whole = largest.amax(0)
+        log_sum = (sums * (largest - whole).exp()).sum(0).log()
+        # In this order a small loss does not drown in large logits.
+        losses = log_sum + (whole - of_target.sum(0))
+        return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
+
+    def gradients(self, logits: Tensor, targets: Tensor, shard: Shard, scale: float) -> Tensor:
+        """Return the gradients (N, size) of `scale` times the sum of the losses.
+
+        The gradient by a logit is exp(logit - M) / S, less 1 at the target.
+        """
+        found = (logits - self.largest.unsqueeze(1)).sub_(self.log_sum.unsqueeze(1)).exp_()
+        rows, places = shard.own_targets(targets)
+        found[rows, places] -= 1
+        return found.mul_(scale * (targets != IGNORED).to(found.dtype).unsqueeze(1))
+
+
+def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
+    """Raise InvalidInput unless the loss is cross entropy of these outputs, a row for each target.
+
+    `outputs` and `targets` are those of some samples; the outputs' values are not read. The score
+    is tried with zeros.
+    """
+    loss, name = recipe.loss, recipe.name
+    if isinstance(targets, Tensor) and targets.dtype == torch.bool:
+        raise InvalidInput(
+            f"data: {name} has samples with several labels, which cannot be trained on by "
+            f"subbatch; its loss is of one class a sample; {_INSTEAD}"
+        )
+    of_tokens = loss is next_token_loss
+    if not (of_tokens or loss in (class_loss, cross_entropy) or _is_plain(loss)):
+        raise InvalidInput(
+            f"loss: {name} has {_named(loss)}, which needs all logits of a row; with subbatch no "
+            "worker has them, and only torch's cross_entropy without options, class_loss and "
+            f"next_token_loss of paceline.recipes are computed from parts; {_INSTEAD}"
+        )
+    fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    fits = fits and outputs.shape[:-1] == targets.shape and targets.dtype == torch.int64
+    if not fits or (outputs.ndim != 2 and not of_tokens):
+        rows = "(samples, tokens, classes)" if of_tokens else "(samples, classes)"
+        raise InvalidInput(
+            f"loss: {_named(loss)} of {name} gets outputs {described(outputs)} and targets "
+            f"{described(targets)}; subbatch needs outputs {rows}, and an int64 target for each row"
+        )
+    if recipe.num_classes is not None:
+        check_classes(name, outputs, targets, recipe.num_classes)
+    if recipe.score is not None:
+        _check_score(recipe, torch.zeros(()).expand(outputs.shape), targets)
+
+
+def _check_score(recipe: Recipe, outputs: Tensor, targets: Tensor) -> None:
+    assert recipe.score is not None
+    where = f"score of {recipe.name}"
+    try:
+        value = recipe.score(outputs, targets)
+    except Exception as error:
+        raise InvalidInput(
+            f"{where}: fails on outputs {described(outputs)} and targets {described(targets)}: "
+            f"{first_line(error)}"
+        ) from error
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        raise InvalidInput(f"{where}: is {described(value)}; it must be a scalar of floating point")
+
+
+def _is_plain(loss: Any) -> bool:
+    plain = nn.CrossEntropyLoss()
+    options = ("ignore_index", "label_smoothing", "reduction", "weight")
+    if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None:
+        return False
+    return all(getattr(loss, option) == getattr(plain, option) for option in options)
+
+
+def _named(loss: Any) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Rows of a test of which this rank knows the loss and the best class, as a score needs them.
+
+    All are (N,). `num_samples` have `num_counted` rows that are not ignored, over all ranks.
+    """
+
+    losses: Tensor
+    classes: Tensor
+    targets: Tensor
+    num_samples: int
+    num_counted: int
+
+    @property
+    def loss(self) -> float:
+        """This rank's part of the mean loss of all ranks' rows, times the samples."""
+        return float(self.losses.sum()) * self.num_samples / max(1, self.num_counted)
+
+    def score(self, score: Any) -> float | None:
+        """Return this rank's sum of the score over samples; None if it needs the logits."""
+        if score is accuracy:
+            return float((self.classes == self.targets).sum())
+        return self.loss / log(2) if score is bits_per_byte else None
+
+
+def best_of(bests: Tensor, classes: Tensor) -> Tensor:
+    """Return the class of each row with the best logit: of all ranks' (ranks, N) bests."""
+    return classes.gather(0, bests.argmax(0, keepdim=True)).squeeze(0).long()

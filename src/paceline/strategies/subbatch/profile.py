@@ -1,0 +1,130 @@
+"""Measure each part of a step of this strategy by itself, and count the bytes that are planned.
+
+The steps are real ones, but nothing overlaps: an exchange is over before the next computation
+begins, and the body's gradients are exchanged after its backward. So each part takes what it takes
+alone, encoding and decoding included, and the plan decides how they overlap.
+"""
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.core.calibration import LinearTime, linked_in_ring
+from paceline.core.cost import Measured, Roofline
+from paceline.core.machine import CodecSpeed, Machine
+from paceline.core.plan import COMPUTE, Kind, PriceKey
+from paceline.core.strategy import Calibrated, Window
+from paceline.core.timeline import Timeline
+from paceline.core.wire_format import WIRE_FORMATS
+from paceline.core.workload import Workload
+from paceline.exchange.setup import TrainingSetup
+from paceline.links.group import Group
+from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.timing import endless, median_durations, num_rounds
+from paceline.record.clock import clock_for
+from paceline.record.merge import clock_offset, gather_timeline
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
+from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+
+ANY_SPEED = Speed(1e9, 1e9)  # all parts of a step are measured, so that it is never asked for
+_NUM_WARM_UP = 2
+_FEWEST_STEPS, _MOST_STEPS = 3, 40
+_WITHIN_LINKS = CodecSpeed(encode_values_per_s=float("inf"), decode_values_per_s=float("inf"))
+_ANY_LINE = LinearTime(0.0, 1e-9)  # as little as that of a link
+_LEARNING_RATE = 1e-6  # NaNs and denormals would compute at other speeds
+
+
+def profile(
+    model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
+) -> Calibrated:
+    """Measure for about `seconds`, on all ranks together; afterwards the model is what it was."""
+    tensors = [*model.module.parameters(), *model.module.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    random_state = torch.get_rng_state()
+    machine = this_machine(group, [ANY_SPEED] * group.world_size)
+    recorder = HeadRecorder(clock_for(group.device), machine.devices[group.rank].name, group.rank)
+
+    def optimizer(module: nn.Module) -> Optimizer:
+        made = trainee.optimizer(module)
+        for parameters in made.param_groups:
+            parameters["lr"] = _LEARNING_RATE
+        return made
+
+    trainer = SplitTrainer(model, config, group, recorder, optimizer, learning=trainee.learning)
+    shares = endless(lambda: trainee.source(0))
+    trainer.thread.is_synchronous = True
+    for _ in range(1 + _NUM_WARM_UP):
+        trainer.step(shares)
+    first, *_, last = recorder.step_ends()
+    longest_s = max(group.gather((last - first) / _NUM_WARM_UP))
+    num_steps = num_rounds(seconds, longest_s, _FEWEST_STEPS, _MOST_STEPS)
+    trainer.replica.record(recorder)
+    recorder.start_trace(model.body)
+    for _ in range(num_steps):
+        trainer.step(shares)
+    recorder.stop_trace()
+    timeline = gather_timeline(recorder.spans(), clock_offset(group), group)
+    trainer.close()
+    with torch.no_grad():
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+            tensor.grad = None
+    torch.set_rng_state(random_state)
+    return _calibrated(timeline, trainee.workload, machine, config)
+
+
+def _calibrated(
+    timeline: Timeline, workload: Workload, machine: Machine, config: SubBatch
+) -> Calibrated:
+    """Return the machine, and the median seconds of what is computed and exchanged."""
+    spans = timeline.spans
+    # Computation is measured over all sub-batches together; exchanges belong to no single owner.
+    computed = median_durations(
+        [span for span in spans if span.kind in COMPUTE],
+        lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
+    )
+    exchanged = median_durations(
+        [span for span in spans if span.kind not in COMPUTE],
+        lambda span: PriceKey("", span.kind, span.part, span.sub_batch),
+    )
+    if len(machine.devices) > 1:
+        # The measured seconds of an exchange include encoding and decoding.
+        machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
+        speeds = {"codecs": {one.kernel: _WITHIN_LINKS for one in WIRE_FORMATS.values()}}
+        hosts = tuple(host.model_copy(update=speeds) for host in machine.hosts)
+        devices = tuple(device.model_copy(update=speeds) for device in machine.devices)
+        machine = machine.model_copy(update={"hosts": hosts, "devices": devices})
+    durations: dict[PriceKey, float] = {}
+    for task in plan(workload, machine, config, Window(1)).tasks:
+        key = task.price_key
+        if task.kind not in COMPUTE:
+            durations[key] = exchanged[key._replace(owner="")]
+        elif (alike := key._replace(sub_batch=None)) in computed:
+            durations[key] = computed[alike]
+    return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+
+
+def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
+    """Return the bytes that each worker sends in a step by the plan, by purpose."""
+    if len(machine.devices) > 1:
+        # The workers of one host share its link, and a task has the bytes of all of them: so each
+        # gets a host of its own.
+        names = [f"host{i}" for i in range(len(machine.devices))]
+        hosts = tuple(machine.hosts[0].model_copy(update={"name": name}) for name in names)
+        devices = tuple(
+            device.model_copy(update={"host": name})
+            for device, name in zip(machine.devices, names, strict=True)
+        )
+        spread = machine.model_copy(update={"hosts": hosts, "devices": devices})
+        machine = linked_in_ring(spread, devices, _ANY_LINE)
+    nbytes = {"activations": 0.0, "activation_gradients": 0.0, "loss": 0.0, "gradients": 0.0}
+    for task in plan(workload, machine, config, Window(1)).tasks:
+        if task.kind is Kind.SEND:
+            purpose = "loss" if task.part in (LABELS, LOSS) else "activations"
+            nbytes[purpose] += task.cost.nbytes
+        elif task.kind is Kind.REDUCE:
+            is_body = task.sub_batch is None
+            nbytes["gradients" if is_body else "activation_gradients"] += task.cost.nbytes
+    return nbytes

@@ -1,0 +1,104 @@
+"""The epochs and tests of a run, and its seconds of training, as the hub counts them."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import isfinite
+
+from paceline.core.errors import InvalidInput
+from paceline.core.outcome import Epoch, Evaluation
+from paceline.exchange.loop import score_of
+from paceline.exchange.session import Progress
+from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.membership import LossSum
+
+Test = Callable[[], tuple[float | None, float | None]]
+
+
+class EpochLog:
+    """Records the updates of a run, and tests its model after each epoch and in between.
+
+    `test` returns the mean loss and the score on the test samples, None where there are none; in a
+    rehearsal there is no test. The model is tested every `evaluate_every` steps, too. `epochs` are
+    those of a hub before.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        progress: Progress,
+        test: Test | None,
+        evaluate_every: int | None,
+        epochs: list[Epoch],
+    ) -> None:
+        self._num_steps, self._steps_per_epoch = job.spec.num_steps, job.steps_per_epoch
+        self._score, self._progress = score_of(job.recipe), progress
+        self._test, self._every = test, evaluate_every
+        self.epochs, self.evaluations = epochs, list[Evaluation]()
+        self.num_samples = 0
+        self.update_ends_s: list[float] = []  # in seconds of training
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of epochs not over
+        self._before_s = self._epochs_s
+        self._began_s = self._paused_s = 0.0
+        self._tested = 0  # steps
+
+    @property
+    def _epochs_s(self) -> float:
+        return sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training, without tests, and with those before a restart."""
+        since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
+        return self._before_s + since_s
+
+    def begin(self) -> None:
+        """Count seconds from now."""
+        self._began_s = time.monotonic()
+
+    def count(self, losses: Mapping[int, LossSum]) -> None:
+        """Count the samples of an update, and their losses by epoch."""
+        for epoch, loss in losses.items():
+            self.num_samples += loss.num_samples
+            self.update_ends_s.append(self.trained_s)
+            self._losses[epoch] += loss
+            self._progress.advance(loss.num_samples)
+
+    def test(self, num_steps: int) -> bool:
+        """Test the model if it is time to, as all workers have completed so many steps.
+
+        Returns True if it was tested. Raises InvalidInput if a loss is not finite.
+        """
+        started_s, seconds, was = time.monotonic(), self.trained_s - self._epochs_s, self._tested
+        is_over = num_steps == self._num_steps and num_steps % self._steps_per_epoch > 0
+        while (number := len(self.epochs)) < num_steps // self._steps_per_epoch + is_over:
+            self._end_epoch(number, seconds)
+            seconds = 0.0
+        if self._every is not None and num_steps // self._every > self._tested // self._every:
+            self._evaluate(num_steps)
+            self._progress.evaluation(self.evaluations[-1], self._score)
+        self._paused_s += time.monotonic() - started_s
+        return self._tested > was
+
+    def _end_epoch(self, number: int, seconds: float) -> None:
+        loss = self._losses.pop(number, LossSum())
+        train_loss = loss.total / max(1, loss.num_samples)
+        end = min(self._num_steps, (number + 1) * self._steps_per_epoch)
+        found = self._evaluate(end)
+        if not (isfinite(train_loss) and isfinite(found.test_loss or 0.0)):
+            raise InvalidInput(
+                f"learning_rate: the training loss is {train_loss} and the test loss "
+                f"{found.test_loss} after epoch {number + 1}; choose a smaller one"
+            )
+        epoch = Epoch(number, train_loss, found.test_loss, found.score, seconds)
+        self.epochs.append(epoch)
+        if self._test is not None:
+            self._progress.epoch(epoch, self._score)
+
+    def _evaluate(self, num_steps: int) -> Evaluation:
+        self._tested = max(self._tested, num_steps)
+        tested = (None, None) if self._test is None else self._test()
+        found = Evaluation(num_steps, *tested)
+        if self._every is not None:
+            self.evaluations.append(found)
+        return found

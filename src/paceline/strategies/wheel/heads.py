@@ -1,0 +1,102 @@
+"""Head workers: they answer body workers at the hub, beside its parameter server."""
+
+from collections import Counter
+from math import prod
+
+import torch
+
+from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import Purpose
+from paceline.record.clock import clock_for
+from paceline.record.recorder import LayerMarks
+from paceline.rpc.frames import Message
+from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.job import TrainingJob, device_name, kind_of, layers_in
+from paceline.strategies.wheel.membership import LossSum
+from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
+from paceline.strategies.wheel.server import ParameterServer
+from paceline.strategies.wheel.trace import HalfRecorder
+
+
+class HeadWorkers:
+    """Head workers, one for each body worker: they answer at the hub, beside its server.
+
+    All run in the hub's thread, one request at a time; they share the server's memory. `nbytes`
+    counts the bytes of messages by the seven purposes of figure 2.
+    """
+
+    def __init__(self, server: ParameterServer, job: TrainingJob) -> None:
+        self._server, self._batches = server, job.batches
+        halves, device, spec = server.halves, job.device, job.spec
+        self._spec = spec
+        self._crossing, self._steps_per_epoch = halves.crossing, job.steps_per_epoch
+        self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
+        self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
+        dtype, clock = halves.head_parameters[0].dtype, clock_for(device)
+        marks = LayerMarks(layers_in(server.model, halves.head_names), clock)
+        name = device_name(kind_of(device), 0)
+        recorders = [
+            HalfRecorder(worker, name, marks, clock, spec.traced)
+            for worker in range(spec.config.workers)
+        ]
+        copies = CopyLane(device)
+        self.endpoints = [Endpoint(spec.config, dtype, one, copies) for one in recorders]
+        self.nbytes: Counter[Purpose] = Counter()
+        server.watch = lambda worker, step, kind: recorders[worker].work(step, kind)
+
+    def fetch(self, worker: int, message: Message) -> Message:
+        """Return the body's parameters as they are now."""
+        version, values = self._server.body_parameters()
+        endpoint = self.endpoints[worker]
+        reply = endpoint.message(Purpose.PARAMETERS, message.step, version, values)
+        self.nbytes[Purpose.PARAMETERS] += reply.nbytes
+        return reply
+
+    def answer(self, worker: int, message: Message, at_s: float) -> Message:
+        """Return the activation gradients of activations that came at `at_s`.
+
+        Raises InvalidInput if they do not fit the model, NonFinite if the loss is not finite.
+        """
+        endpoint, step = self.endpoints[worker], message.step
+        batches, parts = self._batches, protocol.parts_of(message)
+        if len(parts) <= 1 + batches.num_parts:
+            raise InvalidInput(f"activations: {len(parts)} parts")
+        count, weight = protocol.share_of(parts[0])
+        of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
+        for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
+            endpoint.recorder.received(step, purpose, at_s)
+        batches.check_parts(of_targets, count)
+        targets = batches.targets(endpoint.to_device(step, Purpose.LABELS, of_targets), count)
+        buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, rest)
+        num_values = count * prod(self._crossing)
+        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, num_values)
+        self.nbytes[Purpose.LABELS] += sum(part.nbytes for part in of_targets)
+        self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
+        torch.manual_seed(self._spec.seed_of(worker, step))
+        gradients, _ = self._server.answer(
+            worker, step, message.version, values.view(count, *self._crossing), targets, weight
+        )
+        self.nbytes[Purpose.HEAD_PARAMETERS] += self._head_nbytes
+        purpose = Purpose.ACTIVATION_GRADIENTS
+        reply = endpoint.message(purpose, step, message.version, gradients)
+        self.nbytes[purpose] += reply.nbytes
+        return reply
+
+    def update(
+        self, worker: int, message: Message, at_s: float
+    ) -> tuple[Message, dict[int, LossSum]]:
+        """Update all parameters with gradients that came at `at_s`; return losses by epoch, too.
+
+        There is none if the step was applied before. Raises StepDiscarded if the step was given up;
+        InvalidInput and NonFinite as by `answer`.
+        """
+        own, endpoint, step = self._server.workers.of(worker), self.endpoints[worker], message.step
+        values = endpoint.values(Purpose.GRADIENTS, message, at_s, self._num_body)
+        half, before = own.half, own.next_step
+        version = self._server.update(worker, step, message.version, values)
+        self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        reply = Message(Topic.GRADIENTS, step, version)
+        if half is None or own.next_step == before:
+            return reply, {}
+        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
+        return reply, {step // self._steps_per_epoch: half.loss}

@@ -1,0 +1,239 @@
+"""A program that trains a recipe of closures over data in its memory, after it has used torch.
+
+Arguments: what it shall do, one of the functions below. Each prints JSON objects, one a line.
+"""
+
+import os
+import signal
+
+os.environ.pop("OMP_NUM_THREADS", None)  # as a person has it; libraries read it when loaded
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import paceline
+from paceline.data import ShardedBatches
+
+NUM_SAMPLES, WIDTH, HIDDEN, BATCH = 256, 2**16, 4, 16  # 64 MiB of samples
+SEED, RATE = 3, 1e-3
+
+torch.set_num_threads(2)
+weights = torch.randn(500, 500, requires_grad=True)
+(weights @ weights).sin().sum().backward()  # on two threads, which a fork does not have
+
+rows = torch.randn(NUM_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
+labels = (rows[:, :9].sum(1) > 0).float()
+folder = Path.cwd()
+
+
+class Samples:
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"values": rows[index], "label": labels[index]}
+
+
+def model() -> nn.Module:
+    layers = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, values: Tensor, label: Tensor) -> Tensor:
+            return self.layers(values)[:, 0]
+
+    return Model()
+
+
+def memory() -> dict[str, int]:
+    """The private and the shared bytes of this process."""
+    held = {"Private": 0, "Shared": 0}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, kib, *_ = line.split()
+        if name.partition("_")[0] in held:
+            held[name.partition("_")[0]] += int(kib) * 1024
+    return held
+
+
+def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    (folder / f"worker-{os.getpid()}").write_text(json.dumps(memory()))
+    return nn.functional.binary_cross_entropy_with_logits(outputs, batch["label"])
+
+
+recipe = paceline.Recipe(
+    model=model,
+    train=Samples(),
+    loss=loss,
+    test=Samples(),
+    score=lambda outputs, batch: ((outputs > 0) == (batch["label"] > 0)).float().mean(),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, RATE, momentum=0.5),
+)
+
+
+def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    (folder / f"worker-{os.getpid()}").touch()
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+pairs = paceline.Recipe(
+    model=lambda: nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2)),
+    train=[(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)],
+    test=[(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)],
+    loss=nn.functional.cross_entropy,
+    score=lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(),
+)
+
+
+def alone() -> dict[str, Tensor]:
+    """The parameters after an epoch of one process that takes whole batches, in plain torch."""
+    torch.manual_seed(SEED)
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), RATE, momentum=0.5)
+    batches = ShardedBatches(NUM_SAMPLES, BATCH, 0, 1, SEED)
+    batches.set_epoch(0)
+    for numbers in batches:
+        optimizer.zero_grad()
+        outputs = trained(rows[list(numbers)], labels[list(numbers)])
+        nn.functional.binary_cross_entropy_with_logits(outputs, labels[list(numbers)]).backward()
+        optimizer.step()
+    return trained.state_dict()
+
+
+def trained(**settings: Any) -> paceline.Run:
+    common = {"batch_size": BATCH, "epochs": 1, "profile_s": 0.1, "seed": SEED}
+    return paceline.train(recipe, **common | settings)
+
+
+def say(found: Any) -> None:
+    os.write(1, f"{json.dumps(found)}\n".encode())  # ranks share one pipe
+
+
+def tell(run: paceline.Run) -> None:
+    saved, expected = load_file(run.folder / "model.safetensors"), alone()
+    workers = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*"))]
+    for path in folder.glob("worker-*"):
+        path.unlink(missing_ok=True)  # another rank's may be gone
+    say(
+        {
+            "strategy": run.result.strategy,
+            "folder": str(run.folder),
+            "apart": max(float((saved[name] - expected[name]).abs().max()) for name in expected),
+            "score": run.result.score,
+            "epochs": [asdict(one) for one in run.result.epochs],
+            "faults": run.result.faults,
+            "workers": workers,
+            "threads": threading.active_count(),
+        }
+    )
+
+
+def all_strategies() -> None:
+    tell(trained(strategy="allreduce"))
+    tell(trained(strategy="host"))
+    tell(trained(strategy="tree"))
+    tell(trained(workers=1))
+
+
+def led() -> None:
+    """Strategies of which this process is a part; each twice."""
+    kinds: dict[str, dict[str, Any]] = {
+        "hogbatch": {"workers": "cpu:1,cpu:1"},
+        "wheel": {"workers": 2, "options": {"head": "2"}},
+        "subbatch": {"workers": 2},
+    }
+    for strategy, settings in kinds.items():
+        for _ in range(2):
+            common = {"batch_size": BATCH, "epochs": 2, "profile_s": 0.2}
+            run = paceline.train(pairs, strategy=strategy, **common | settings)
+            losses = [one.train_loss for one in run.result.epochs]
+            say({"strategy": strategy, "losses": losses, "lost": run.result.lost})
+
+
+def in_a_thread() -> None:
+    thread = threading.Thread(target=lambda: tell(trained(workers=2)))
+    thread.start()
+    thread.join()
+
+
+def as_a_rank() -> None:
+    for strategy in ("host", "allreduce"):
+        tell(trained(strategy=strategy))
+    try:
+        trained(strategy="hogbatch", workers="cpu:1")
+    except paceline.InvalidInput as error:
+        say({"refused": str(error)})
+
+
+def goes_on() -> None:
+    """Train three epochs at once, and the last two of them after the first."""
+    whole = trained(epochs=3)
+    half = trained(epochs=1, checkpoint_every="4")
+    rest = paceline.train(recipe, resume=half.folder, epochs=3)
+    ends = [load_file(run.folder / "model.safetensors") for run in (whole, rest)]
+    alike = [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
+    say({"alike": all(alike), "folders": [str(half.folder), str(rest.folder)]})
+
+
+def restarts() -> None:
+    """A worker dies once, before there is a checkpoint."""
+    has_died = folder / "has-died"
+
+    def deadly(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if torch.is_grad_enabled() and not has_died.exists():
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss(outputs, batch)
+
+    common = {"batch_size": BATCH, "epochs": 1, "profile_s": 0.1, "seed": SEED, "restarts": 2}
+    run = paceline.train(replace(recipe, loss=deadly), **common)
+    say({"files": sorted(path.name for path in run.folder.iterdir()), "lost": run.result.lost})
+    tell(run)
+
+
+def long() -> None:
+    trained(epochs=10_000)
+
+
+def long_hogbatch() -> None:
+    endless = replace(pairs, loss=class_loss)
+    common = {"batch_size": BATCH, "profile_s": 0.1, "epochs": 1_000_000}
+    paceline.train(endless, strategy="hogbatch", workers="cpu:1,cpu:1", **common)
+
+
+def verbs() -> None:
+    ranking = paceline.plan(recipe, "two-core-epyc", batch_size=BATCH, workers=2)
+    say({"parameters": WIDTH * HIDDEN + 2 * HIDDEN + 1, "wire": ranking[0].wire_nbytes})
+    for how in ({"device": "p100"}, {"stretch": (1.0, 2.0)}):
+        run = paceline.rehearse(recipe, batch_size=BATCH, steps=3, profile_s=0.1, **how)
+        say({"origin": run.result.origin, "faults": run.result.faults})
+    sweep = paceline.sweep(recipe, "two-core-epyc", "bandwidth=1G:10G", batch_size=BATCH)
+    say({"num_points": len(sweep.rankings)})
+
+
+def wrong() -> None:
+    refused: list[Callable[[], Any]] = [
+        lambda: trained(bind="tcp://10.0.0.1:5555", strategy="wheel"),
+        lambda: trained(data="synthetic:64"),
+        lambda: paceline.plan(recipe, "two-core-epyc", input_shape=(64,)),
+    ]
+    for call in refused:
+        try:
+            call()
+        except paceline.PacelineError as error:
+            say({"error": type(error).__name__, "why": str(error)})
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

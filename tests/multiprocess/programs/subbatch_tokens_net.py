@@ -1,0 +1,64 @@
+"""A small language model with an untied head, and batches of tokens that ranks share unevenly."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY, TOKENS, WIDTH = 23, 6, 8  # a vocabulary that neither 2 nor 3 ranks divide
+IGNORED = -100
+
+
+class Attention(nn.Module):
+    """Causal attention of two heads; a token that `mask` has as False is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.output = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        heads = (part.unflatten(2, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        if mask is not None:  # a token always sees itself
+            seen = seen & (mask[:, None, None, :] | torch.eye(len(seen), dtype=torch.bool))
+        mixed = F.scaled_dot_product_attention(*heads, attn_mask=seen)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class Language(nn.Module):
+    """Its forward pass asks for sizes, and has an argument that may be left out."""
+
+    def __init__(self, *, bias: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Parameter(torch.zeros(TOKENS, WIDTH))
+        self.attention, self.norm = Attention(), nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=bias)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert tokens.shape[1] <= TOKENS
+        x = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+        x = x + self.attention(x, mask)
+        return self.head(self.norm(x))
+
+
+def samples(step: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The whole batch of a step: tokens, mask, targets; most targets of the first samples ask for
+    nothing, and the second sample's all."""
+    source = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (count, TOKENS), generator=source)
+    targets = torch.randint(VOCABULARY, (count, TOKENS), generator=source)
+    targets[0, 1:] = IGNORED
+    targets[1:2] = IGNORED
+    targets[-1, -2:] = IGNORED
+    mask = targets != IGNORED
+    return tokens, mask, targets
+
+
+def count_of(step: int) -> int:
+    """Samples of a step over all ranks: uneven among 2 or 3, now and then fewer than usual."""
+    return 7 if step % 3 else 5
+
+
+MOST = 7

@@ -1,0 +1,214 @@
+"""Recipes that a Python program hands over, and those that the command line names."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import DEADLINE_S, is_running
+
+TESTS = Path(__file__).parents[1]
+PROGRAM = str(TESTS / "multiprocess" / "programs" / "own_recipe.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+DATA_NBYTES = 64 * 2**20
+ROUNDING = 1e-5
+
+
+def rows(done) -> list[dict]:
+    assert done.code == 0, done.err
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def check(row: dict) -> None:
+    """What came of a training is what plain torch comes to in one process."""
+    assert row["apart"] < ROUNDING
+    assert row["faults"] == []
+    (epoch,) = row["epochs"]
+    assert row["score"] == "score"  # a lambda has no name
+    assert 0 <= epoch["score"] <= 1
+    assert epoch["test_loss"] > 0
+
+
+def test_a_program_trains_a_recipe_of_closures_with_each_exchange(start):
+    """After it has used torch with several threads; four times in one process."""
+    found = rows(start(PROGRAM, "all_strategies", afresh=True).finish())
+    assert [row["strategy"] for row in found] == ["allreduce", "host", "tree", "allreduce"]
+    assert [len(row["workers"]) for row in found] == [2, 2, 2, 1]
+    for row in found:
+        check(row)
+        assert row["threads"] == 1  # the one that forks is gone
+        for held in row["workers"]:
+            assert held["Shared"] > DATA_NBYTES  # which no worker has copied
+    assert len({row["folder"] for row in found}) == 4
+
+
+def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself(start):
+    found = rows(start(PROGRAM, "led", afresh=True).finish())
+    assert [row["strategy"] for row in found] == [
+        *(["hogbatch"] * 2 + ["wheel"] * 2 + ["subbatch"] * 2)
+    ]
+    for row in found:
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["lost"] == []
+
+
+def test_a_thread_of_a_program_trains_a_recipe(start):
+    (row,) = rows(start(PROGRAM, "in_a_thread", afresh=True).finish())
+    check(row)
+    assert len(row["workers"]) == 2
+
+
+def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
+    found = rows(start(*TORCHRUN, PROGRAM, "as_a_rank", afresh=True).finish())
+    trained = [row for row in found if "refused" not in row]
+    assert sorted(row["strategy"] for row in trained) == ["allreduce"] * 2 + ["host"] * 2
+    for row in trained:
+        check(row)
+    assert len({row["folder"] for row in trained}) == 2  # both ranks have rank 0's
+    why = "strategy: hogbatch starts its workers itself; run it without torchrun"
+    assert [row["refused"] for row in found if "refused" in row] == [why] * 2
+
+
+def test_a_program_gets_the_run_that_was_started_again_when_a_worker_had_died(start):
+    found, trained = rows(start(PROGRAM, "restarts").finish())
+    assert {"result.json", "model.safetensors"} <= set(found["files"])
+    assert any("restarted from the beginning" in one for one in found["lost"])
+    check(trained)
+
+
+def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
+    (row,) = rows(start(PROGRAM, "goes_on").finish())
+    first, second = (tmp_path / folder for folder in row["folders"])
+    assert row["alike"]
+    assert first == second
+    done = paceline("train", "--config", str(first / "run.toml"))
+    assert done.code == 2
+    assert "given-recipe:model: this recipe was an object of a Python program" in done.err
+
+
+def test_a_program_plans_and_rehearses_a_recipe(start):
+    plan, paced, stretched, sweep = rows(start(PROGRAM, "verbs").finish())
+    assert plan["wire"] % plan["parameters"] == 0
+    for one in (paced, stretched):
+        assert one == {"origin": "rehearsed", "faults": []}
+    assert sweep["num_points"] > 1
+
+
+def test_what_a_recipe_cannot_have_is_said(start):
+    bind, data, shape = rows(start(PROGRAM, "wrong").finish())
+    assert bind["why"].startswith("bind: workers of other machines cannot have an object of this")
+    assert data["error"] == "WorkersFailed"
+    assert "data: the recipe is a recipe, which has data of its own; leave it out" in data["why"]
+    assert shape["why"] == "input_shape: the recipe's data say it; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("victim", "what"),
+    [("the program", "long"), ("a worker", "long"), ("the program", "long_hogbatch")],
+)
+def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path, victim, what):
+    begun = start(PROGRAM, what)
+    until = time.monotonic() + DEADLINE_S
+    while len(found := list(tmp_path.glob("worker-*"))) < 2:  # both compute
+        assert begun.process.poll() is None, begun.finish().err
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    workers = [int(path.name.partition("-")[2]) for path in found]
+    killed = begun.process.pid if victim == "the program" else workers[0]
+    os.kill(killed, signal.SIGKILL)
+    done = begun.finish()
+    assert not begun.members()
+    assert not any(map(is_running, workers))
+    if victim == "a worker":
+        assert done.code == 1
+        assert f"(process {workers[0]}) was ended by SIGKILL: the run is stopped" in done.err
+
+
+def test_the_first_example_of_the_documentation_runs_in_both_ways(start, paceline, tmp_path):
+    page = (TESTS.parent / "docs" / "recipes.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert program.startswith("# bigrams.py\n")
+    (tmp_path / "bigrams.py").write_text(program)
+    done = start("bigrams.py").finish()
+    assert done.code == 0, done.err
+    loss, folder = done.out.split()
+    assert float(loss) < 3.5  # of 256 bytes, alike: 5.5
+    assert (tmp_path / folder / "report.html").is_file()
+    named = paceline("train", "bigrams:recipe", *LONG_ENOUGH[:2], "--profile-s", "0.1", "--json")
+    assert json.loads(named.out)["epochs"][-1]["test_loss"] < 3.5
+    refused = page.partition("$ paceline train bigrams:recipe --data digits\n")[2].split("\n")[0]
+    assert paceline("train", "bigrams:recipe", "--data", "digits").err == f"{refused}\n"
+
+
+LONG_ENOUGH = ("--workers", "2", "--batch-size", "8", "--epochs", "1", "--profile-s", "0.1")
+
+
+@pytest.fixture
+def named(paceline, tmp_path):
+    """Run a verb of the command line on one of own_recipes."""
+    (tmp_path / "own_recipes.py").write_text((TESTS / "own_recipes.py").read_text())
+    return lambda verb, name, *options: paceline(verb, f"own_recipes:{name}", *options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raises", "calling it failed: ValueError: there is no third file"),
+        ("number", "it returned int, not a paceline.Recipe or torch.nn.Module"),
+        ("empty", "own_recipes:empty: its data have no samples"),
+        ("uneven", "samples need equal shapes, or the recipe a collate of its own"),
+        ("unreadable", "sample 40 of its data cannot be read: OSError: the disk is gone"),
+        ("vector_loss", "is float32 1; it must be a scalar"),
+        ("untrained", "own_recipes:untrained: the model has no trainable parameters"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line_with_exit_code_2(named, name, message):
+    done = named("train", name, *LONG_ENOUGH)
+    assert done.code == 2, done.err
+    said = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
+    # What one rank finds in the middle of an epoch, the other says that it stops for.
+    own = [line for line in said if not line.startswith("paceline: worker 1 stops: worker 0 ")]
+    own = [line for line in own if not line.startswith("paceline: worker 0 stops: worker 1 ")]
+    assert len(own) == 1, done.err
+    assert message in own[0]
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_data_cannot_be_named_beside_a_recipe(named):
+    done = named("train", "tokens", "--data", "digits", *LONG_ENOUGH)
+    assert (done.code, done.out) == (2, "")
+    why = "own_recipes:tokens is a recipe, which has data of its own; leave it out"
+    assert done.err == f"paceline: data: {why}\n"
+
+
+def test_a_recipe_without_tests_and_score_is_trained(named, tmp_path):
+    done = named("train", "fields", *LONG_ENOUGH, "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    (epoch,) = result["epochs"]
+    assert (epoch["test_loss"], epoch["score"], result["accuracy"]) == (None, None, None)
+    assert "epoch 1/1: train loss " in done.err
+    assert "test loss" not in done.err
+
+
+def test_a_recipe_is_profiled_with_its_own_loss_and_optimizer(named):
+    done = named("profile", "tokens", "--batch-size", "16", "--steps", "4", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert [row["name"] for row in result["layers"]] == ["embedding", "head"]
+    # AdamW has two values for each parameter, and a count of steps.
+    assert result["memory"]["momentum"] >= 2 * result["memory"]["parameters"]
+    assert "aten::embedding" in {row["name"] for row in result["operators"]}
+
+
+def test_a_recipe_is_scaled_on_its_own_data(named):
+    options = ("--workers", "1,2", "--batch", "8", "--exchange", "host", "--repeats", "1")
+    more = ("--measure", "--device", "p100", "--predict", "--profile-s", "0.1", "--steps", "5")
+    done = named("scale", "tokens", *options, *more, "--json")
+    assert done.code == 0, done.err
+    cells = json.loads(done.out)["cells"]
+    assert [cell["error"] for cell in cells] == [None] * 6  # three kinds, two numbers of workers

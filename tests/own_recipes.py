@@ -1,0 +1,172 @@
+"""Recipes as people write them, to be named own_recipes:NAME; right ones, and wrong ones."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from paceline import Recipe
+
+VOCABULARY, CONTEXT, WIDTH = 29, 12, 8
+
+
+class TokenModel(nn.Module):
+    """Logits (N, T, V) of tokens (N, T), int64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens).tanh())
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def token_data(size: int) -> TensorDataset:
+    rows = (torch.arange(CONTEXT + 1) + torch.arange(size)[:, None]) % VOCABULARY
+    return TensorDataset(rows[:, :-1], rows[:, 1:])
+
+
+def tokens(**others: Any) -> Recipe:
+    """A language model, with AdamW."""
+    common: dict[str, Any] = {
+        "model": TokenModel,
+        "train": token_data(64),
+        "test": token_data(16),
+        "loss": next_token_loss,
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    }
+    return Recipe(**common | others)
+
+
+class Fields(nn.Module):
+    """A model of two named inputs, one of which is optional in its signature, of two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.scale = nn.Linear(1, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor, weight: Tensor, label: Tensor) -> dict[str, Tensor]:
+        inner = self.embedding(ids).mean(1) * self.scale(weight[:, None])
+        return {"logits": self.head(inner), "inner": inner}
+
+
+class FieldData:
+    """64 samples that are mappings of fields."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = (torch.arange(5) * index) % VOCABULARY
+        return {"ids": ids, "weight": torch.tensor(index / 64), "label": index % 2}
+
+
+def field_loss(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    regular = outputs["inner"].square().mean()
+    return F.cross_entropy(outputs["logits"], batch["label"]) + 0.01 * regular
+
+
+def fields() -> Recipe:
+    """Batches of mappings; no test data, no score, no optimizer."""
+    return Recipe(model=Fields, train=FieldData(), loss=field_loss)
+
+
+ready = tokens(name="the ready one")
+
+
+# --- wrong ones
+
+
+def raises() -> Recipe:
+    raise ValueError("there is no third file")
+
+
+def number() -> int:
+    return 7
+
+
+def empty() -> Recipe:
+    return tokens(train=token_data(0))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.zeros(3)])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def stream() -> Recipe:
+    return tokens(train=Stream())
+
+
+class Broken:
+    """The token data, but for one sample."""
+
+    def __init__(self, instead: Callable[[], Any], at: int = 40) -> None:
+        self._instead, self._at, self._data = instead, at, token_data(64)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._instead() if index == self._at else self._data[index]
+
+
+def uneven() -> Recipe:
+    return tokens(train=Broken(lambda: (torch.zeros(3, dtype=torch.int64),) * 2))
+
+
+def unreadable() -> Recipe:
+    def fail() -> Any:
+        raise OSError("the disk is gone")
+
+    return tokens(train=Broken(fail))
+
+
+def vector_loss() -> Recipe:
+    return tokens(loss=lambda logits, targets: logits.mean((1, 2)))
+
+
+def unfit_loss() -> Recipe:
+    return tokens(loss=F.cross_entropy)
+
+
+def vector_score() -> Recipe:
+    return tokens(score=lambda logits, targets: logits.argmax(-1) == targets)
+
+
+class Untrained(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.one_hot(tokens, VOCABULARY).float()
+
+
+def untrained() -> Recipe:
+    return tokens(model=Untrained)
+
+
+def unmade() -> Recipe:
+    def fail() -> nn.Module:
+        raise RuntimeError("no such weights")
+
+    return tokens(model=fail)
+
+
+def no_model() -> Recipe:
+    return tokens(model=lambda: 3)
+
+
+def triple() -> Recipe:
+    data = token_data(64).tensors
+    return tokens(train=TensorDataset(*data, data[0]))

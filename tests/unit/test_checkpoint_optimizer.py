@@ -1,0 +1,280 @@
+"""The state of optimizers, through a checkpoint's files."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from checkpointed import through_files
+from paceline.checkpoints.state import (
+    load_module_state,
+    load_optimizer_state,
+    module_state,
+    optimizer_state,
+)
+from paceline.core.errors import InvalidInput
+from simulated_gpus import simulated_gpus
+
+CPU = torch.device("cpu")
+
+OPTIMIZERS = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+    if kind not in (torch.optim.Optimizer, torch.optim.LBFGS)
+}
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "fused": True}],
+    "Adam": [{}, {"amsgrad": True}, {"fused": True}, {"fused": True, "amsgrad": True}],
+    "AdamW": [{"amsgrad": True}, {"betas": (0.8, 0.9), "fused": True}],
+    "Adagrad": [{}, {"fused": True}],
+    "RMSprop": [{}, {"centered": True, "momentum": 0.9}],
+    "NAdam": [{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}],
+}
+CASES = [
+    (name, options, dtype)
+    for name in OPTIMIZERS
+    for given in OPTIONS.get(name, [{}])
+    for options in ([given] if "fused" in given else [given | {"foreach": True}, given])
+    if "foreach" not in options or "foreach" in inspect.signature(OPTIMIZERS[name]).parameters
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)
+]
+
+
+def small(name: str, dtype: torch.dtype) -> nn.Module:
+    """A model with parameters of several shapes, one in another layout, and one never used."""
+    torch.manual_seed(3)
+    if name == "Muon":  # of matrices only
+        model: nn.Module = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Linear(6, 4, bias=False))
+    elif name == "SparseAdam":
+        model = nn.Embedding(7, 3, sparse=True)
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 2))
+        model[0].to(memory_format=torch.channels_last)
+        model.unused = nn.Linear(2, 2)
+    return model.to(dtype)
+
+
+def step(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    shape = {"Muon": (8, 5), "SparseAdam": (8,)}.get(name, (8, 3, 2, 2))
+    inputs = torch.rand(shape, generator=generator).to(dtype)
+    if name == "SparseAdam":
+        inputs = torch.randint(0, 7, (8,), generator=generator)
+    optimizer.zero_grad()
+    model(inputs).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("name", "options", "dtype"), CASES)
+def test_the_next_steps_are_those_of_the_optimizer_never_saved(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+):
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return OPTIMIZERS[name](model.parameters(), **options)
+
+    whole = small(name, dtype)
+    optimizer = make(whole)
+    for seed in range(3):
+        step(name, whole, optimizer, seed)
+    tensors, values = optimizer_state(optimizer, whole.named_parameters())
+    tensors, values = through_files(tensors, values)
+    resumed = small(name, dtype)
+    load_module_state(resumed, module_state(whole))
+    other = make(resumed)
+    for group in other.param_groups:
+        group["lr"] = 77.0  # the saved one replaces it
+    load_optimizer_state(other, resumed.named_parameters(), tensors, values)
+    assert optimizer_state(other, resumed.named_parameters())[1] == values
+    for seed in range(3, 6):
+        step(name, whole, optimizer, seed)
+        step(name, resumed, other, seed)
+    for (key, one), same in zip(
+        whole.state_dict().items(), resumed.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, same), key
+    own, found = (
+        optimizer_state(*pair)[0]
+        for pair in ((optimizer, whole.named_parameters()), (other, resumed.named_parameters()))
+    )
+    assert own.keys() == found.keys()
+    for key, one in own.items():
+        assert (found[key].dtype, found[key].stride()) == (one.dtype, one.stride()), key
+        assert torch.equal(found[key], one), key
+
+
+def trained(make: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Any, Any]:
+    model = nn.Linear(3, 2)
+    optimizer = make(model)
+    for _ in range(2):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def adam(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 0.01, **options)
+
+
+def test_groups_have_options_of_their_own_tensors_among_them():
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            [
+                {"params": [model.weight], "lr": torch.tensor(0.01, dtype=torch.float64)},
+                {"params": [model.bias], "betas": (0.8, 0.9), "capturable": None, "foreach": False},
+            ],
+            0.002,
+        )
+
+    model, optimizer = trained(make)
+    other = make(model)
+    other.param_groups[0]["lr"].zero_()
+    tensors, values = through_files(*optimizer_state(optimizer, model.named_parameters()))
+    load_optimizer_state(other, model.named_parameters(), tensors, values)
+    for one, same in zip(optimizer.param_groups, other.param_groups, strict=True):
+        assert {**one, "params": 0} == {**same, "params": 0}
+        assert type(one["betas"]) is type(same["betas"]) is tuple
+    assert other.param_groups[0]["lr"].dtype == torch.float64
+    # Not the tensor of the checkpoint, which others may load as well.
+    other.param_groups[0]["lr"].zero_()
+    assert tensors["group/0/lr"] == 0.01
+
+
+def test_on_a_gpu_counters_stay_on_the_host_and_averages_on_the_device():
+    with simulated_gpus() as (gpu,):
+        whole = nn.Linear(3, 2, device=gpu.torch_device)
+        resumed = nn.Linear(3, 2, device=gpu.torch_device)
+        optimizers = [adam(model, foreach=False) for model in (whole, resumed)]
+        for step in range(4):
+            if step == 2:
+                state = optimizer_state(optimizers[0], whole.named_parameters())
+                on_host = {name: one.cpu() for name, one in state[0].items()}
+                tensors, values = through_files(on_host, state[1])
+                load_optimizer_state(optimizers[1], resumed.named_parameters(), tensors, values)
+                model = {name: one.cpu() for name, one in module_state(whole).items()}
+                load_module_state(resumed, model)
+            for one, optimizer in zip((whole, resumed), optimizers, strict=True):
+                one.weight.grad = torch.full((2, 3), step + 1.0, device=gpu.torch_device)
+                optimizer.step()
+        for optimizer, one in zip(optimizers, (whole, resumed), strict=True):
+            found = optimizer.state[one.weight]
+            assert found["step"].device == CPU
+            assert found["exp_avg"].device == gpu.torch_device
+        assert torch.equal(whole.weight.cpu(), resumed.weight.cpu())
+
+
+def test_what_is_loaded_shares_no_memory_with_the_checkpoint():
+    model, optimizer = trained(adam)
+    tensors, values = optimizer_state(optimizer, model.named_parameters())
+    tensors = {name: one.clone() for name, one in tensors.items()}
+    before = copy.deepcopy(tensors)
+    other = adam(model)
+    load_optimizer_state(other, model.named_parameters(), tensors, values)
+    model(torch.ones(4, 3)).sum().backward()
+    other.step()
+    assert all(torch.equal(one, before[name]) for name, one in tensors.items())
+
+
+Values = dict[str, Any]
+
+
+def other_kind(model, tensors, values):
+    return torch.optim.AdamW(model.parameters()), tensors, values
+
+
+def turned(model, tensors, values):
+    return torch.optim.Adam(list(model.parameters())[::-1]), tensors, values
+
+
+def two_groups(model, tensors, values):
+    groups = [{"params": [one]} for one in model.parameters()]
+    return torch.optim.Adam(groups), tensors, values
+
+
+def fewer(model, tensors, values):
+    return torch.optim.Adam([model.weight]), tensors, values
+
+
+def other_rate(model, tensors, values):
+    return torch.optim.Adam(model.parameters(), torch.tensor(0.1)), tensors, values
+
+
+def other_options(model, tensors, values):
+    optimizer = adam(model)
+    lr_scheduler.ConstantLR(optimizer)
+    return optimizer, tensors, values
+
+
+def missing(model, tensors, values):
+    del tensors["state/bias/exp_avg"]
+    return adam(model), tensors, values
+
+
+def surplus(model, tensors, values):
+    return adam(model), tensors | {"state/other/exp_avg": torch.ones(2)}, values
+
+
+def unknown(model, tensors, values):
+    values["state"]["other"] = {"values": {}, "tensors": {}}
+    return adam(model), tensors, values
+
+
+def not_of_an_optimizer(model, tensors, values):
+    return adam(model), tensors, values | {"groups": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_kind, "^the optimizer of the checkpoint is Adam, and not AdamW$"),
+        (turned, "^Adam has other groups of parameters in the checkpoint, or in another order$"),
+        (two_groups, "Adam has other groups of parameters"),
+        (fewer, "parameter 'bias' is in the checkpoint only"),
+        (other_rate, "option of group 0 'lr' is a value in the checkpoint, and a tensor here"),
+        (other_options, "option of group 0 'initial_lr' is not in the checkpoint"),
+        (missing, "tensor 'state/bias/exp_avg' is not in the checkpoint"),
+        (surplus, "tensor 'state/other/exp_avg' is in the checkpoint only"),
+        (unknown, "parameter 'other' is in the checkpoint only"),
+        (not_of_an_optimizer, "the state of the optimizer: groups: Input should be"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(change, message: str):
+    model, optimizer = trained(adam)
+    tensors, values = through_files(*optimizer_state(optimizer, model.named_parameters()))
+    other, tensors, values = change(model, tensors, values)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(InvalidInput, match=message):
+        load_optimizer_state(other, model.named_parameters(), tensors, values)
+    assert repr(other.state_dict()) == repr(before)
+
+
+def test_a_model_of_another_shape_is_refused_for_its_optimizer():
+    model, optimizer = trained(adam)
+    wider = nn.Linear(3, 4)
+    with pytest.raises(InvalidInput, match="'bias' is 2 float32 in the checkpoint, and 4 float32"):
+        load_optimizer_state(
+            adam(wider),
+            wider.named_parameters(),
+            *optimizer_state(optimizer, model.named_parameters()),
+        )
+
+
+def test_what_an_optimizer_has_beside_tensors_and_values_is_refused():
+    model, optimizer = trained(adam)
+    with pytest.raises(InvalidInput, match="a parameter that is none of the model's"):
+        optimizer_state(optimizer, [("weight", model.weight)])
+    optimizer.state[model.bias]["history"] = [model.bias]
+    with pytest.raises(InvalidInput, match=r"the optimizer's 'history'\[0\] is torch.nn.param"):
+        optimizer_state(optimizer, model.named_parameters())
+    del optimizer.state[model.bias]["history"]
+    optimizer.state["all"] = {"step": 3}
+    with pytest.raises(InvalidInput, match="Adam has state of 'all', which is no parameter"):
+        optimizer_state(optimizer, model.named_parameters())
+    with pytest.raises(InvalidInput, match="LBFGS keeps lists of tensors, and cannot be saved"):
+        optimizer_state(torch.optim.LBFGS(model.parameters()), model.named_parameters())

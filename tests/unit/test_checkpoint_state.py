@@ -1,0 +1,315 @@
+"""The state of modules, schedules and random numbers, through a checkpoint's files."""
+
+import copy
+import inspect
+import logging
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from checkpointed import through_files
+from paceline.checkpoints.state import (
+    load_module_state,
+    load_optimizer_state,
+    load_schedule_state,
+    module_state,
+    optimizer_state,
+    random_state,
+    restore_random_state,
+    schedule_state,
+)
+from paceline.core.errors import InvalidInput
+
+CPU = torch.device("cpu")
+
+# Modules
+
+
+class Odd(nn.Module):
+    """Tied weights, running means, buffers that are kept and one that is not, channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(4)
+        self.a = nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.b = nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.b.weight = self.a.weight
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("also_seen", self.seen)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+
+def test_a_module_comes_back_to_the_last_bit_and_stays_tied():
+    torch.manual_seed(1)
+    model, other = Odd(), Odd()
+    model.seen.fill_(7)
+    with torch.no_grad():
+        model.norm.running_mean.normal_()
+        model.a.weight[0, 0] = torch.nan
+    weight = other.a.weight
+    tensors, _ = through_files(module_state(model), {})
+    assert not {"b.weight", "also_seen", "scratch"} & tensors.keys()
+    load_module_state(other, tensors)
+    for name, expected in model.state_dict().items():
+        found = other.state_dict()[name]
+        assert found.dtype == expected.dtype
+        assert found.stride() == expected.stride()
+        assert torch.equal(found.nan_to_num(9), expected.nan_to_num(9)), name
+    assert other.b.weight is other.a.weight is weight
+    assert other.also_seen is other.seen
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: nn.Linear(3, 4),
+            "^tensor 'bias' is 2 float32 in the checkpoint, and 4 float32 here; "
+            "tensor 'weight' is 2x3 float32 in the checkpoint, and 4x3 float32 here$",
+        ),
+        (lambda: nn.Linear(3, 2).double(), "2 float32 in the checkpoint, and 2 float64 here"),
+        (lambda: nn.Linear(3, 2, bias=False), "^tensor 'bias' is in the checkpoint only$"),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)),
+            "^tensor '0.bias' is not in the checkpoint; tensor '0.weight' is not in the checkpoint;"
+            " tensor '1.bias' is not in the checkpoint; and 3 more$",
+        ),
+    ],
+)
+def test_another_model_is_refused_with_the_differences_and_unchanged(build, message: str):
+    model = build()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InvalidInput, match=message):
+        load_module_state(model, module_state(nn.Linear(3, 2)))
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+class Counting(nn.Module):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"count": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Take it."""
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(Counting()), "'0._extra_state' is what a module's get_extra_state returns"),
+        (nn.LazyLinear(3), "'weight' has no shape yet; run the model on a batch"),
+        (nn.Linear(2, 2, dtype=torch.complex64), r"'weight' is torch.complex64, and cannot be"),
+    ],
+)
+def test_state_that_no_file_holds_is_refused_by_name(model: nn.Module, message: str):
+    with pytest.raises(InvalidInput, match=message):
+        module_state(model)
+
+
+def test_hooks_of_a_module_see_its_state():
+    """A layer whose state has other names than its parameters, as a wrapped one has."""
+
+    def outwards(module: nn.Module, state: dict, prefix: str, meta: dict) -> None:
+        state["inner." + prefix + "weight"] = state.pop(prefix + "weight")
+
+    def inwards(module: nn.Module, state: dict, prefix: str, *args: Any) -> None:
+        state[prefix + "weight"] = state.pop("inner." + prefix + "weight")
+
+    model, other = (nn.Linear(3, 3, bias=False) for _ in range(2))
+    for one in (model, other):
+        one._register_state_dict_hook(outwards)
+        one.register_load_state_dict_pre_hook(inwards)
+    tensors = module_state(model)
+    assert list(tensors) == ["inner.weight"]
+    load_module_state(other, tensors)
+    assert torch.equal(other.weight, model.weight)
+
+
+# Schedules
+
+
+class Doubling:
+    """A callable with a state of its own, which torch saves, too."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        return 1.0 + self.calls
+
+
+def sequential(optimizer: Any) -> lr_scheduler.LRScheduler:
+    parts = [
+        lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3),
+        lr_scheduler.CosineAnnealingLR(optimizer, 9),
+    ]
+    return lr_scheduler.SequentialLR(optimizer, parts, [3])
+
+
+SCHEDULES: dict[str, Callable[[Any], lr_scheduler.LRScheduler]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "LambdaLR of an object": lambda o: lr_scheduler.LambdaLR(o, Doubling()),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 5, 8]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 6),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.2, 1.0, 7),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.93),
+    "SequentialLR": sequential,
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 8),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 12, 2.0),
+}
+
+
+def test_all_schedules_of_torch_are_tried():
+    known = {
+        name
+        for name, kind in vars(lr_scheduler).items()
+        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler)
+    }
+    assert known - {"LRScheduler", "_LRScheduler"} <= SCHEDULES.keys()
+
+
+def rates(name: str, scheduler: Any, optimizer: Any, steps: range) -> list[Any]:
+    found = []
+    for number in steps:
+        optimizer.step()
+        scheduler.step(*([1.0 / (number % 4 + 1)] if name == "ReduceLROnPlateau" else []))
+        found.append([(group["lr"], group.get("momentum")) for group in optimizer.param_groups])
+    return found
+
+
+@pytest.mark.parametrize("saved_at", [0, 4])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_where_it_was(name: str, saved_at: int):
+    model = nn.Linear(2, 2)
+
+    def make() -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CyclicLR says that it sets momentum
+            return optimizer, SCHEDULES[name](optimizer)
+
+    optimizer, scheduler = make()
+    rates(name, scheduler, optimizer, range(saved_at))
+    tensors, values = optimizer_state(optimizer, model.named_parameters())
+    tensors, values = through_files(tensors, [values, schedule_state(scheduler)])
+    other, resumed = make()
+    load_optimizer_state(other, model.named_parameters(), tensors, values[0])
+    load_schedule_state(resumed, values[1])
+    assert resumed.get_last_lr() == scheduler.get_last_lr()
+    expected = rates(name, scheduler, optimizer, range(saved_at, 15))
+    assert rates(name, resumed, other, range(saved_at, 15)) == expected
+
+
+def test_another_schedule_is_refused():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    state = schedule_state(sequential(optimizer))
+    other = lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.StepLR(optimizer, 3)], [3]
+    )
+    with pytest.raises(
+        InvalidInput,
+        match=r"is SequentialLR\(LinearLR, CosineAnnealingLR\), and not SequentialLR\(LinearLR, St",
+    ):
+        load_schedule_state(other, state)
+    own = sequential(optimizer)
+    before = repr(own.state_dict())
+    del state["state"]["_schedulers"][1]["T_max"]
+    with pytest.raises(InvalidInput, match=r"the schedule's '1.T_max' is not in the checkpoint"):
+        load_schedule_state(own, state)
+    for broken in (None, {}, {"kind": "StepLR", "state": 3}):
+        with pytest.raises(InvalidInput, match="the state of the schedule is not that of one"):
+            load_schedule_state(own, broken)
+    assert repr(own.state_dict()) == before
+
+
+def test_loading_a_schedule_leaves_what_it_was_loaded_from():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    state = schedule_state(sequential(optimizer))
+    before = copy.deepcopy(state)
+    own = sequential(optimizer)
+    load_schedule_state(own, state)
+    rates("", own, optimizer, range(5))
+    assert state == before
+
+
+def test_a_schedule_with_tensors_is_refused_by_name():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), torch.tensor(0.1))
+    with pytest.raises(InvalidInput, match=r"StepLR\.base_lrs\[0\] is torch.Tensor, which cannot"):
+        schedule_state(lr_scheduler.StepLR(optimizer, 3))
+
+
+# Random numbers
+
+
+def drawn() -> tuple[Any, ...]:
+    return (
+        torch.rand(3).tolist(),
+        torch.randn(3).tolist(),
+        [random.random(), random.gauss(0, 1)],
+        [np.random.rand(), np.random.randn()],
+    )
+
+
+def test_random_numbers_go_on_where_they_were():
+    before = random_state(CPU)
+    drawn()  # an odd number of normal ones: half of a pair is waiting in the state
+    tensors, values = through_files(*random_state(CPU))
+    expected = [drawn() for _ in range(3)]
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    restore_random_state(CPU, tensors, values)
+    assert [drawn() for _ in range(3)] == expected
+    restore_random_state(CPU, *before)
+
+
+def test_a_state_that_is_none_changes_nothing():
+    tensors, values = random_state(CPU)
+    expected = drawn()
+    for broken, fields, message in (
+        ({"torch": tensors["torch"]}, values, "tensor 'numpy' is not in the checkpoint"),
+        (tensors, {}, "the state of the random numbers is not that of any"),
+        (tensors, values | {"numpy": {}}, "is not that of any"),
+        (tensors | {"torch": tensors["torch"] * 0}, values, "is not that of any"),
+        (tensors | {"python": -tensors["python"]}, values, "is not that of any"),
+    ):
+        restore_random_state(CPU, tensors, values)
+        with pytest.raises(InvalidInput, match=message):
+            restore_random_state(CPU, broken, fields)
+        assert drawn() == expected
+
+
+def test_a_checkpoint_of_another_kind_of_device_says_so(caplog: pytest.LogCaptureFixture):
+    tensors, values = random_state(CPU)
+    expected = drawn()
+    with caplog.at_level(logging.WARNING):
+        restore_random_state(CPU, tensors | {"device": torch.zeros(16)}, values)
+    assert "random numbers of cpu go on elsewhere than in the checkpoint" in caplog.text
+    assert drawn() == expected
+
+
+def test_other_generators_of_numpy_are_refused():
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        with pytest.raises(InvalidInput, match="numpy's global random numbers are of PCG64"):
+            random_state(CPU)
+    finally:
+        np.random.set_bit_generator(before)

@@ -1,0 +1,240 @@
+"""Checkpoints written beside training: what is written is the state at `save`, whatever follows."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.folder import CheckpointFolder, Contents
+from paceline.checkpoints.writer import BackgroundWriter
+from paceline.core.errors import InvalidInput
+from paceline.devices.simulated import SimulatedDevice
+from simulated_gpus import simulated_gpus
+
+DEADLINE_S = 300.0  # for what hangs
+
+
+class SlowFolder(CheckpointFolder):
+    """A folder on a disk that waits until the test lets it go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, keep=9)
+        self.goes_on = threading.Event()
+        self.addresses: list[dict[str, int]] = []
+
+    def write(self, step: int, files: Mapping[str, Contents]) -> Path:
+        self.addresses.append(
+            {name: one.data_ptr() for name, one in files.get("model.safetensors", {}).items()}
+        )
+        assert self.goes_on.wait(DEADLINE_S)
+        return super().write(step, files)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[SlowFolder]:
+    found = SlowFolder(tmp_path)
+    yield found
+    found.goes_on.set()
+
+
+@pytest.fixture
+def writer(folder: SlowFolder) -> Iterator[BackgroundWriter]:
+    before = set(threading.enumerate())
+    found = BackgroundWriter(folder, DEADLINE_S)
+    yield found
+    folder.goes_on.set()
+    found.close()
+    assert set(threading.enumerate()) <= before
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_the_state_at_save_is_written_whatever_comes_after(folder, writer):
+    weight, turned, progress = torch.ones(5), torch.arange(6.0).reshape(2, 3).t(), {"steps": [1]}
+    expected = turned.clone()
+    assert writer.save(3, {"model/w": weight, "model/t": turned}, {"progress": progress})
+    weight.zero_()
+    turned.zero_()
+    progress["steps"].append(2)
+    folder.goes_on.set()
+    writer.close()
+    loaded = folder.latest()
+    assert (loaded.step, writer.written_step) == (3, 3)
+    assert torch.equal(loaded.tensors("model")["w"], torch.ones(5))
+    assert torch.equal(loaded.tensors("model")["t"], expected)
+    assert loaded.json("progress") == {"steps": [1]}
+
+
+def test_tensors_lie_in_files_by_the_first_part_of_their_names(folder, writer):
+    folder.goes_on.set()
+    tensors = {"model/a/b": torch.ones(1), "model/c": torch.ones(2), "rank1/c": torch.ones(3)}
+    writer.save(1, tensors, {"model": 1}, wait=True)
+    loaded = folder.latest()
+    assert set(loaded.names) == {"model.safetensors", "model.json", "rank1.safetensors"}
+    assert loaded.tensors("model").keys() == {"a/b", "c"}
+    assert len(loaded.tensors("rank1")["c"]) == 3
+
+
+def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
+    weight = torch.ones(5)
+    assert writer.save(1, {"model/w": weight}, {})
+    assert writer.is_writing
+    assert not writer.save(2, {"model/w": weight * 2}, {})
+    assert not writer.save(3, {"model/w": weight * 3}, {})
+    assert warnings_of(caplog) == ["no checkpoint of step 2: that of step 1 is still being written"]
+    folder.goes_on.set()
+    writer.close()
+    assert folder.steps == (1,)
+    assert torch.equal(folder.latest().tensors("model")["w"], weight)
+
+
+def test_one_that_must_be_written_waits_for_the_one_before(folder, writer):
+    writer.save(1, {"model/w": torch.ones(5)}, {})
+    later = threading.Timer(0.05, folder.goes_on.set)
+    later.start()
+    assert writer.save(2, {"model/w": torch.zeros(5)}, {}, wait=True)
+    later.join()
+    assert writer.written_step == 2
+    assert folder.steps == (1, 2)
+    assert torch.equal(folder.latest().tensors("model")["w"], torch.zeros(5))
+
+
+def test_what_takes_longer_than_the_deadline_is_said_and_not_waited_for(folder, caplog):
+    writer = BackgroundWriter(folder, deadline_s=0.01)
+    assert not writer.save(1, {"model/w": torch.ones(5)}, {}, wait=True)
+    assert not writer.save(2, {"model/w": torch.ones(5)}, {}, wait=True)
+    writer.close(0.01)
+    lines = warnings_of(caplog)
+    assert len(lines) == 3
+    assert all("the checkpoint of step 1 is not written after 0.01 s" in line for line in lines)
+    assert writer.written_step is None
+    folder.goes_on.set()
+    writer.close(DEADLINE_S)
+    assert writer.written_step == 1
+
+
+def test_the_memory_of_the_copies_is_used_again(folder, writer):
+    folder.goes_on.set()
+    other = torch.ones(3)
+    for step, tensors in enumerate(
+        (
+            {"model/w": torch.ones(500), "model/x": other},
+            {"model/x": other, "model/w": torch.zeros(500)},
+            {"model/w": torch.zeros(500, dtype=torch.int32), "model/x": torch.ones(3, 1)},
+        )
+    ):
+        assert writer.save(step, tensors, {}, wait=True)
+    first, second, third = folder.addresses
+    assert first == second
+    assert first["x"] != other.data_ptr()
+    # Another type or shape is other memory.
+    assert folder.latest().tensors("model")["w"].dtype == torch.int32
+    assert folder.latest().tensors("model")["x"].shape == (3, 1)
+    assert third.keys() == first.keys()
+
+
+def test_tensors_that_are_gone_are_written_no_more(folder, writer):
+    folder.goes_on.set()
+    writer.save(1, {"model/a": torch.ones(1), "old/b": torch.ones(1)}, {}, wait=True)
+    writer.save(2, {"model/a": torch.ones(1)}, {}, wait=True)
+    assert folder.latest().names == ("model.safetensors",)
+
+
+def test_what_cannot_be_written_is_one_warning_and_the_next_one_is_tried(tmp_path, caplog):
+    place = tmp_path / "place"
+    place.touch()
+    writer = BackgroundWriter(CheckpointFolder(place / "checkpoints"))
+    assert writer.save(1, {"model/w": torch.ones(5)}, {}, wait=True)
+    writer.poll()
+    writer.poll()
+    assert warnings_of(caplog) == [
+        f"{place}/checkpoints: the checkpoint of step 1 cannot be written: Not a directory; there "
+        "is none before it; the run goes on"
+    ]
+    assert writer.written_step is None
+    place.unlink()
+    writer.save(2, {"model/w": torch.ones(5)}, {}, wait=True)
+    assert writer.written_step == 2
+    assert len(warnings_of(caplog)) == 1
+    writer.close()
+
+
+class BrokenFolder(CheckpointFolder):
+    def write(self, step: int, files: Mapping[str, Contents]) -> Path:
+        raise AttributeError("a bug")
+
+
+@pytest.mark.parametrize(
+    "look", [BackgroundWriter.poll, BackgroundWriter.close, lambda one: one.save(2, {}, {})]
+)
+def test_a_bug_in_the_thread_is_an_error_of_the_caller(tmp_path, look: Callable):
+    writer = BackgroundWriter(BrokenFolder(tmp_path))
+    writer.save(1, {}, {})
+    writer._writing.thread.join(DEADLINE_S)
+    with pytest.raises(AttributeError, match="a bug"):
+        look(writer)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "parts", "message"),
+    [
+        ({"w": torch.ones(1)}, {}, "'w': a tensor of a checkpoint is named FILE/NAME"),
+        ({"model/": torch.ones(1)}, {}, "'model/': a tensor of a checkpoint is named"),
+        ({"model/w": torch.eye(2).to_sparse()}, {}, "'model/w' is torch.sparse_coo, and cannot"),
+        ({}, {"progress": {"a": object()}}, r"progress\.a is builtins.object"),
+    ],
+)
+def test_what_no_checkpoint_holds_is_refused_at_once(writer, folder, tensors, parts, message):
+    with pytest.raises(InvalidInput, match=message):
+        writer.save(1, tensors, parts)
+    assert writer._writing is None
+
+
+def test_the_caller_is_held_for_as_long_as_save_lasts(folder, writer):
+    folder.goes_on.set()
+    before = writer.stalled_s
+    for step in range(3):
+        writer.save(step, {"model/w": torch.ones(1000)}, {}, wait=True)
+        assert writer.stalled_s > before
+        before = writer.stalled_s
+    writer.close()
+    assert writer.stalled_s == before
+
+
+# From a GPU
+
+
+@pytest.fixture
+def gpu() -> Iterator[SimulatedDevice]:
+    with simulated_gpus() as (found,):
+        yield found
+
+
+def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
+    """Parameters change in the stream that computes; the copies come before that."""
+    weight = torch.ones(6, device=gpu.torch_device)
+    turned = torch.ones(4, 3, device=gpu.torch_device).t()
+    host = torch.ones(2)
+    tensors: dict[str, Tensor] = {"model/w": weight, "model/t": turned, "model/h": host}
+    for step in (1, 2):
+        gpu.synchronize()
+        blocking, folder.goes_on = gpu.num_blocking_copies, threading.Event()
+        gpu.delays = lambda stream, what: 0.02
+        assert writer.save(step, tensors, {})
+        assert gpu.num_blocking_copies == blocking
+        for tensor in tensors.values():
+            tensor.add_(1)
+        gpu.delays = lambda stream, what: 0.0
+        folder.goes_on.set()
+        writer._writing.thread.join(DEADLINE_S)
+        loaded = folder.latest().tensors("model")
+        assert {name: float(one.mean()) for name, one in loaded.items()} == dict.fromkeys(
+            ("w", "t", "h"), float(step)
+        )

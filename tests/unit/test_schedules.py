@@ -1,0 +1,172 @@
+"""Schedules: the rate of every step by its closed form, and by torch's own schedulers."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+
+from paceline.core.errors import InvalidInput
+from paceline.recipes.schedules import schedule_of
+
+RATE = 0.3
+NAMES = ("constant", "cosine", "linear")
+OWN = """
+import torch
+
+def halved(optimizer, num_steps):
+    return torch.optim.lr_scheduler.StepLR(optimizer, num_steps // 2, gamma=0.5)
+
+def plateau(optimizer, num_steps):
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+def number(optimizer, num_steps):
+    return num_steps
+
+def broken(optimizer, num_steps):
+    raise RuntimeError("first line\\nsecond line")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_schedules.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("own_schedules", None)
+
+
+def sgd() -> torch.optim.Optimizer:
+    """An optimizer of two groups, the second with twice the rate."""
+    groups = [
+        {"params": [nn.Parameter(torch.zeros(1))]},
+        {"params": [nn.Parameter(torch.zeros(1))], "lr": 2 * RATE},
+    ]
+    return torch.optim.SGD(groups, lr=RATE)
+
+
+def expected(name: str, step: int, warmup: int, total: int) -> float:
+    """The rate of a step, counted from 0, as the documentation states it."""
+    if step < warmup:
+        return RATE * (step + 1) / warmup
+    done = (step - warmup) / (total - warmup)
+    return (
+        RATE
+        * {
+            "constant": 1.0,
+            "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+            "linear": 1 - done,
+        }[name]
+    )
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_every_step_has_the_rate_of_the_closed_form(name: str, data: st.DataObject):
+    total = data.draw(st.integers(1, 60))
+    warmup = data.draw(st.integers(0, total - 1))
+    optimizer = sgd()
+    schedule = schedule_of(name, warmup)(optimizer, total)
+    rates = []
+    for _ in range(total):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    for step, (first, second) in enumerate(rates):
+        assert first == pytest.approx(expected(name, step, warmup, total), abs=1e-15)
+        assert second == pytest.approx(2 * first)
+        assert first > 0  # no step is wasted
+    if warmup:
+        assert rates[0][0] == pytest.approx(RATE / warmup)
+        assert rates[warmup - 1][0] == pytest.approx(RATE)
+    if name != "constant":  # and after the last one nothing is left
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-15)
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_a_resumed_schedule_needs_the_number_of_steps_alone(name: str, data: st.DataObject):
+    total = data.draw(st.integers(2, 40))
+    warmup, done = data.draw(st.integers(0, total - 1)), data.draw(st.integers(0, total - 1))
+    optimizer = sgd()
+    whole = schedule_of(name, warmup)(optimizer, total)
+    for _ in range(done):
+        optimizer.step()
+        whole.step()
+    other = sgd()
+    resumed = schedule_of(name, warmup)(other, total)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    for mine, its in zip(optimizer.param_groups, other.param_groups, strict=True):
+        its["lr"] = mine["lr"]  # a checkpoint of the optimizer has it
+    for _ in range(total - done):
+        assert [group["lr"] for group in other.param_groups] == [
+            group["lr"] for group in optimizer.param_groups
+        ]
+        for one, its_schedule in ((optimizer, whole), (other, resumed)):
+            one.step()
+            its_schedule.step()
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(0, 10), (4, 20)])
+def test_cosine_and_linear_are_those_of_torch(warmup: int, total: int):
+    for name in ("cosine", "linear"):
+        ours, theirs = sgd(), sgd()
+        schedule = schedule_of(name, warmup)(ours, total)
+        left = total - warmup
+        after = (
+            CosineAnnealingLR(theirs, left)
+            if name == "cosine"
+            else LinearLR(theirs, 1.0, 1e-30, left)
+        )
+        reference = after
+        if warmup:  # torch's reaches the full rate one step after its last
+            rising = LinearLR(theirs, 1 / warmup, 1.0, warmup - 1)
+            reference = SequentialLR(theirs, [rising, after], [warmup])
+        for _ in range(total):
+            assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"])
+            for optimizer, one in ((ours, schedule), (theirs, reference)):
+                optimizer.step()
+                one.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "message"),
+    [
+        ("cosin", 0, r"^schedule: 'cosin' is not known; did you mean 'cosine'\? Known are const"),
+        ("", 0, r"^schedule: '' is not known\. Known are constant, cosine, linear, and your own"),
+        ("own_schedules:halve", 0, "has no 'halve'; did you mean 'halved'"),
+        ("own_schedules:halved", 3, "^warmup_steps: own_schedules:halved has its own; leave"),
+        ("own_schedules:plateau", 0, "follows a loss, and here it is told of steps"),
+        ("own_schedules:number", 0, "returned int, not torch's LRScheduler"),
+        ("own_schedules:broken", 0, "^schedule: own_schedules:broken: RuntimeError: first line$"),
+        ("cosine", 10, "^warmup_steps: 10, and the run has 10 steps; the rate has to reach"),
+        ("constant", 11, "^warmup_steps: 11, and the run has 10 steps"),
+    ],
+)
+def test_what_cannot_be_is_named_in_one_line(own, name: str, warmup: int, message: str):
+    with pytest.raises(InvalidInput, match=message) as error:
+        schedule_of(name, warmup)(sgd(), 10)
+    assert "\n" not in str(error.value)
+
+
+def test_an_optimizer_that_is_only_like_torchs_has_no_schedule():
+    with pytest.raises(InvalidInput, match=r"^schedule: TypeError: .* is not an Optimizer$"):
+        schedule_of("cosine", 0)(SimpleNamespace(param_groups=[]), 10)
+
+
+def test_a_schedule_of_ones_own_is_told_of_the_steps(own):
+    optimizer = sgd()
+    schedule = schedule_of("own_schedules:halved", 0)(optimizer, 6)
+    rates = []
+    for _ in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([RATE] * 3 + [RATE / 2] * 3)

@@ -1,0 +1,276 @@
+"""What strategy subbatch trains of recipes, and refuses: losses, targets, optimizers, models."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+from torch.nn.functional import cross_entropy
+
+from paceline.core.errors import InvalidInput
+from paceline.data.dataset import TensorSamples
+from paceline.links.group import process_group
+from paceline.recipes.classification import accuracy, class_loss, label_loss
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import Recipe
+from paceline.strategies.subbatch.batch import StepBatch, label_message
+from paceline.strategies.subbatch.build import describe_recipe, split
+from paceline.strategies.subbatch.bypass import bypassed
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.loss import check_objective
+from paceline.strategies.subbatch.partition import partition
+from paceline.strategies.subbatch.row_wise import check_row_wise
+
+
+def recipe(**changes: Any) -> Recipe:
+    images = TensorSamples(torch.randn(4, 6), torch.arange(4))
+    known = {"model": nn.Identity, "train": images, "loss": class_loss, "score": None}
+    return Recipe(**known | {"name": "mine"} | changes)
+
+
+def half_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets) / 2
+
+
+ROWS, TOKENS = torch.zeros(1, 6), torch.zeros(1, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs"),
+    [
+        (class_loss, ROWS),
+        (cross_entropy, ROWS),
+        (nn.CrossEntropyLoss(), ROWS),
+        (next_token_loss, ROWS),
+        (next_token_loss, TOKENS),
+    ],
+)
+def test_cross_entropy_is_recognised(loss: Any, outputs: torch.Tensor):
+    targets = torch.zeros(outputs.shape[:-1], dtype=torch.int64)
+    check_objective(recipe(loss=loss, score=bits_per_byte), outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outputs", "targets", "message"),
+    [
+        ({"loss": half_loss}, ROWS, torch.zeros(1), "loss: mine has half_loss, which needs all"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, ROWS, torch.zeros(1), "CrossEntropyL"),
+        ({"loss": nn.CrossEntropyLoss(torch.ones(6))}, ROWS, torch.zeros(1), "CrossEntropyLoss"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ROWS, torch.zeros(1), "CrossEntropyLoss"),
+        ({"loss": label_loss}, ROWS, torch.zeros(1, 6, dtype=torch.bool), "several labels"),
+        ({}, TOKENS, torch.zeros(1, 3, dtype=torch.int64), r"outputs \(samples, classes\)"),
+        ({}, ROWS, torch.zeros(1), "an int64 target for each row"),
+        (
+            {"loss": next_token_loss},
+            TOKENS.flatten(0, 1),
+            torch.zeros(1, 3, dtype=torch.int64),
+            r"outputs float32 3x6 and targets int64 1x3; .* \(samples, tokens, classes\)",
+        ),
+        ({"score": accuracy}, ROWS, torch.zeros(1, dtype=torch.int64), None),
+        (
+            {"loss": next_token_loss, "score": accuracy},
+            TOKENS,
+            torch.zeros(1, 3, dtype=torch.int64),
+            "score of mine: fails on outputs float32 1x3x6",
+        ),
+    ],
+)
+def test_another_loss_is_refused_with_what_would_do(
+    changes: dict[str, Any], outputs: torch.Tensor, targets: torch.Tensor, message: str | None
+):
+    if message is None:
+        check_objective(recipe(**changes), outputs, targets)
+        return
+    with pytest.raises(InvalidInput, match=message) as caught:
+        check_objective(recipe(**changes), outputs, targets)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.tensor([0, 6]), "class numbers from 0 to 6, but the model has 6 outputs"),
+        (torch.tensor([-1, 2]), "class numbers from -1 to 2"),
+        (torch.zeros(2, 4, dtype=torch.int64), "8 rows of 2 samples, where .* 6 are the most"),
+        (torch.zeros(2), "targets of torch.float32"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor, message: str):
+    with pytest.raises(InvalidInput, match=message):
+        label_message(targets, 6, 6)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 4))
+def test_sub_batches_have_whole_samples(counts: list[int], num_tokens: int, num_sub_batches: int):
+    most = max(counts) * num_tokens
+    whole = torch.arange(sum(counts) * num_tokens).view(-1, num_tokens)
+    parts = whole.split(counts)
+    messages = torch.cat([label_message(one, most, 10**6) for one in parts])
+    batch = StepBatch.of(messages, num_sub_batches)
+    assert torch.equal(batch.targets, whole.flatten())
+    for number in range(num_sub_batches):
+        own = [one.tensor_split(num_sub_batches)[number].flatten() for one in parts]
+        assert torch.equal(batch.targets[batch.rows_of(number)], torch.cat(own))
+        assert batch.sizes_of(number) == tuple(map(len, own))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(optim.SGD, lr=0.1, momentum=0.9),
+        partial(optim.AdamW, lr=1e-6),
+        partial(optim.RMSprop, lr=0.1),
+        partial(optim.Adagrad, lr=0.1),
+        partial(optim.ASGD, lr=0.1),
+        partial(optim.Rprop, lr=0.1),
+    ],
+)
+def test_optimizers_of_each_value_can_have_rows(optimizer: Any):
+    check_row_wise(lambda module: optimizer(module.parameters()))
+
+
+class Normed(optim.SGD):
+    """Scales each gradient by the norm of the whole tensor's, as LARS does."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.grad /= one.grad.norm()
+        super().step()
+
+
+@pytest.mark.parametrize("optimizer", [partial(optim.Adafactor, lr=1e-4), partial(Normed, lr=1e-6)])
+def test_optimizers_of_whole_matrices_are_refused(optimizer: Any):
+    with pytest.raises(
+        InvalidInput, match=r"optimizer: (Adafactor|Normed) updates a value by more"
+    ):
+        check_row_wise(lambda module: optimizer(module.parameters()))
+
+
+class Tokens(nn.Module):
+    """A model of 12 tokens whose forward pass looks at sizes, and takes more than tokens."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.outer = nn.ModuleDict({"embedding": nn.Embedding(12, 8), "norm": nn.LayerNorm(8)})
+        self.mixed, self.head = nn.Linear(8, 8), nn.Linear(8, 12, bias=False)
+        if tied:
+            self.head.weight = self.outer["embedding"].weight
+
+    def forward(self, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
+        assert tokens.shape[1] < 100
+        x = self.outer["embedding"](tokens)
+        if weights is not None:
+            x = x * weights.unsqueeze(2)
+        return self.head(self.outer["norm"](self.mixed(x)))
+
+
+class Doubling(Tokens):
+    """Returns something else than its last layer gives."""
+
+    def forward(self, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
+        return 2 * super().forward(tokens, weights)
+
+
+def tokens_recipe(**changes: Any) -> Recipe:
+    tokens = torch.arange(60).remainder(12).view(10, 6)
+    data = TensorSamples(tokens, tokens.roll(-1, 1))
+    known = {"model": Tokens, "train": data, "loss": next_token_loss, "name": "tokens"}
+    return Recipe(**known | changes)
+
+
+def parted(recipe: Recipe, **more: Any) -> Any:
+    found = describe_recipe(recipe, 3)
+    with process_group(20.0) as group:
+        config = SubBatch(workers=1, **more)
+        return split(recipe.model, found.workload, config, group, 0, recipe.example(1))
+
+
+def test_a_norm_of_tokens_stays_in_the_body():
+    model = parted(tokens_recipe())
+    assert list(model.shardings) == ["head"]
+    assert (model.rows_per_sample, model.num_classes) == (6, 12)
+    whole = [name for name, _ in Tokens().named_parameters()]
+    names = [name for name, _ in model.body.named_parameters()]
+    assert names == [name for name in whole if name != "head.weight"]
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_body_is_the_model_up_to_its_last_layer(optional: bool):
+    """Tracing would fix the assertion, and whether the second argument is given."""
+    torch.manual_seed(0)
+    model, tokens = Tokens(), torch.arange(12).view(2, 6)
+    weights = torch.rand(2, 6) if optional else None
+    body, [head] = partition(model, ["head"], "tokens", tokens[:1])
+    assert torch.equal(head.module(body(tokens, weights)), model(tokens, weights))
+    assert body.outer["norm"] is model.outer["norm"]
+    body.eval()
+    assert not body.outer["norm"].training
+
+
+def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
+    tokens = torch.arange(6).view(1, 6)
+    assert bypassed(Tokens(), "mixed", tokens) is None
+    assert bypassed(Doubling(), "head", tokens) is None
+    with pytest.raises(InvalidInput, match="cannot be traced"):
+        partition(Doubling(), ["head"], "doubling", tokens)
+
+
+def test_a_model_that_changes_its_mind_in_training_is_refused():
+    class Changing(Tokens):
+        def forward(self, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
+            found = super().forward(tokens, weights)
+            return 2 * found if self.training else found
+
+    body = bypassed(Changing().train(), "head", torch.arange(6).view(1, 6))
+    assert body is not None
+    with pytest.raises(InvalidInput, match="must return what layer 'head' gives"):
+        body(torch.arange(6).view(1, 6))
+
+
+@pytest.mark.parametrize("head", [None, "head"])
+def test_a_tied_head_is_refused_with_what_would_do(head: str | None):
+    recipe = tokens_recipe(model=partial(Tokens, tied=True))
+    with pytest.raises(InvalidInput) as caught:
+        parted(recipe, head=head)
+    said = str(caught.value)
+    assert "head: head.weight of tokens is outer.embedding.weight: a tied output layer" in said
+    assert "untie it (as gpt-untied does)" in said
+    assert "allreduce" in said
+    assert "\n" not in said
+
+
+def test_nothing_is_described_with_values():
+    """A factory that makes its tensors where torch says makes none of a head on this machine."""
+    made = []
+
+    class Watched(Tokens):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self.head.weight.device.type)
+
+    described = describe_recipe(tokens_recipe(model=Watched), 3)
+    assert made == ["meta"]
+    assert described.rows_per_sample == 6
+    assert described.outputs.shape == (3, 6, 12)
+
+
+def test_tokens_are_not_normalised_over_samples():
+    class Statistics(nn.Module):
+        """A chain of layers that would be a head of images."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.norm = nn.Embedding(12, 8), nn.BatchNorm1d(8)
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 12)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.first(self.embedding(tokens))
+            return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+    assert list(parted(tokens_recipe(model=Statistics)).shardings) == ["last"]
+    with pytest.raises(InvalidInput, match="layer 'norm' normalises each of 6 rows of a sample"):
+        parted(tokens_recipe(model=Statistics), head="first")

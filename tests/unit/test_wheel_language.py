@@ -1,0 +1,256 @@
+"""Cuts of models with several inputs, and of language models: where they pay, and what is tied."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import TrainSettings
+from paceline.data.batch import call
+from paceline.models import describe
+from paceline.recipes.named import given
+from paceline.recipes.recipe import Recipe
+from paceline.strategies.wheel.config import MOMENTUM, Wheel
+from paceline.strategies.wheel.cut import cut, tied
+from paceline.strategies.wheel.job import difference, training_job
+from paceline.strategies.wheel.split import split
+
+LENGTH, WIDTH = 12, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, keys, values = self.attention(self.norm(x)).chunk(3, dim=-1)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return x + self.output(mixed)
+
+
+class Decoder(nn.Module):
+    """As it is usually written: sizes are asked for and checked, positions are made."""
+
+    def __init__(self, vocabulary: int, is_tied: bool = False) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.lm_head = nn.Linear(WIDTH, vocabulary, bias=is_tied)
+        if is_tied:
+            self.lm_head.weight = self.tokens.weight
+
+    def forward(
+        self, ids: Tensor, mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        _, length = ids.size()
+        assert length <= LENGTH, "too long"
+        if ids.dim() != 2:
+            raise ValueError("(samples, tokens)")
+        places = torch.arange(0, length, dtype=torch.long, device=ids.device)
+        x = self.tokens(ids) + self.positions(places)
+        if mask is not None:
+            x = x * mask[:, :, None] + torch.zeros(ids.shape[0], 1, 1)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.lm_head(self.norm(x))
+        return logits if mask is None else {"logits": logits, "all": (logits.sum(-1), 3)}
+
+
+IDS = torch.arange(4 * LENGTH).view(4, LENGTH) % 30
+MASK = (IDS > 5).float()
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        IDS,
+        (IDS,),
+        (IDS, MASK),
+        {"ids": IDS, "mask": MASK},
+        {"mask": MASK, "ids": IDS, "labels": IDS},
+    ],
+)
+def test_halves_compute_the_model_of_any_inputs(inputs: Any):
+    """Bit for bit, also of the smaller last batch of an epoch; outputs may be any pytree."""
+    torch.manual_seed(1)
+    model = Decoder(30)
+    halves = cut(model, inputs, "lm_head")
+    assert halves.head_names == ("lm_head.weight",)
+    assert halves.crossing == (LENGTH, WIDTH)
+    for count in (4, 3, 1):
+        part = torch.utils._pytree.tree_map(lambda leaf, n=count: leaf[:n], inputs)
+        found = halves.head(call(halves.body, part))
+        expected = call(model, part)
+        assert type(found) is type(expected)
+        for one, two in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+            assert one is two or one == two if isinstance(one, int) else torch.equal(one, two)
+
+
+def test_torch_makes_tensors_as_before_a_cut():
+    before = {name: getattr(torch, name) for name in ("arange", "zeros", "ones", "full")}
+    cut(Decoder(30), IDS, "lm_head")
+    with pytest.raises(InvalidInput):
+        cut(Decoder(30), IDS, "positions")
+    assert all(getattr(torch, name) is value for name, value in before.items())
+
+
+class Branching(Decoder):
+    def forward(self, ids: Tensor) -> Tensor:
+        if ids.sum() > 0:
+            ids = ids + 0
+        return super().forward(ids)
+
+
+class Labelled(Decoder):
+    """As in libraries of models: with labels, the loss is computed inside."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
+
+
+def test_what_cannot_be_traced_is_refused_with_the_layer_and_what_would_do():
+    with pytest.raises(InvalidInput) as refused:
+        cut(Branching(30), IDS, "lm_head")
+    assert "Branching cannot be cut before 'lm_head': the forward pass around" in str(refused.value)
+    assert "choose a data-parallel strategy" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(InvalidInput, match="the model's input is used behind the cut"):
+        cut(Labelled(30), (IDS, IDS), "lm_head")
+
+
+def test_a_tied_embedding_is_refused_and_told_to_be_untied():
+    model = Decoder(30, is_tied=True)
+    for first in ("lm_head", "norm"):
+        with pytest.raises(InvalidInput, match=r"untied embedding .*end in -untied"):
+            cut(model, IDS, first)
+    del model.lm_head.bias
+    model.lm_head.bias = None  # now the head has no parameter of its own, and is no layer
+    with pytest.raises(InvalidInput, match=r"'lm_head.weight' is 'tokens.weight' \(tied\)"):
+        cut(model, IDS, "lm_head")
+    assert tied(Decoder(30), None) == ""
+
+
+def described(vocabulary: int, samples: int):
+    return describe(Decoder(vocabulary), torch.zeros(samples, LENGTH, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("vocabulary", "samples"), [(50_257, 32), (256, 16)])
+def test_a_large_vocabulary_and_few_tokens_make_a_head(vocabulary: int, samples: int):
+    """Not matrices within blocks, which several tokens of a sample are multiplied by."""
+    parts = split(described(vocabulary, samples), Wheel())
+    assert [layer.name for layer in parts.head.layers] == ["lm_head"]
+    assert parts.head.input_nbytes == 4 * samples * LENGTH * WIDTH
+    assert parts.head.gradient_nbytes == 4 * vocabulary * WIDTH
+
+
+def test_a_small_vocabulary_and_many_tokens_make_none_unless_it_is_asked_for():
+    """256 bytes, 64 samples of 12 tokens: more crosses than the output layer holds."""
+    work = described(256, 64)
+    crossing, kept = 2 * 4 * 64 * LENGTH * WIDTH / 1e6, 2 * 4 * 256 * WIDTH / 1e6
+    with pytest.raises(InvalidInput) as refused:
+        split(work, Wheel())
+    said = str(refused.value)
+    assert "the best begins with lm_head" in said
+    assert f"of 64 samples are {crossing:.3g} MB" in said
+    assert f"gradients only {kept:.3g} MB" in said
+    assert "choose a data-parallel strategy" in said
+    assert split(work, Wheel(head="lm_head")).head.layers[0].name == "lm_head"
+
+
+def test_a_fully_connected_head_behind_attention_is_one():
+    """Of one vector a sample: its layers multiply each sample once."""
+
+    class Classifier(Decoder):
+        def __init__(self) -> None:
+            super().__init__(30)
+            self.lm_head = nn.Linear(WIDTH, 500)
+            self.last = nn.Linear(500, 20)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.tokens(ids)
+            for block in self.blocks:
+                x = block(x)
+            return self.last(torch.relu(self.lm_head(self.norm(x[:, 0]))))
+
+    work = describe(Classifier(), torch.zeros(16, LENGTH, dtype=torch.int64))
+    assert [layer.name for layer in split(work, Wheel()).head.layers] == ["lm_head", "last"]
+
+
+class Windows:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return IDS[index % 4], IDS[index % 4]
+
+
+def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+class Session:
+    def __init__(self, name: str, **settings: Any) -> None:
+        own = {"strategy": "wheel", "workers": 2, "batch_size": 4, "momentum": MOMENTUM}
+        self.settings = TrainSettings(model=name, **(own | settings))
+        self.config = Wheel(workers=2)
+
+
+def jobs_of(model: Any, train: Any = None, loss: Any = None, **settings: Any):
+    recipe = Recipe(model=model, train=train or Windows(), loss=loss or next_token)
+    with given(recipe) as name:
+        session = Session(name, **settings)
+        return training_job(session, session.settings, torch.device("cpu"))
+
+
+def job_of(model: Any, **settings: Any):
+    return jobs_of(model, **settings)[0]
+
+
+def test_a_recipe_handed_over_is_for_workers_of_this_machine():
+    job = job_of(partial(Decoder, 5000), steps=7)
+    assert job.spec.head == "lm_head"
+    assert (job.spec.num_steps, job.spec.data, job.spec.precision) == (7, None, "float32")
+    with pytest.raises(InvalidInput, match="cannot import; name it as package"):
+        job_of(partial(Decoder, 5000), bind="tcp://127.0.0.1:0")
+
+
+def test_a_run_says_that_a_tied_head_cannot_be_split_off():
+    with pytest.raises(InvalidInput, match=r"no head to split off: 'lm_head.weight' is 'tokens.w"):
+        job_of(partial(Decoder, 5000, is_tied=True))
+
+
+class Longer(Windows):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return IDS[index % 4], torch.cat([IDS[index % 4], IDS[0]])
+
+
+def test_hub_and_body_agree_on_the_structure_of_a_sample():
+    """And on the number of samples; the first difference is named."""
+    here, there = (
+        jobs_of(partial(Decoder, 5000), train, lambda outputs, _: outputs.mean())[0].layout
+        for train in (Windows(), Longer())
+    )
+    assert difference(here, here) is None
+    assert difference(here, there) == "targets, tensor: int64 [24] and not int64 [12]"
+    assert json.loads(here)["samples"] == 40
+
+
+def test_the_usual_momentum_is_that_of_sgd_alone():
+    job, updating = jobs_of(partial(Decoder, 5000))
+    assert updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
+    for name in ("adam", "rmsprop"):
+        updating = jobs_of(partial(Decoder, 5000), optimizer=name)[1]
+        assert not updating.optimizer(job.model).param_groups[0].get("momentum")
+    with pytest.raises(InvalidInput, match="momentum: optimizer adam has none"):
+        jobs_of(partial(Decoder, 5000), optimizer="adam", momentum=0.5)
