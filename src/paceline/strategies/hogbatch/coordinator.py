@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from math import isfinite, nan
 from typing import Any
 
@@ -66,7 +65,7 @@ class Coordinator:
         self._order, self._committed = data[messages.ORDER], data[messages.COMMITTED]
         self._active: list[WorkerProcess] = []  # those that the policy knows, in its order
         self._recipe, self._epoch_sizes = recipe, tuple(epoch_sizes)
-        self._ends = tuple(accumulate(epoch_sizes))  # samples of the run at the end of each epoch
+        self._first_sample = 0  # of the epoch, in the run
         self._rates: ScheduledRate | None = None  # made while workers start
         self._queue = policy.SampleQueue(epoch_sizes[0])
         self._traced_epoch = min(1, len(epoch_sizes) - 1)
@@ -91,7 +90,7 @@ class Coordinator:
     @property
     def num_samples(self) -> int:
         """The samples of the run that are done."""
-        return self._ends[self._counts.epoch] - self._queue.num_samples + self._queue.num_done
+        return self._first_sample + self._queue.num_done
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Start the first workers, and have all try their speed at once, as they will work.
@@ -101,7 +100,7 @@ class Coordinator:
         for spec in specs:
             self.processes.start(spec)
         settings, batch_size = self._settings, self._settings.batch_size
-        num_steps = -(-self._ends[-1] // batch_size)
+        num_steps = -(-sum(self._epoch_sizes) // batch_size)
         _, schedule = learning_by(self._recipe, settings, num_steps)
         self._rates = ScheduledRate(optimizer_by(self._recipe, settings), schedule, batch_size)
         # Trials begin together: workers that share cores or memory slow each other down in them.
@@ -120,6 +119,7 @@ class Coordinator:
         if epoch != self._resumed_epoch:
             self._queue, counts = policy.SampleQueue(len(order)), self._counts
             counts.epoch, counts.epoch_began_ns = epoch, counts.trained_ns
+            self._first_sample = sum(self._epoch_sizes[:epoch])
             counts.loss_sum, counts.num_reported = 0.0, 0
         self._load_workers()
         self._go_on()
@@ -221,10 +221,11 @@ class Coordinator:
             self._log(worker, work, result)
 
     def _count(self, worker: WorkerProcess, work: ExecuteWork, updates: int) -> None:
-        worker.complete(self._counts.num_updates - worker.num_updates)
+        counts = self._counts
+        worker.complete(counts.num_updates - worker.num_updates)
         worker.updates += policy.updates_of(worker.spec, work.size, self._config.beta)
         worker.num_updates += updates
-        self._counts.num_updates += updates
+        counts.num_updates += updates
         self._queue.complete(work.places)
 
     def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
@@ -262,18 +263,17 @@ class Coordinator:
             updates.append(one.updates + sum(made))
         sizes = [one.size for one in self._active]
         worker.size = self.policy.next_batch(self._active.index(worker), updates, sizes)
-        handed_out = self._ends[self._counts.epoch] - len(self._queue)
-        taken = self._queue.take(worker.size)
+        taken, counts = self._queue.take(worker.size), self._counts
         decay = self._config.staleness_decay
         rate = policy.rate_factor(len(taken), self._settings.batch_size, worker.staleness, decay)
         assert self._rates is not None
-        rate *= self._rates.factor(handed_out)
-        traced = self._counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
+        rate *= self._rates.factor(self._first_sample + taken.start)
+        traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
         worker.num_traced += traced
-        number = self._counts.num_batches
-        self._counts.num_batches += 1
+        number = counts.num_batches
+        counts.num_batches += 1
         work = ExecuteWork(Command.TRAIN, number, taken.start, len(taken), rate, traced)
-        worker.assign(work, self._counts.num_updates - worker.num_updates)
+        worker.assign(work, counts.num_updates - worker.num_updates)
 
     def _hand_out_to_idle(self) -> None:
         for worker in self._active:
@@ -345,6 +345,7 @@ class Coordinator:
             )
         free = [range(*part) for part in values["free"]]
         self._resumed_epoch, self._queue = counts.epoch, policy.SampleQueue(sizes[-1], free)
+        self._first_sample = sum(sizes[:-1])
         self._traced_epoch = max(self._traced_epoch, counts.epoch if free else counts.epoch + 1)
         self.log = BatchLog(tensors[_LOG].numpy().tobytes())
         self.lost, self.past = list(values["lost"]), [PastWorker(*one) for one in values["past"]]

@@ -17,7 +17,7 @@ Schedule = Callable[[Optimizer], LRScheduler | None]
 
 
 class ScheduledRate:
-    """The factor by which a schedule changes the learning rate, by the samples handed out.
+    """The factor by which a schedule changes the learning rate, by the place in the run's samples.
 
     A step of the schedule is as many samples as a batch size, whatever the workers' batches are.
     The schedule changes the rate of an optimizer of one parameter that nobody trains; its factor is
@@ -32,7 +32,7 @@ class ScheduledRate:
         self._rate, self._batch_size = float(self._group["lr"]), batch_size
         self._options = self._others()
         self._schedule = schedule(optimizer)
-        self._step = 0
+        self._step, self._factor = 0, 1.0
         if self._schedule is None:
             return
         if isinstance(self._schedule, ReduceLROnPlateau):
@@ -44,21 +44,28 @@ class ScheduledRate:
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()  # torch warns of a schedule that steps before its optimizer
         self._check()
+        self._factor = float(self._group["lr"]) / self._rate
 
     def factor(self, num_samples: int) -> float:
-        """Return the factor of a batch before which so many samples of the run were handed out.
+        """Return the factor of a batch before which the run has so many samples.
 
         Samples that come back from a lost worker do not set it back.
         """
+        step = num_samples // self._batch_size
+        if step > self._step:
+            self._advance(step)
+        return self._factor
+
+    def _advance(self, step: int) -> None:
         if self._schedule is None:
-            return 1.0
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's, to who calls step() with an epoch
-            while self._step < num_samples // self._batch_size:
+            while self._step < step:
                 self._schedule.step()
                 self._step += 1
                 self._check()
-        return float(self._group["lr"]) / self._rate
+        self._factor = float(self._group["lr"]) / self._rate
 
     def _others(self) -> dict[str, object]:
         return {key: one for key, one in self._group.items() if key not in ("params", *_RATES)}
