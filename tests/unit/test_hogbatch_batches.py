@@ -331,8 +331,8 @@ class Choosy(nn.Module):
             failing(train=Torn(torch.zeros(40, 3), torch.zeros(40))),
             "mine: its data cannot be read at samples 3, 4, 5, ...: KeyError: 'torn'",
         ),
-        (failing(loss=one_each), "loss of mine: is float32 4 for a batch of outputs float32 4x2"),
-        (failing(loss=lambda outputs, targets: 1.0), "loss of mine: is float for a batch"),
+        (failing(loss=one_each), "loss of mine: is float32 4; it must be a scalar"),
+        (failing(loss=lambda outputs, targets: 1.0), "loss of mine: is float; it must be a scalar"),
         (
             failing(loss=lambda outputs, targets: outputs.detach().sum()),
             "loss of mine: does not depend on the model's parameters",

@@ -12,8 +12,7 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.library import _scoped_library
+from torch import Tensor, library
 from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
@@ -27,8 +26,8 @@ def attention_as_on_cpu() -> Iterator[None]:
 
     One thread at a time; others wait.
     """
-    with _registration, _scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+    with _registration, library._scoped_library("aten", "IMPL") as aten:
+        aten.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
         yield
 
 

@@ -143,20 +143,25 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
     if recipe.num_classes is not None:
         check_classes(recipe.name, outputs, targets, recipe.num_classes)
     for what, function in (("loss", recipe.loss), ("score", recipe.score)):
-        if function is None:
-            continue
-        try:
-            value = function(outputs, targets)
-        except Exception as error:
-            raise InvalidInput(
-                f"{what} of {recipe.name}: fails on outputs {described(outputs)} and targets "
-                f"{described(targets)}: {first_line(error)}"
-            ) from error
-        if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
-            raise InvalidInput(
-                f"{what} of {recipe.name}: is {described(value)}; it must be a scalar: a tensor "
-                "without dimensions, the mean over the samples"
-            )
+        if function is not None:
+            scalar_of(f"{what} of {recipe.name}", function, outputs, targets)
+
+
+def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
+    """Return a loss or a score; InvalidInput that names it if it fails or is no scalar."""
+    try:
+        value = function(outputs, targets)
+    except Exception as error:
+        raise InvalidInput(
+            f"{what}: fails on outputs {described(outputs)} and targets {described(targets)}: "
+            f"{first_line(error)}"
+        ) from error
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        raise InvalidInput(
+            f"{what}: is {described(value)}; it must be a scalar: a tensor without dimensions, the "
+            f"mean over the samples (of outputs {described(outputs)})"
+        )
+    return value
 
 
 def described(value: Any) -> str:

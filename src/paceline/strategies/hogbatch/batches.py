@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidInput, PacelineError, first_line
 from paceline.data.batch import Batch, call
 from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import Learning
-from paceline.recipes.recipe import Recipe, described
+from paceline.recipes.recipe import Recipe, described, scalar_of
 
 _MOST_NAMED = 3  # samples in an error
 
@@ -61,18 +61,7 @@ def loss_of(
             raise InvalidInput(
                 f"model {name}: fails on a batch, {described(inputs)}: {first_line(error)}"
             ) from error
-        try:
-            loss = learning.loss(outputs, targets)
-        except Exception as error:
-            raise InvalidInput(
-                f"loss of {name}: fails on outputs {described(outputs)} and targets "
-                f"{described(targets)}: {first_line(error)}"
-            ) from error
-    if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
-        raise InvalidInput(
-            f"loss of {name}: is {described(loss)} for a batch of outputs {described(outputs)}; it "
-            "must be a scalar: a tensor without dimensions, the mean over the samples"
-        )
+        loss = scalar_of(f"loss of {name}", learning.loss, outputs, targets)
     if not loss.requires_grad:
         raise InvalidInput(
             f"loss of {name}: does not depend on the model's parameters; it must be computed from "

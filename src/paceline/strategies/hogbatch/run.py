@@ -250,16 +250,7 @@ class HogbatchRunner:
             prediction = calibration.predict(self.workload, config, trials, num_samples)
         timeline = coordinator.log.timeline(names)
         samples, sizes = statistics.num_samples(timeline), statistics.batch_sizes(timeline)
-        staleness = statistics.staleness(timeline)
-        missed = sum(staleness.values(), Counter[int]())
-        by_worker = coordinator.log.updates(names)
-        updates = Updates(
-            count=sum(by_worker.values()),
-            by_worker=by_worker,
-            staleness={name: dict(own) for name, own in staleness.items()},
-            mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
-            gaps=tuple(coordinator.log.gaps(len(names), _MOST_POINTS)),
-        )
+        updates = self._updates(names, timeline)
         samples_per_s, tokens = num_samples / coordinator.trained_s, self._recipe.tokens_per_sample
         known = [(one.name, str(one.spec), one.samples_per_s) for one in workers]
         return Outcome(
@@ -283,7 +274,7 @@ class HogbatchRunner:
                     spec=spec,
                     tried_samples_per_s=tried,
                     samples=samples.get(name, 0),
-                    updates_share=by_worker[name] / updates.count,
+                    updates_share=updates.by_worker[name] / updates.count,
                     predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
                     batch_sizes=tuple(statistics.changes(sizes.get(name, []))),
                 )
@@ -291,6 +282,17 @@ class HogbatchRunner:
             ),
             utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
             predicted_utilisation=prediction.utilisation if prediction else {},
+        )
+
+    def _updates(self, names: Sequence[str], timeline: Timeline) -> Updates:
+        log, staleness = self.coordinator.log, statistics.staleness(timeline)
+        missed, by_worker = sum(staleness.values(), Counter[int]()), log.updates(names)
+        return Updates(
+            count=sum(by_worker.values()),
+            by_worker=by_worker,
+            staleness={name: dict(own) for name, own in staleness.items()},
+            mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
+            gaps=tuple(log.gaps(len(names), _MOST_POINTS)),
         )
 
     def _device_names(self) -> str:

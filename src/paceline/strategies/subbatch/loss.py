@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.errors import InvalidInput
 from paceline.recipes.classification import accuracy, check_classes, class_loss
 from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.recipe import Recipe, described
+from paceline.recipes.recipe import Recipe, described, scalar_of
 from paceline.strategies.subbatch.layers import Shard
 
 IGNORED = -100  # the `ignore_index` of torch's cross entropy
@@ -106,16 +106,7 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
 
 def _check_score(recipe: Recipe, outputs: Tensor, targets: Tensor) -> None:
     assert recipe.score is not None
-    where = f"score of {recipe.name}"
-    try:
-        value = recipe.score(outputs, targets)
-    except Exception as error:
-        raise InvalidInput(
-            f"{where}: fails on outputs {described(outputs)} and targets {described(targets)}: "
-            f"{first_line(error)}"
-        ) from error
-    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
-        raise InvalidInput(f"{where}: is {described(value)}; it must be a scalar of floating point")
+    scalar_of(f"score of {recipe.name}", recipe.score, outputs, targets)
 
 
 def _is_plain(loss: Any) -> bool:
