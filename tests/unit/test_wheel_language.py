@@ -16,9 +16,10 @@ from paceline.data.batch import call
 from paceline.models import describe
 from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
+from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import MOMENTUM, Wheel
 from paceline.strategies.wheel.cut import cut, tied
-from paceline.strategies.wheel.job import difference, training_job
+from paceline.strategies.wheel.job import training_job
 from paceline.strategies.wheel.split import split
 
 LENGTH, WIDTH = 12, 8

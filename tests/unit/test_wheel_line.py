@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from paceline.strategies.wheel.remote import WorkerProcessSettings
+from paceline.rpc.connecting import WorkerProcessSettings
 
 TRAIN = ("train", "lenet5", "--strategy", "wheel")
 HUB = ("hub", "lenet5")

@@ -14,9 +14,9 @@ from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.dataset import TensorSamples
 from paceline.rpc.frames import Message
+from paceline.rpc.workers import difference
 from paceline.strategies.wheel.batches import SampleShare
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.job import difference
 from paceline.strategies.wheel.protocol import CopyLane, Endpoint, check_codecs
 from paceline.strategies.wheel.split import MessageSize
 from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation

@@ -25,9 +25,10 @@ class Kind(StrEnum):
     SEND = "send"
     REDUCE = "reduce"
     STEP = "step"
+    TRAIN = "train"
 
 
-COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP})
+COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP, Kind.TRAIN})
 COMMUNICATION = frozenset(Kind) - COMPUTE
 # The part of a forward that is the forward and backward of all micro-batches before the last one.
 ACCUMULATED = "earlier micro-batches"

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.core.cost import LayerTimes
+from paceline.core.cost import LayerTimes, PacedDevice
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.workload import Workload
@@ -63,15 +63,24 @@ class TrainingSetup:
 
 def setup_of(session: TrainingSession) -> TrainingSetup:
     """Build what this rank trains or rehearses; InvalidInput if model, data or workers misfit."""
-    settings, group = session.settings, session.group
+    return setup_for(session.settings, session.group, session.device)
+
+
+def setup_for(
+    settings: TrainSettings | RehearseSettings, group: Group, device: PacedDevice | None
+) -> TrainingSetup:
+    """Build what a rank of this group trains by these settings, or rehearses as a device.
+
+    Raises InvalidInput if model, data or workers misfit.
+    """
     check_world_size(settings.workers, group)
     if isinstance(settings, TrainSettings):
         return _real(settings, group)
     size = -(-settings.batch_size // group.world_size)
     workload = workload_of(settings.model, size, settings.input_shape)
-    if session.device is None:
+    if device is None:
         return _stretched(settings, group, workload)
-    times = session.device.times(workload)
+    times = device.times(workload)
     # One sample of one class: its loss takes no time, and paced layers do not read it.
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(

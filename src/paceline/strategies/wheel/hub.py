@@ -12,29 +12,28 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from os import sched_getaffinity
 
 from paceline.core.errors import Interrupted, InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import Progress
-from paceline.links import processes
-from paceline.links.group import physical_cores
 from paceline.links.interruption import Interruption
+from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits, one_line
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
+from paceline.rpc.workers import WorkerPool, agreement, difference, num_threads, refusal
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.heads import HeadWorkers
-from paceline.strategies.wheel.job import TrainingJob, difference
+from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.membership import Membership
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
+from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.trace import Trace
@@ -49,45 +48,6 @@ _RATE_WINDOW_S = 10.0
 _WORKER_MODULE = "paceline.strategies.wheel.worker"
 _UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 _OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *_UPDATES)
-
-
-class LocalWorkers:
-    """A hub's own worker processes, one for each device, with common settings `base`."""
-
-    def __init__(self, base: WorkerProcessSettings, config: Wheel, devices: Sequence[str]) -> None:
-        self._processes: dict[processes.Process, Sequence[int]] = {}
-        self._reported: set[processes.Process] = set()
-        lanes = config.workers_by_device
-        try:
-            for device, workers in zip(devices, lanes.values(), strict=True):
-                own = {"workers": tuple(workers), "device": device}
-                settings = base.model_copy(update=own | {"threads": num_threads(len(lanes))})
-                command = processes.module_command(_WORKER_MODULE, settings.model_dump_json())
-                # Standard output holds the result, and nothing else.
-                process = processes.start(command, stdout=processes.STANDARD_ERROR)
-                self._processes[process] = workers
-        except BaseException:
-            self.close()
-            raise
-
-    def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has failed since the last call, and how it ended."""
-        found: list[tuple[int, str]] = []
-        for process, workers in self._processes.items():
-            if process.poll() and process not in self._reported:
-                self._reported.add(process)
-                ended = f"(process {process.pid}) {processes.reason(process.poll())}"
-                found += [(one, ended) for one in workers]
-        return found
-
-    def close(self, wait_s: float = 0.0) -> None:
-        """End those that still run after `wait_s`."""
-        processes.end(list(self._processes), wait_s=wait_s, termination_s=0.0)
-
-
-def num_threads(num_devices: int) -> int:
-    """Return the number of threads of each of these devices, and of the hub beside them."""
-    return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + 1))
 
 
 class Hub:
@@ -117,7 +77,7 @@ class Hub:
         config, self._max_nbytes = job.spec.config, job.max_message_nbytes
         limits = Limits(
             run_id,
-            protocol.agreement(),
+            agreement(protocol.PROTOCOL),
             num_workers=config.workers,
             max_message_nbytes=self._max_nbytes,
             settings=job.spec.model_dump_json().encode(),
@@ -125,12 +85,10 @@ class Hub:
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
         self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys)
         stack.callback(self.rpc.close)
-        self._pool: LocalWorkers | None = None
+        self._deadline_s = settings.deadline_s
+        self._pool: WorkerPool | None = None
         if settings.bind is None:
-            common = WorkerProcessSettings(
-                connect=self.rpc.address, run=run_id, deadline_s=settings.deadline_s
-            )
-            self._pool = LocalWorkers(common, config, devices)
+            self._pool = WorkerPool(_WORKER_MODULE, self._own(run_id, config, devices))
             stack.callback(self._pool.close)
         else:
             logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
@@ -151,6 +109,23 @@ class Hub:
         self.interruption = Interruption()
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
+
+    def _own(
+        self, run_id: str, config: Wheel, devices: Sequence[str]
+    ) -> list[WorkerProcessSettings]:
+        """Return the settings of this machine's worker processes, one for each device."""
+        lanes = config.workers_by_device
+        return [
+            WorkerProcessSettings(
+                connect=self.rpc.address,
+                run=run_id,
+                deadline_s=self._deadline_s,
+                workers=tuple(workers),
+                device=device,
+                threads=num_threads(len(lanes)),
+            )
+            for device, workers in zip(devices, lanes.values(), strict=True)
+        ]
 
     def wait_for_workers(self) -> None:
         """Serve until all workers wait to begin, or those that came within `wait_s`.
@@ -208,14 +183,14 @@ class Hub:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
         except NonFinite as error:
-            self.rpc.reply(request, _refusal(str(error)))
+            self.rpc.reply(request, refusal(str(error)))
             raise InvalidInput(f"learning_rate: {error}") from None
         except InvalidInput as error:
             if self._pool is not None:  # our own, which tells no lies: the others would fail alike
-                self.rpc.reply(request, _refusal(str(error)))
+                self.rpc.reply(request, refusal(str(error)))
                 raise
             logger.info("worker %d is refused: %s", worker, error)
-            reply = _refusal(str(error))
+            reply = refusal(str(error))
         if reply is not None:
             self.rpc.reply(request, reply)
         if message.topic in (*_UPDATES, Topic.DONE):
@@ -372,14 +347,10 @@ class Hub:
         """Tell those who ask that the run is over, for a moment: they end with the reason."""
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._server.workers.live)
         for request in (*self._held, *self._begins.values()):
-            self.rpc.reply(request, _refusal(why))
+            self.rpc.reply(request, refusal(why))
         while left and time.monotonic() < until_s:
             event = self.rpc.receive(_POLL_S)
             if isinstance(event, RpcRequest):
-                self.rpc.reply(event, _refusal(why))
+                self.rpc.reply(event, refusal(why))
             if isinstance(event, RpcRequest | Lost):
                 left.discard(event.worker)
-
-
-def _refusal(why: str) -> Message:
-    return Message(Topic.REFUSED, parts=(why.encode(),))

@@ -250,23 +250,6 @@ def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayou
     )
 
 
-def difference(here: str, there: str) -> str | None:
-    """Return the first difference of two layouts, or None; InvalidInput if `there` is none."""
-    try:
-        own, other = json.loads(here), dict(json.loads(there))
-    except (ValueError, TypeError):
-        raise InvalidInput("what it says of its run cannot be read") from None
-    for part, value in own.items():
-        found = other.get(part)
-        if isinstance(value, dict) and isinstance(found, dict):
-            for name in value | found:
-                if value.get(name) != found.get(name):
-                    return f"{part}, {name}: {found.get(name)} and not {value.get(name)}"
-        elif value != found:
-            return f"{part}: {found} and not {value}"
-    return None
-
-
 def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
     """Return a worker's batches of an epoch; InvalidInput if its samples cannot be shared."""
     own = spec.part(worker), spec.num_parts, spec.seed

@@ -7,8 +7,6 @@ parts that came  -- Endpoint.values -->  vector  -- views -->  tensors like befo
 import threading
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from hashlib import sha256
-from importlib.metadata import version
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +17,13 @@ from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
 from paceline.devices import device_of
+from paceline.rpc import workers
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.trace import HalfRecorder
 
 Parts = tuple[memoryview, ...]
-_PROTOCOL = "paceline wheel 4"
+PROTOCOL = "paceline wheel 4"
 # These add what they lose to the next values, which makes sense for gradients only.
 _MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
 _WITH_ERROR_FEEDBACK = ("onebit", "threshold:")
@@ -51,31 +50,9 @@ class Topic(StrEnum):
     CLOCK = "clock"
     BUFFERS = "buffers"
     DONE = "done"
-    FAILED = "failed"
-    AGAIN = "again"
-    REFUSED = "refused"
-
-
-class WorkerRefused(InvalidInput):
-    """The hub does not let this worker take part, and says why."""
-
-
-class StepGivenUp(Exception):
-    """The hub has given up the step of this worker, and says where it goes on."""
-
-
-def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return a reply of the hub; raises StepGivenUp or WorkerRefused if it is one of these."""
-    if reply.topic == Topic.AGAIN:
-        raise StepGivenUp
-    if reply.topic == Topic.REFUSED:
-        raise WorkerRefused(hub + bytes(reply.parts[0]).decode(errors="replace"))
-    return reply
-
-
-def agreement() -> str:
-    """Return a hash of the versions on which hub and workers must agree."""
-    return sha256(f"{_PROTOCOL}, paceline {version('paceline')}".encode()).hexdigest()
+    FAILED = workers.FAILED
+    AGAIN = workers.AGAIN
+    REFUSED = workers.REFUSED
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

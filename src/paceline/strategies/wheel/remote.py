@@ -5,21 +5,21 @@ help texts of their options. What needs torch is imported when it is called.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
-from paceline.core.settings import Record, Seconds
+from paceline.core.settings import Seconds
+from paceline.rpc.connecting import RUN as RUN
+from paceline.rpc.connecting import Connecting
+from paceline.rpc.connecting import WorkerProcessSettings as WorkerProcessSettings
 from paceline.strategies.wheel.config import Wheel, first_fault
 
 if TYPE_CHECKING:
     from paceline.exchange.session import Progress
     from paceline.strategies.wheel.run import ChildResult
 
-RUN = "wheel"  # the name of a run that nobody has named
-_KEYS = "The folder of keys that --generate-keys has written."
-_RUN = "The name that hub and workers give their run."
 _REFUSED = {  # of a child hub's options
     "workers": "options: workers is a setting of its own, not one of the strategy",
     "hub": "options: hub names a host of a machine file; a run's hub is where it is started",
@@ -28,43 +28,7 @@ _REFUSED = {  # of a child hub's options
 }
 
 
-def _numbers(text: Any) -> Any:
-    """Return the workers' numbers in a text such as 2,3."""
-    if not isinstance(text, str):
-        return text
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 0 or len(set(found)) < len(found):
-        raise ValueError(f"{text!r} are no numbers of workers, such as 0,1")
-    return found
-
-
-Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
-
-
-class WorkerProcessSettings(Record):
-    """The settings of `paceline worker`, and of the processes that a hub starts itself."""
-
-    connect: str = Field(description="Where the hub listens: tcp://10.0.0.1:5555.")
-    workers: Numbers | None = Field(
-        None, description="Numbers of the workers that alternate on the device; 0,1."
-    )
-    lanes: int = Field(2, ge=1, description="Or how many there are, from 0 up.")
-    device: str | None = Field(None, description="cpu, or cuda:0; a GPU if there is one.")
-    keys: Path | None = Field(None, description=_KEYS)
-    run: str = Field(RUN, description=_RUN)
-    threads: int = Field(0, ge=0, description="Of a CPU; 0 leaves them.")
-    deadline_s: Seconds = Field(60.0, description="How long the hub may be away.")
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of the workers on this device."""
-        return tuple(range(self.lanes)) if self.workers is None else self.workers
-
-
-class ChildSettings(Record):
+class ChildSettings(Connecting):
     """The settings of `paceline hub --connect`: a hub that is worker `number` of another.
 
     `options` are fields of the strategy's configuration, for its own workers.
@@ -79,8 +43,6 @@ class ChildSettings(Record):
     parent_keys: Path | None = Field(
         None, description="The folder with the parent's hub.pub, and a worker.key."
     )
-    keys: Path | None = Field(None, description=_KEYS)
-    run: str = Field(RUN, description=_RUN)
     workers: int = Field(2, ge=1, le=4096, description="Body workers, over all machines.")
     options: dict[str, Any] = Field({}, description="Fields of the strategy's configuration.")
     deadline_s: Seconds = Field(30.0, description="How long the parent may not answer.")
@@ -110,10 +72,11 @@ def work(settings: WorkerProcessSettings) -> None:
 
     Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
     """
+    from paceline.rpc.workers import listed
     from paceline.strategies.wheel import worker
 
     worker.work(settings)
-    worker.logger.info("workers %s: done", worker.listed(settings.numbers))
+    worker.logger.info("workers %s: done", listed(settings.numbers))
 
 
 def serve_child(settings: ChildSettings, progress: "Progress") -> "ChildResult":

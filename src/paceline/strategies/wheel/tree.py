@@ -25,10 +25,11 @@ from paceline.core.outcome import Traffic
 from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
+from paceline.rpc.workers import StepGivenUp, check_reply
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves, trainable
 from paceline.strategies.wheel.membership import LossSum
-from paceline.strategies.wheel.protocol import Parts, StepGivenUp, Topic
+from paceline.strategies.wheel.protocol import Parts, Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.split import Split
 from paceline.strategies.wheel.trace import Trace
@@ -194,7 +195,7 @@ class ParentHub:
                 self.begin(step)
 
     def _ask(self, message: Message) -> Message:
-        return protocol.check_reply(self._client.request(message).result(), "the parent hub: ")
+        return check_reply(self._client.request(message).result(), "the parent hub: ")
 
     def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
         parts = protocol.parts_of(whole)

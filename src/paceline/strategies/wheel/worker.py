@@ -14,20 +14,17 @@ another.
 """
 
 import logging
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import InvalidInput, PacelineError
+from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.data.batch import Batch
@@ -37,22 +34,22 @@ from paceline.recipes.recipe import Recipe
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
+from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.keys import load_worker_keys
-from paceline.rpc.limits import Identity
+from paceline.rpc.workers import (
+    StepGivenUp,
+    agreement,
+    check_reply,
+    connected,
+    listed,
+    run_as_process,
+)
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.cut import buffers_restored
 from paceline.strategies.wheel.measure import profile_device, with_link
-from paceline.strategies.wheel.protocol import (
-    CopyLane,
-    Endpoint,
-    StepGivenUp,
-    Topic,
-    WorkerRefused,
-)
-from paceline.strategies.wheel.remote import ChildSettings, WorkerProcessSettings
+from paceline.strategies.wheel.protocol import PROTOCOL, CopyLane, Endpoint, Topic
 from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
@@ -326,7 +323,7 @@ class BodyWorker:
         """Return the reply. Raises StepGivenUp, WorkerRefused, HubRestarted or WorkerLost."""
         while not pending.wait(_POLL_S):
             self._turns.check()
-        return protocol.check_reply(pending.result())
+        return check_reply(pending.result())
 
 
 def work(settings: WorkerProcessSettings) -> None:
@@ -334,38 +331,9 @@ def work(settings: WorkerProcessSettings) -> None:
     device = first_device() if settings.device is None else device_named(settings.device)
     with (
         device_of(device).use(),
-        connected(settings, settings.numbers, settings.keys) as clients,
+        connected(settings, settings.numbers, settings.keys, agreement(PROTOCOL)) as clients,
     ):
         _train(settings, device, clients)
-
-
-@contextmanager
-def connected(
-    settings: WorkerProcessSettings | ChildSettings, workers: Sequence[int], folder: Path | None
-) -> Iterator[dict[int, Client]]:
-    """Connect these workers, with the keys in a folder; tell the hub why they end, if they fail."""
-    keys = None if folder is None else load_worker_keys(folder)
-    clients: dict[int, Client] = {}
-    with ExitStack() as stack:
-        for worker in workers:
-            identity = Identity(settings.run, protocol.agreement(), worker)
-            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
-            clients[worker] = stack.enter_context(closing(client))
-        try:
-            yield clients
-        except WorkerRefused:
-            raise
-        except Exception as error:
-            by_input = int(isinstance(error, InvalidInput))
-            message = Message(Topic.FAILED, by_input, parts=(_one_line(error).encode(),))
-            for client in clients.values():
-                with suppress(PacelineError):  # the hub may be gone
-                    client.request(message).result()
-            raise
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join((str(error) if isinstance(error, PacelineError) else repr(error)).split())
 
 
 def _train(
@@ -426,27 +394,5 @@ def _run(bodies: list[BodyWorker], turns: Turns) -> None:
         raise failures[0]
 
 
-def listed(workers: Sequence[int]) -> str:
-    """Return the numbers of workers as settings have them: 0,1."""
-    return ",".join(map(str, workers))
-
-
-def main() -> None:
-    """Work as the only argument says; exit code 2 if the input is to blame, 1 for another error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the hub gets it too, and ends this process
-    settings = WorkerProcessSettings.model_validate_json(sys.argv[1])
-    shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("paceline worker: %(message)s"))
-    package = logging.getLogger("paceline")
-    package.addHandler(shown)
-    package.setLevel(logging.INFO)
-    try:
-        work(settings)
-    except Exception as error:
-        if not isinstance(error, WorkerRefused):
-            logger.error("%s: %s", listed(settings.numbers), _one_line(error))
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_process(work)

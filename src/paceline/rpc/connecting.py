@@ -1,0 +1,56 @@
+"""The settings of what connects to a hub: workers, and hubs that are workers of another.
+
+Descriptions of the fields are the help texts of the command line.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from paceline.core.settings import Record, Seconds
+
+RUN = "paceline"  # the name of a run that nobody has named
+_KEYS = "The folder of keys that --generate-keys has written."
+_RUN = "The name that hub and workers give their run."
+
+
+def _numbers(text: Any) -> Any:
+    """Return the workers' numbers in a text such as 2,3."""
+    if not isinstance(text, str):
+        return text
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise ValueError(f"{text!r} are no numbers of workers, such as 0,1")
+    return found
+
+
+Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
+
+
+class Connecting(Record):
+    """The settings of a process that connects to a hub."""
+
+    connect: str = Field(description="Where the hub listens: tcp://10.0.0.1:5555.")
+    keys: Path | None = Field(None, description=_KEYS)
+    run: str = Field(RUN, description=_RUN)
+    deadline_s: Seconds = Field(60.0, description="How long the hub may be away.")
+
+
+class WorkerProcessSettings(Connecting):
+    """The settings of `paceline worker`, and of the processes that a hub starts itself."""
+
+    workers: Numbers | None = Field(
+        None, description="Numbers of the workers that share the device, as 0,1; all its lanes."
+    )
+    lanes: int = Field(2, ge=1, description="Or how many there are, from 0 up.")
+    device: str | None = Field(None, description="cpu, or cuda:0; a GPU if there is one.")
+    threads: int = Field(0, ge=0, description="Of a CPU; 0 leaves them.")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the workers on this device."""
+        return tuple(range(self.lanes)) if self.workers is None else self.workers

@@ -1,0 +1,182 @@
+"""The worker processes of a hub: their settings, their connections, and those it starts itself.
+
+A strategy with a hub adds a module whose `work(settings)` connects and works; the hub runs it for
+each device of its own machine, `paceline worker` on others.
+"""
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from hashlib import sha256
+from importlib.metadata import version
+from os import sched_getaffinity
+from pathlib import Path
+
+from paceline.core.errors import InvalidInput, PacelineError
+from paceline.links import processes
+from paceline.links.group import physical_cores
+from paceline.rpc.client import Client
+from paceline.rpc.connecting import Connecting, WorkerProcessSettings
+from paceline.rpc.frames import Message
+from paceline.rpc.keys import load_worker_keys
+from paceline.rpc.limits import Identity
+
+logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
+AGAIN, REFUSED, FAILED = "again", "refused", "failed"
+_RESTARTS_IN_A_ROW = 3
+
+
+class WorkerRefused(InvalidInput):
+    """The hub does not let this worker take part, and says why."""
+
+
+class StepGivenUp(Exception):
+    """The hub has given up the step of this worker, and says where it goes on."""
+
+
+def check_reply(reply: Message, hub: str = "") -> Message:
+    """Return a reply of the hub; raises StepGivenUp or WorkerRefused if it is one of these."""
+    if reply.topic == AGAIN:
+        raise StepGivenUp
+    if reply.topic == REFUSED:
+        raise WorkerRefused(hub + bytes(reply.parts[0]).decode(errors="replace"))
+    return reply
+
+
+def refusal(why: str) -> Message:
+    """Return the reply that tells a worker why it cannot take part."""
+    return Message(REFUSED, parts=(why.encode(),))
+
+
+def agreement(protocol: str) -> str:
+    """Return a hash of the versions on which hub and workers must agree."""
+    return sha256(f"{protocol}, paceline {version('paceline')}".encode()).hexdigest()
+
+
+@contextmanager
+def connected(
+    settings: Connecting, workers: Sequence[int], folder: Path | None, layout: str
+) -> Iterator[dict[int, Client]]:
+    """Connect these workers, with the keys in a folder, which agree on `layout` with the hub.
+
+    The hub is told why they end, if they fail.
+    """
+    keys = None if folder is None else load_worker_keys(folder)
+    clients: dict[int, Client] = {}
+    with ExitStack() as stack:
+        for worker in workers:
+            identity = Identity(settings.run, layout, worker)
+            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
+            clients[worker] = stack.enter_context(closing(client))
+        try:
+            yield clients
+        except WorkerRefused:
+            raise
+        except Exception as error:
+            by_input = int(isinstance(error, InvalidInput))
+            message = Message(FAILED, by_input, parts=(_one_line(error).encode(),))
+            for client in clients.values():
+                with suppress(PacelineError):  # the hub may be gone
+                    client.request(message).result()
+            raise
+
+
+def difference(here: str, there: str) -> str | None:
+    """Return the first difference of two layouts, or None; InvalidInput if `there` is none."""
+    try:
+        own, other = json.loads(here), dict(json.loads(there))
+    except (ValueError, TypeError):
+        raise InvalidInput("what it says of its run cannot be read") from None
+    for part, value in own.items():
+        found = other.get(part)
+        if isinstance(value, dict) and isinstance(found, dict):
+            for name in value | found:
+                if value.get(name) != found.get(name):
+                    return f"{part}, {name}: {found.get(name)} and not {value.get(name)}"
+        elif value != found:
+            return f"{part}: {found} and not {value}"
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join((str(error) if isinstance(error, PacelineError) else repr(error)).split())
+
+
+def listed(workers: Sequence[int]) -> str:
+    """Return the numbers of workers as settings have them: 0,1."""
+    return ",".join(map(str, workers))
+
+
+def run_as_process(work: Callable[[WorkerProcessSettings], None]) -> None:
+    """Work as the only argument says; exit code 2 if the input is to blame, 1 for another error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the hub gets it too, and ends this process
+    settings = WorkerProcessSettings.model_validate_json(sys.argv[1])
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("paceline worker: %(message)s"))
+    package = logging.getLogger("paceline")
+    package.addHandler(shown)
+    package.setLevel(logging.INFO)
+    try:
+        work(settings)
+    except Exception as error:
+        if not isinstance(error, WorkerRefused):
+            logger.error("%s: %s", listed(settings.numbers), _one_line(error))
+        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+
+
+class WorkerPool:
+    """A hub's own worker processes, which run `module` with settings of their own.
+
+    One that fails is started again if `restarts`, unless it has failed three times in a row before
+    `worked` was called for it.
+    """
+
+    def __init__(
+        self, module: str, settings: Sequence[WorkerProcessSettings], *, restarts: bool = False
+    ) -> None:
+        self._module, self._restarts = module, restarts
+        self._processes: list[tuple[WorkerProcessSettings, processes.Process]] = []
+        self._failures: dict[tuple[int, ...], int] = {}
+        try:
+            for one in settings:
+                self._processes.append((one, self._start(one)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, settings: WorkerProcessSettings) -> processes.Process:
+        command = processes.module_command(self._module, settings.model_dump_json())
+        # Standard output holds the result, and nothing else.
+        return processes.start(command, stdout=processes.STANDARD_ERROR)
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Return the workers whose process has failed since the last call, and how it ended."""
+        found: list[tuple[int, str]] = []
+        for settings, process in [one for one in self._processes if one[1].poll()]:
+            ended = f"(process {process.pid}) {processes.reason(process.poll())}"
+            found += [(worker, ended) for worker in settings.numbers]
+            self._processes.remove((settings, process))
+            process.close()
+            number = self._failures[settings.numbers] = self._failures.get(settings.numbers, 0) + 1
+            if self._restarts and number <= _RESTARTS_IN_A_ROW:
+                self._processes.append((settings, self._start(settings)))
+        return found
+
+    def worked(self, worker: int) -> None:
+        """Note that a worker takes part: how often its process has failed before counts no more."""
+        for numbers in self._failures:
+            if worker in numbers:
+                self._failures[numbers] = 0
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End those that still run after `wait_s`."""
+        running = [process for _, process in self._processes]
+        processes.end(running, wait_s=wait_s, termination_s=0.0)
+
+
+def num_threads(num_devices: int, num_others: int = 1) -> int:
+    """Return the threads of each of these devices, with so many other processes beside them."""
+    return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + num_others))

@@ -1,0 +1,80 @@
+"""The fragments of a model and the codecs of their outer gradients: alike on workers and hub."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.codecs.codec import Codec, as_type
+from paceline.codecs.feedback import ErrorFeedback
+from paceline.codecs.names import find_codec
+from paceline.core.errors import InvalidInput
+from paceline.strategies.local.config import Local
+from paceline.strategies.local.outer import OuterModel, fragments_of, weighted_sum
+from paceline.strategies.local.protocol import payload_of
+
+
+class Exchanged:
+    """The fragments of a model, the group's parameters, and a codec for each fragment.
+
+    Raises InvalidInput for a model that cannot be dealt into fragments, or encoded.
+    """
+
+    def __init__(self, model: nn.Module, config: Local) -> None:
+        self.fragments = fragments_of(model, config.fragments)
+        self.outer = OuterModel(self.fragments, config)
+        self.dtype = self.outer.values[0].dtype
+        if config.codec is not None and self.dtype != torch.float32:
+            raise InvalidInput(f"codec: {config.codec} encodes float32; the model is {self.dtype}")
+        # One a fragment: error feedback remembers what was lost of each tensor.
+        self._codecs: list[Codec | ErrorFeedback | None] = [
+            None if config.codec is None else find_codec(config.codec) for _ in self.fragments
+        ]
+
+    def encode(self, fragment: int, gradient: Tensor) -> tuple[Tensor, ...] | None:
+        """Return an outer gradient as buffers of bytes; None if a value is NaN or infinite."""
+        codec = self._codecs[fragment]
+        if codec is None:
+            return (gradient.view(torch.uint8),) if bool(gradient.isfinite().all()) else None
+        payload = codec.encode(gradient)
+        return None if payload.num_nonfinite else payload.buffers
+
+    def decode(self, fragment: int, buffers: Sequence[Tensor]) -> Tensor:
+        """Return the values of buffers that came; InvalidInput if they are not the fragment's."""
+        like, codec = self.outer.values[fragment], self._codecs[fragment]
+        name = "" if codec is None else codec.name
+        payload = payload_of(name, like.numel(), like.dtype, buffers)
+        if codec is None:
+            return as_type(payload.buffers[0], like.dtype)
+        return codec.decode(payload)
+
+    def check(self, fragment: int, buffers: Sequence[Tensor]) -> None:
+        """Raise InvalidInput unless buffers that came are an outer gradient of the fragment."""
+        like, codec = self.outer.values[fragment], self._codecs[fragment]
+        name = "" if codec is None else codec.name
+        payload_of(name, like.numel(), like.dtype, buffers)
+        if codec is not None and sum(one.numel() for one in buffers) > codec.nbytes(like.numel()):
+            raise InvalidInput(f"part: more bytes than {like.numel():,} values by {name}")
+
+    def step(self, fragment: int, parts: Sequence[tuple[int, Tensor]]) -> None:
+        """Take the outer step with workers' weights and outer gradients, in the workers' order."""
+        total = sum(weight for weight, _ in parts)
+        terms = [(weight / total if total else 0.0, values) for weight, values in parts]
+        self.outer.step(fragment, weighted_sum(terms))
+
+    def feedback(self) -> dict[str, Tensor]:
+        """Return what codecs remember, by `FRAGMENT/NAME`."""
+        return {
+            f"{number}/{name}": one
+            for number, codec in enumerate(self._codecs)
+            if isinstance(codec, ErrorFeedback)
+            for name, one in codec.state_dict().items()
+        }
+
+    def load_feedback(self, state: dict[str, Tensor]) -> None:
+        """Take over what codecs have remembered."""
+        for number, codec in enumerate(self._codecs):
+            if isinstance(codec, ErrorFeedback):
+                prefix = f"{number}/"
+                own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+                codec.load_state_dict(own)

@@ -1,0 +1,481 @@
+"""The hub: it relays the parts of each exchange, and keeps the group's parameters.
+
+It waits for workers, deals out the units of each round, and replies to an exchange when the parts
+of all workers are there. Each of them, and the hub, takes the outer step by itself. Workers that
+are lost, late, or not like the others are left out, and the rest goes on; one that comes back takes
+the group's parameters, and never gives its own.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
+from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.links.interruption import Interruption
+from paceline.rpc.connecting import WorkerProcessSettings
+from paceline.rpc.frames import Message
+from paceline.rpc.keys import load_hub_keys
+from paceline.rpc.limits import Limits, one_line
+from paceline.rpc.server import Joined, Lost, RpcRequest, Server
+from paceline.rpc.workers import AGAIN, FAILED, WorkerPool, agreement, difference, refusal
+from paceline.strategies.local.checkpoints import Checkpoints, OwnState
+from paceline.strategies.local.exchange import Exchanged
+from paceline.strategies.local.log import RunLog
+from paceline.strategies.local.measure import DeviceProfile
+from paceline.strategies.local.protocol import (
+    PROTOCOL,
+    Done,
+    PartHeader,
+    PartsHeader,
+    RunSpec,
+    SavedHeader,
+    Share,
+    StateHeader,
+    Tested,
+    Topic,
+    UnitsHeader,
+    decode,
+    encode,
+    joined,
+    tensor_of,
+    vectors_of,
+)
+from paceline.strategies.local.rounds import Completed, OutOfTurn, Rounds
+from paceline.strategies.local.trace import HubTimes, Trace
+
+logger = logging.getLogger(__name__)
+_LOOPBACK = "tcp://127.0.0.1:0"
+_POLL_S = 0.2
+_DISMISSAL_S = 2.0
+_LEAVING_S = 5.0  # for processes that are done to say good-bye
+_LATE = 3.0  # times as long as the slowest worker's round: then a worker is late
+_MIN_MESSAGE_NBYTES = 1 << 22
+_MODULE = "paceline.strategies.local.worker"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's part of an exchange, which waits for the others."""
+
+    request: RpcRequest
+    header: PartHeader
+    buffers: tuple[Tensor, ...]
+
+
+class Hub:
+    """Serves workers until all units of the run are trained on.
+
+    It listens for them, and starts those of `devices` on this machine if `settings` have no address
+    to bind. What was opened and started is closed by `stack`. Without all workers at the beginning,
+    or any later, it waits for `settings.wait_s`.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        settings: TrainSettings | RehearseSettings,
+        run_id: str,
+        spec: RunSpec,
+        layout: str,
+        exchanged: Exchanged,
+        buffers: list[Tensor],
+        rounds: Rounds[Part],
+        log: RunLog,
+        checkpoints: Checkpoints,
+        devices: tuple[str, ...],
+        threads: int,
+    ) -> None:
+        self._settings, self._spec, self._layout = settings, spec, layout
+        self._exchanged, self.buffers, self.rounds = exchanged, buffers, rounds
+        self._log, self._checkpoints = log, checkpoints
+        outer = exchanged.outer
+        biggest = max(2 * outer.nbytes, spec.config.workers * outer.nbytes) + (1 << 22)
+        limits = Limits(
+            run_id,
+            agreement(PROTOCOL),
+            num_workers=spec.config.workers,
+            max_message_nbytes=max(_MIN_MESSAGE_NBYTES, biggest + biggest // 8),
+            settings=spec.model_dump_json().encode(),
+            silence_timeout_s=settings.deadline_s,
+        )
+        keys = None if settings.keys is None else load_hub_keys(settings.keys)
+        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys)
+        stack.callback(self.rpc.close)
+        self._pool: WorkerPool | None = None
+        if settings.bind is None:
+            own = [
+                WorkerProcessSettings(
+                    connect=self.rpc.address,
+                    run=run_id,
+                    deadline_s=settings.deadline_s,
+                    workers=(number,),
+                    device=device,
+                    threads=threads,
+                )
+                for number, device in enumerate(devices)
+            ]
+            self._pool = WorkerPool(_MODULE, own, restarts=True)
+            stack.callback(self._pool.close)
+        else:
+            logger.info(
+                "listening on %s; waiting for %d workers", self.rpc.address, spec.config.workers
+            )
+        self._waiting: dict[int, RpcRequest] = {}  # with BEGIN
+        self._done: set[int] = set()
+        self._digests: dict[int, str] = {}  # by exchange
+        self._has_begun = False
+        self._seen_s = time.monotonic()  # when somebody was there
+        self._first_part_s: float | None = None
+        self._probing: int | None = None
+        self._held: list[RpcRequest] = []  # probes out of turn
+        self._polled_s = 0.0
+        self._failure: InvalidInput | WorkerLost | None = None
+        self._last_words = "no worker has come"
+        self._stops = False  # the state that is being saved is the last one
+        self.interruption = Interruption()
+        self.lost: list[str] = []
+        self.profiles: dict[int, DeviceProfile] = {}
+        self.traces: dict[int, Trace] = {}
+        self.times = HubTimes()
+
+    def wait_for_workers(self) -> None:
+        """Serve until all workers wait to begin, or those that came within `wait_s`.
+
+        Raises InvalidInput if a worker of this machine cannot work, WorkerLost if none comes.
+        """
+        expected = self._spec.config.workers
+        self._serve(lambda: len(self._waiting) == expected or (self._is_late and self._waiting))
+
+    def train(self) -> None:
+        """Let the workers begin, and serve until all units are trained on.
+
+        Raises InvalidInput if a loss is not finite or a worker of this machine cannot work,
+        WorkerLost if no worker is left, Interrupted when the state is saved.
+        """
+        self._has_begun = True
+        self._log.begin(self._log.num_steps)
+        self._admit()
+        self.rounds.release()
+        self._serve(lambda: self._is_over)
+
+    @property
+    def _is_over(self) -> bool:
+        is_done = self.rounds.is_over and not self._log.is_testing
+        return is_done and not self.rounds.members and bool(self._done)
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._seen_s > self._settings.wait_s
+
+    def close(self) -> tuple[int, int]:
+        """Disconnect, let processes of this machine end; return the bytes sent and received."""
+        self.rpc.close()
+        if self._pool is not None:
+            self._pool.close(_LEAVING_S)
+        return self.rpc.sent_nbytes, self.rpc.received_nbytes
+
+    def _serve(self, is_over: Callable[[], object]) -> None:
+        try:
+            while not is_over():
+                event = self.rpc.receive(_POLL_S)
+                if isinstance(event, RpcRequest):
+                    self._execute(event)
+                elif isinstance(event, Lost):
+                    self._drop(event.worker, event.why)
+                elif isinstance(event, Joined):
+                    self._drop(event.worker, "has begun anew")
+                if self._failure is not None:
+                    raise self._failure
+                self._poll()
+        except (InvalidInput, WorkerLost, Interrupted) as error:
+            self._dismiss(str(error))
+            raise
+
+    def _execute(self, request: RpcRequest) -> None:
+        worker, message = request.worker, request.message
+        try:
+            reply = self._reply(request)
+        except OutOfTurn:
+            reply = Message(AGAIN, message.step)
+        except InvalidInput as error:
+            if self._pool is not None:  # our own, which tells no lies: the others would fail alike
+                self.rpc.reply(request, refusal(str(error)))
+                raise
+            logger.warning("worker %d is refused: %s", worker, error)
+            self._drop(worker, f"is refused: {error}")
+            reply = refusal(str(error))
+        if reply is not None:
+            self.rpc.reply(request, reply)
+        self._go_on()
+
+    def _reply(self, request: RpcRequest) -> Message | None:
+        """Do what a request asks for, and return its reply; None if that comes later."""
+        worker, message = request.worker, request.message
+        match message.topic:
+            case Topic.BEGIN:
+                there = b"".join(message.parts[:1]).decode(errors="replace")
+                if (found := difference(self._layout, there)) is not None:
+                    raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+                self._drop(worker, "begins again")
+                self._waiting[worker] = request
+                return None
+            case Topic.ROUND:
+                return self._units_for(worker, message.step)
+            case Topic.PART:
+                self._take(request)
+                return None
+            case Topic.TESTED:
+                self._log.tested(worker, message.step, decode(Tested, message))
+            case Topic.SAVED:
+                own = OwnState(decode(SavedHeader, message), *map(bytes, message.parts[1:3]))
+                self._checkpoints.add(worker, message.step, own)
+            case Topic.DONE:
+                self._finish(worker, message)
+            case Topic.PROFILE:
+                self.profiles[worker] = DeviceProfile.from_json(bytes(message.parts[0]))
+                self.rounds.note_speed(worker, self.profiles[worker].step_s)
+                self._end_probes(worker)
+            case Topic.PROBE:
+                return self._probe(request)
+            case Topic.CLOCK:
+                return Message(Topic.CLOCK, time.monotonic_ns())
+            case _ if message.topic == FAILED:
+                self._note_failure(worker, message)
+            case _:
+                raise InvalidInput(f"a message about {message.topic!r}, which there is not")
+        return Message(message.topic, message.step)
+
+    def _note_failure(self, worker: int, message: Message) -> None:
+        told = one_line(b"".join(message.parts[:1]).decode(errors="replace"))
+        if self._pool is not None and message.step:
+            self._failure = InvalidInput(f"worker {worker} failed: {told}")
+        self._drop(worker, f"has failed: {told}")
+
+    def _units_for(self, worker: int, number: int) -> Message:
+        """Return the units of a worker's round."""
+        dealt = self.rounds.units_of(worker, number)
+        if dealt is None:
+            header = UnitsHeader(units=(), first_step=0.0, num_steps=0.0, is_over=True)
+        else:
+            first, num_steps = (count / self._spec.config.workers for count in dealt.steps)
+            header = UnitsHeader(units=tuple(dealt.units), first_step=first, num_steps=num_steps)
+        return Message(Topic.UNITS, number, parts=(encode(header),))
+
+    def _take(self, request: RpcRequest) -> None:
+        """Take a worker's part of an exchange, unless it is not like the others."""
+        worker, message = request.worker, request.message
+        header = decode(PartHeader, message)
+        if header.digest is not None and worker in self.rounds.members:
+            own = self._digests.get(message.step - 1)
+            if own is not None and own != header.digest:
+                logger.warning(
+                    "worker %d: its copy of the group's parameters has other bits after exchange "
+                    "%d; it takes the group's",
+                    *(worker, message.step - 1),
+                )
+                self._leave_out(worker, "had other parameters than the group")
+                raise OutOfTurn
+        if not header.is_finite:
+            self._leave_out(worker, "has parameters that are NaN or infinite")
+            if not self.rounds.members and not self.rounds.posted:
+                self._failure = InvalidInput(
+                    "learning_rate: the parameters of all workers are NaN or infinite; choose a "
+                    "smaller one"
+                )
+            raise OutOfTurn
+        buffers = tuple(map(tensor_of, message.parts[1 : 1 + header.num_buffers]))
+        fragment = message.step % self._spec.config.fragments
+        self._exchanged.check(fragment, buffers)
+        self.rounds.post(worker, message.step, Part(request, header, buffers))
+        if header.step_s:
+            self.rounds.note_speed(worker, header.step_s)
+        self.times.received_s[worker, message.step] = request.arrived_s
+        if self._first_part_s is None:
+            self._first_part_s = time.monotonic()
+
+    def _go_on(self) -> None:
+        """Complete the exchange if all parts are there, and let workers join."""
+        while (completed := self.rounds.complete()) is not None:
+            self._complete(completed)
+        self._admit()
+
+    def _complete(self, completed: Completed[Part]) -> None:
+        """Take the outer step, and send all workers the parts of the others."""
+        self._first_part_s = None
+        exchange, parts = completed.exchange, completed.parts
+        fragment = exchange % self._spec.config.fragments
+        exchanged = self._exchanged
+        for part in parts.values():
+            self._log.count(part.header)
+        if completed.ends_round:
+            first = next(iter(parts.values()))
+            self.buffers = vectors_of(first.request.message.parts[-1], self.buffers)
+        tests = saves = False
+        there = [worker for worker in parts if worker in self.rounds.members]
+        if completed.ends_round:
+            num_steps = self.rounds.num_done // self._spec.config.workers
+            tests = self._log.end_round(exchange + 1, num_steps, there)
+            saves = self._checkpoints.is_due(num_steps)
+            if self.interruption.requested and not self._checkpoints.is_pending:
+                saves = self._stops = True
+        # Before the hub's own step: workers wait for these.
+        self.times.replied_s[exchange] = time.monotonic()
+        for worker, part in parts.items():
+            test = (there.index(worker), len(there)) if tests and worker in there else None
+            self.rpc.reply(part.request, self._others(worker, completed, test, saves))
+        decoded = [
+            (one.header.weight, exchanged.decode(fragment, one.buffers)) for one in parts.values()
+        ]
+        exchanged.step(fragment, decoded)
+        self._digests[exchange] = exchanged.outer.digest(fragment).hex()
+        self._digests.pop(exchange - 2 * self._spec.config.fragments, None)
+        if saves:
+            self._checkpoints.begin(exchange + 1, self.rounds, self._log, self.buffers, there)
+
+    def _others(
+        self,
+        worker: int,
+        completed: Completed[Part],
+        test: tuple[int, int] | None,
+        saves: bool,
+    ) -> Message:
+        shares, sent = list[Share](), list[Tensor]()
+        for other, part in completed.parts.items():
+            sizes = tuple(one.numel() for one in part.buffers) if other != worker else ()
+            shares.append(Share(worker=other, weight=part.header.weight, sizes=sizes))
+            sent += part.buffers if other != worker else ()
+        header = PartsHeader(shares=tuple(shares), test=test, save=saves)
+        buffers = joined(self.buffers) if test is not None else memoryview(b"")
+        parts = (encode(header), joined(sent), buffers)
+        return Message(Topic.PARTS, completed.exchange, parts=parts)
+
+    def _admit(self) -> None:
+        """Let those begin that wait, if a round does."""
+        if not (self._has_begun and self._waiting):
+            return
+        if self.rounds.members and not self.rounds.is_at_border:
+            return
+        for worker in sorted(self._waiting):
+            request = self._waiting.pop(worker)
+            self.rounds.admit(worker)
+            own = self._checkpoints.own_state(worker, self.rounds.exchange)
+            outer = self._exchanged.outer
+            place = None if own is None else (own.header.round, own.header.step)
+            header = StateHeader(exchange=self.rounds.exchange, place=place)
+            vectors = joined([*outer.values, *outer.momenta])
+            parts = [encode(header), vectors, joined(self.buffers)]
+            parts += [] if own is None else [memoryview(own.tensors), memoryview(own.values)]
+            self.rpc.reply(request, Message(Topic.STATE, parts=tuple(parts)))
+            if self._pool is not None:
+                self._pool.worked(worker)
+
+    def _finish(self, worker: int, message: Message) -> None:
+        done = decode(Done, message)
+        own = self._digests.get(self.rounds.exchange - 1)
+        if done.digest is not None and own is not None and done.digest != own:
+            logger.warning("worker %d: it ended with other parameters than the group", worker)
+            self.lost.append(f"worker {worker} ended with other parameters than the group")
+        self.traces[worker] = Trace.from_json(bytes(message.parts[1]))
+        self.rounds.drop(worker)
+        self._done.add(worker)
+
+    def _leave_out(self, worker: int, why: str) -> None:
+        """Drop a worker that is there: it begins again, as the group is."""
+        self._drop(worker, why)
+
+    def _drop(self, worker: int, why: str) -> None:
+        self._end_probes(worker)
+        self._waiting.pop(worker, None)
+        self._log.drop(worker)
+        self._checkpoints.drop(worker)
+        if worker not in self.rounds.members:
+            return
+        self.rounds.drop(worker)
+        self._last_words = f"worker {worker} {why}"
+        self.lost.append(self._last_words)
+        logger.info("worker %d %s: the others go on, with its share of the samples", worker, why)
+        self._go_on()
+
+    def _probe(self, request: RpcRequest) -> Message | None:
+        """Answer a worker that measures its link; one after the other, as they may share a wire."""
+        if self._probing not in (None, request.worker):
+            self._held.append(request)
+            return None
+        self._probing = request.worker
+        nbytes = request.message.step
+        if not 0 <= nbytes <= 2 * self._exchanged.outer.nbytes + (1 << 20):
+            raise InvalidInput(f"probe: {nbytes:,} bytes are more than any message of the run")
+        return Message(Topic.PROBE, parts=(memoryview(bytes(nbytes)),))
+
+    def _end_probes(self, worker: int) -> None:
+        """Let the next worker measure its link, if this one did."""
+        self._held = [one for one in self._held if one.worker != worker]
+        if self._probing == worker:
+            self._probing = None
+            held, self._held = self._held, []
+            for request in held:
+                self._execute(request)
+
+    def _poll(self) -> None:
+        """Look after processes, those who are late, and checkpoints, a few times a second."""
+        now_s = time.monotonic()
+        if now_s - self._polled_s < _POLL_S:
+            return
+        self._polled_s = now_s
+        for worker, why in self._pool.poll() if self._pool else ():
+            self._last_words = f"worker {worker} {why}"
+            self._drop(worker, why)
+        self._drop_late(now_s)
+        self._checkpoints.poll()
+        self._log.show(len(self.rounds.members))
+        if self.rounds.members or self._waiting:
+            self._seen_s = now_s
+        elif self._is_late and not (self.rounds.is_over and self._done):
+            raise WorkerLost(
+                f"no worker is left, and none came within {self._settings.wait_s:g} s; "
+                f"{self._last_words}"
+            )
+        if self._stops and not self._checkpoints.is_pending:
+            raise Interrupted("interrupted", self._log.num_steps)
+
+    def _drop_late(self, now_s: float) -> None:
+        """Go on without workers whose parts do not come, though they may be there."""
+        if self._first_part_s is None or not self.rounds.missing:
+            return
+        waits_s = now_s - self._first_part_s
+        known = [
+            (
+                self.rounds.members[one].step_s,
+                max(map(len, self.rounds.members[one].units.values())),
+            )
+            for one in self.rounds.missing
+            if self.rounds.members[one].units
+        ]
+        if any(step_s is None for step_s, _ in known):
+            return  # how long a step takes is not known; a dead worker is noticed by its silence
+        expected_s = max((step_s * count for step_s, count in known if step_s), default=0.0)
+        if waits_s > self._settings.deadline_s + _LATE * expected_s:
+            for worker in sorted(self.rounds.missing):
+                self._leave_out(worker, f"has sent nothing for {waits_s:.0f} s")
+
+    def _dismiss(self, why: str) -> None:
+        """Tell those who ask that the run is over, for a moment: they end with the reason."""
+        until_s = time.monotonic() + _DISMISSAL_S
+        left = set(self.rounds.members) | self._waiting.keys()
+        for request in (
+            *self._waiting.values(),
+            *(one.request for one in self.rounds.posted.values()),
+        ):
+            self.rpc.reply(request, refusal(why))
+            left.discard(request.worker)
+        while left and time.monotonic() < until_s:
+            event = self.rpc.receive(_POLL_S)
+            if isinstance(event, RpcRequest):
+                self.rpc.reply(event, refusal(why))
+            if isinstance(event, RpcRequest | Lost):
+                left.discard(event.worker)

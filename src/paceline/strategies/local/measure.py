@@ -1,0 +1,152 @@
+"""Measure a worker's device and its link to the hub, and make the plan's machine of all of them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from paceline.core.cost import Measured, Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
+from paceline.core.plan import Kind, PriceKey
+from paceline.core.settings import Record
+from paceline.core.strategy import Calibrated
+from paceline.core.wire_format import Kernel, wire_format
+from paceline.core.workload import Workload
+from paceline.devices import device_of
+from paceline.exchange.setup import TrainingSetup
+from paceline.links.group import Group, boot_id
+from paceline.measure import timing
+from paceline.measure.devices import codec_speed, copy_speed
+from paceline.measure.layers import profile
+from paceline.measure.this_machine import Speed, host_here, memory_bytes
+from paceline.strategies.local.config import Local
+from paceline.strategies.local.protocol import RunSpec
+
+_SOURCE = "measured by the workers before this run"
+_NUM_PINGS = 20
+_MIN_SECONDS = 1e-9
+_MIN_PROBE_NBYTES = 64 * 1024
+_NETWORK = Path("/proc/self/ns/net")
+Ask = Callable[[int, int], None]
+
+
+class DeviceProfile(Record):
+    """The speed of a worker's device and of its link to the hub.
+
+    `host` tells its network from others. `seconds` are those of each part of an inner step, by kind
+    and layer; `codecs` are values a second encoded and decoded, by kernel.
+    """
+
+    kind: DeviceKind
+    host: str
+    seconds: tuple[tuple[Kind, str, float], ...]
+    codecs: dict[Kernel, tuple[float, float]]
+    copy_bytes_per_s: float | None = None
+    latency_s: float
+    link_bytes_per_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The seconds of an inner step."""
+        return sum(seconds for _, _, seconds in self.seconds)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "DeviceProfile":
+        """Return the profile in a message; InvalidInput if there is none."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise InvalidInput(f"a profile with {error.error_count()} faults") from None
+
+
+def network_here() -> str:
+    """Return the identity of this process's network: containers of one kernel have own ones."""
+    return f"{boot_id()} {_NETWORK.readlink()}"
+
+
+def device_profile(
+    setup: TrainingSetup, spec: RunSpec, group: Group, ask: Ask, nbytes: int
+) -> DeviceProfile:
+    """Measure a device by inner steps, and its link, over which `ask` sends and gets bytes."""
+    found = profile(
+        *(setup.model, setup.workload, lambda: setup.source(0), setup.optimizer, setup.learning),
+        *(group, spec.settings.profile_s, {}),
+    )
+    if setup.factor is not None:
+        found = found.slowed({one.name: setup.factor for one in found.machine.devices})
+    (device,) = found.machine.devices
+    codecs = [] if spec.config.codec is None else [spec.config.codec]
+    small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
+    size = max(nbytes, _MIN_PROBE_NBYTES)
+    large_s = timing.median_s(lambda: ask(size, size))
+    is_gpu = device_of(group.device).is_asynchronous
+    return DeviceProfile(
+        kind=device.kind,
+        host=network_here(),
+        seconds=tuple((key.kind, key.part, one) for key, one in found.durations.items()),
+        codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
+        copy_bytes_per_s=copy_speed(group.device) if is_gpu else None,
+        latency_s=small_s / 2,
+        link_bytes_per_s=2 * size / max(large_s - small_s, _MIN_SECONDS),
+    )
+
+
+def calibrate(
+    workload: Workload, config: Local, workers: Mapping[int, DeviceProfile]
+) -> Calibrated | None:
+    """Return the machine of a run and the prices of its plan; None if a worker has no profile.
+
+    The hub's host is host0, which the workers of its network share.
+    """
+    if set(range(config.workers)) - workers.keys():
+        return None
+    known = dict.fromkeys([network_here(), *(workers[i].host for i in range(config.workers))])
+    hosts = {network: f"host{number}" for number, network in enumerate(known)}
+    links: dict[tuple[str, str], Link] = {}
+    devices = []
+    for worker in range(config.workers):
+        one = workers[worker]
+        host, device = hosts[one.host], _device(workload, worker, one, hosts[one.host])
+        devices.append(device)
+        ends = ("host0", host)
+        links.setdefault(ends, _link(ends, one.link_bytes_per_s, one.latency_s))
+        if one.copy_bytes_per_s is not None:
+            links[host, device.name] = _link((host, device.name), one.copy_bytes_per_s, 0.0)
+    machine = Machine(
+        name="this-run",
+        hosts=tuple(host_here(name, _SOURCE, cores=1) for name in hosts.values()),
+        devices=tuple(devices),
+        links=tuple(links.values()),
+    )
+    durations = {
+        PriceKey(device.name, kind, part): seconds
+        for device, one in zip(devices, workers.values(), strict=True)
+        for kind, part, seconds in one.seconds
+    }
+    return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+
+
+def _device(workload: Workload, worker: int, one: DeviceProfile, host: str) -> Device:
+    computing = (Kind.FORWARD, Kind.BACKWARD)
+    seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
+    speed = Speed.of(workload, max(seconds, _MIN_SECONDS))
+    return Device(
+        name=f"{one.kind}{worker}",
+        host=host,
+        kind=one.kind,
+        flops_per_s=speed.flops_per_s,
+        memory_bytes=memory_bytes(),
+        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
+        codecs={
+            kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
+            for kernel, (encode, decode) in one.codecs.items()
+        },
+        source=_SOURCE,
+    )
+
+
+def _link(between: tuple[str, str], bytes_per_s: float, latency_s: float) -> Link:
+    return Link(
+        between=between, bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, source=_SOURCE
+    )
