@@ -82,6 +82,9 @@ RUNS = [
     ("subbatch", "2", ("--set", "gradients=onebit")),
     ("hogbatch", "cpu:1", ("--policy", "hogbatch")),
     ("wheel", "1", ("--set", "lanes=1", "--set", "staleness=0", "--set", "head=last")),
+    ("local", "2", ("--set", "sync_every=7")),
+    ("local", "2", ("--set", "sync_every=8", "--set", "fragments=2", "--set", "codec=onebit")),
+    ("local", "2", ("--set", "sync_every=8", "--set", "delay=3", "--set", "mixing=0.5")),
     ("host", "2", ("--accumulate", "3", "--clip-norm", "0.5", "--precision", "bfloat16")),
 ]
 

@@ -54,8 +54,10 @@ class _Pending:
     exchange: int
     num_steps: int
     tensors: Tensors
-    parts: dict[str, Any]
+    progress: dict[str, Any]
+    log: RunLog
     expected: set[int]
+    is_last: bool
     found: dict[int, OwnState] = field(default_factory=dict)
 
 
@@ -102,8 +104,13 @@ class Checkpoints:
         log: RunLog,
         buffers: Sequence[Tensor],
         there: Sequence[int],
+        *,
+        is_last: bool,
     ) -> None:
-        """Keep the group's state before an exchange, and wait for the states of the workers."""
+        """Keep the group's state before an exchange, and wait for the states of the workers.
+
+        The last one of a run that stops is written whatever is being written.
+        """
         self._saved_s, self._saved_steps = time.monotonic(), log.num_steps
         tensors = {f"outer/{name}": one.clone() for name, one in self._outer.state().items()}
         tensors |= {f"outer/buffers/{i}": one.clone() for i, one in enumerate(buffers)}
@@ -119,11 +126,10 @@ class Checkpoints:
             },
             "places": {str(number): list(place) for number, place in rounds.places.items()},
             "speeds": {str(worker): step_s for worker, step_s in rounds.speeds.items()},
-            "losses": [one.model_dump() for one in log.losses()],
-            "epochs": as_values(log.epochs),
-            "evaluations": as_values(log.evaluations),
         }
-        self._pending = _Pending(exchange, log.num_steps, tensors, {"local": progress}, set(there))
+        own = exchange, log.num_steps, tensors, progress, log, set(there), is_last
+        self._pending = _Pending(*own)
+        self._write_if_complete()
 
     def add(self, worker: int, exchange: int, own: OwnState) -> None:
         """Take a worker's own state, and write if all have come."""
@@ -153,13 +159,20 @@ class Checkpoints:
         if pending is None or pending.expected:
             return
         self._pending = None
-        tensors, parts = dict(pending.tensors), dict(pending.parts)
+        # Now, for workers test before they save.
+        log = pending.log
+        progress = pending.progress | {
+            "losses": [one.model_dump() for one in log.losses()],
+            "epochs": as_values(log.epochs),
+            "evaluations": as_values(log.evaluations),
+        }
+        tensors, parts = dict(pending.tensors), {"local": progress}
         for worker, own in pending.found.items():
             for name, one in tensors_of_bytes(own.tensors).items():
                 tensors[f"worker-{worker}/{name}"] = one
             values = json_values.loads(own.values)
             parts[f"worker-{worker}"] = {"place": [own.header.round, own.header.step], **values}
-        self._writer.save(pending.num_steps, tensors, parts)
+        self._writer.save(pending.num_steps, tensors, parts, wait=pending.is_last)
 
     def own_state(self, worker: int, exchange: int) -> OwnState | None:
         """Return what a worker had of its own, if the run goes on from that exchange."""

@@ -335,7 +335,8 @@ class Hub:
         self._digests[exchange] = exchanged.outer.digest(fragment).hex()
         self._digests.pop(exchange - 2 * self._spec.config.fragments, None)
         if saves:
-            self._checkpoints.begin(exchange + 1, self.rounds, self._log, self.buffers, there)
+            own = exchange + 1, self.rounds, self._log, self.buffers, there
+            self._checkpoints.begin(*own, is_last=self._stops)
 
     def _others(
         self,

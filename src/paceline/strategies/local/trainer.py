@@ -217,6 +217,11 @@ class Trainer:
             "random": random_values,
             "scheduled": self._scheduled,
             "weights": list(self._weights),
+            # Of steps beside an exchange, which the hub has not been told of.
+            "losses": [
+                [epoch, self._sizes[epoch], float(torch.stack(own).sum())]
+                for epoch, own in self._losses.items()
+            ],
             "schedule": None if self._schedule is None else schedule_state(self._schedule),
         }
         return found, known
@@ -230,6 +235,9 @@ class Trainer:
         if self._schedule is not None:
             load_schedule_state(self._schedule, values["schedule"])
         self._scheduled, self._weights = values["scheduled"], list(values["weights"])
+        for epoch, size, total in values["losses"]:
+            self._losses[epoch].append(torch.tensor(total, device=self._group.device))
+            self._sizes[epoch] += size
         self.exchanged.load_feedback(of("feedback"))
         outer, own = self.exchanged.outer, of("parameters")
         mine, outer.values = outer.values, [own[str(i)] for i in range(len(outer.values))]
