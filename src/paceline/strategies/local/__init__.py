@@ -1,0 +1,1 @@
+"""Strategy local: inner steps, and an exchange every so many."""
