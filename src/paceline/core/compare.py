@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Plan
+from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
 from paceline.core.timeline import Interval, Timeline, intersection, length, union
 
 
@@ -60,11 +60,11 @@ class Breakdown:
 
 
 def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
-    """Return each device's breakdown per step; a device is what runs forward or backward."""
+    """Return each device's breakdown per step; a device computes, and not in a host's memory."""
     devices = dict.fromkeys(
         resource.owner
         for resource, track in timeline.tracks.items()
-        if any(span.kind in COMPUTE for span in track)
+        if resource.lane is not Lane.REDUCE and any(span.kind in COMPUTE for span in track)
     )
     return {device: _of_device(timeline, device) for device in devices}
 

@@ -149,7 +149,7 @@ def _plans(result: RunResult) -> Html:
             name = element("span", element("b", name), chip)
         wire = nbytes(plan.wire_nbytes_per_step)
         rate = number(plan.samples_per_s)
-        rows.append((name, str(plan.workers), duration(plan.step_s), rate, wire, plan.why))
+        rows.append((name, str(plan.workers), duration(plan.step_s), rate, wire, plan.explanation))
     head = ("strategy", "workers", "predicted step", "predicted samples/s", "wire per step", "why")
     note = (
         "Predicted before the training, best first. Wire: bytes that a step sends over the "

@@ -8,11 +8,11 @@ from importlib import import_module
 
 from paceline.core.errors import InvalidInput
 from paceline.core.strategy import Strategy
-from paceline.strategies import allreduce, hierarchy, hogbatch, host, subbatch, tree, wheel
+from paceline.strategies import allreduce, hierarchy, hogbatch, host, local, subbatch, tree, wheel
 
 STRATEGIES: dict[str, Strategy] = {
     package.STRATEGY.name: package.STRATEGY
-    for package in (allreduce, host, tree, wheel, subbatch, hogbatch, hierarchy)
+    for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
 # Those of equal workers that exchange all gradients in each step.
