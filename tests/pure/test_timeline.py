@@ -38,6 +38,25 @@ def test_breakdown_tells_hidden_from_exposed_communication_and_idle_time():
     assert (parts.communication_s, parts.compute_s) == (3, 7)
 
 
+def test_steps_that_a_worker_takes_by_itself_are_a_part_of_their_own():
+    spans = [
+        span(0, Kind.STEP, COMPUTE, 0, 1),
+        span(1, Kind.TRAIN, COMPUTE, 1, 11),
+        span(0, Kind.SEND, EXCHANGE, 8, 14),
+        span(1, Kind.STEP, COMPUTE, 14, 15),
+    ]
+    local = Timeline(spans, "measured")
+    parts = breakdown(local)
+    assert (parts.train_s, parts.passes_s, parts.compute_s) == (10, 10, 11)
+    assert (parts.hidden_s, parts.exposed_s, parts.idle_s) == (3, 3, 0)
+    assert parts.divided(2).train_s == 5
+    rows = {row.quantity: (row.left_s, row.right_s) for row in compare(local, TWO_STEPS).rows}
+    assert rows["train"] == (10, 0)
+    assert rows["forward"] == (0, 2)
+    # No other strategy's comparison has a row for it.
+    assert "train" not in {row.quantity for row in compare(TWO_STEPS, TWO_STEPS).rows}
+
+
 def test_breakdown_is_the_mean_of_the_devices():
     other = [
         s._replace(worker=1, on=(Resource("cpu1", s.on[0].lane),), end_s=s.end_s)

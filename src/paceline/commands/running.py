@@ -104,7 +104,7 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
         ranking=RankingRows.of(ranking),
         **asked,
     )
-    drawn = drawing(ranking[0].timeline, ranking[0].step_s) if explain and ranking else None
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else None
     show_plan(console(), result, ranking, settings.output, about, as_json, drawn)
     if not ranking:
         raise InvalidInput("nothing can be planned: see why each strategy was refused")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Plan
+from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
 from paceline.core.timeline import Interval, Timeline, intersection, length, union
 
 
@@ -11,13 +11,15 @@ from paceline.core.timeline import Interval, Timeline, intersection, length, uni
 class Breakdown:
     """Seconds per step of one device, or the mean of all devices.
 
-    `exposed_s` is communication during which the device computes nothing; `hidden_s` runs beside
-    its computation; `idle_s` is neither. All but `hidden_s` add up to the step.
+    `train_s` are steps that a worker takes by itself, whose parts are not told apart. `exposed_s`
+    is communication during which the device computes nothing; `hidden_s` runs beside its
+    computation; `idle_s` is neither. All but `hidden_s` add up to the step.
     """
 
     load_s: float
     forward_s: float
     backward_s: float
+    train_s: float
     update_s: float
     hidden_s: float
     exposed_s: float
@@ -29,9 +31,14 @@ class Breakdown:
         return self.hidden_s + self.exposed_s
 
     @property
+    def passes_s(self) -> float:
+        """Forward and backward, and steps that a worker takes by itself."""
+        return self.forward_s + self.backward_s + self.train_s
+
+    @property
     def compute_s(self) -> float:
-        """Loading, forward, backward and weight update."""
-        return self.load_s + self.forward_s + self.backward_s + self.update_s
+        """Loading, steps that a worker takes by itself, and weight update."""
+        return self.load_s + self.passes_s + self.update_s
 
     @property
     def step_s(self) -> float:
@@ -40,16 +47,24 @@ class Breakdown:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The fields by the quantities that they hold, such as "forward"."""
-        return {name.removesuffix("_s"): value for name, value in vars(self).items()}
+        """The fields by the quantities that they hold, such as "forward".
+
+        "train" is among them only if a worker takes steps by itself.
+        """
+        held = {name.removesuffix("_s"): value for name, value in vars(self).items()}
+        return {name: value for name, value in held.items() if value or name != "train"}
+
+    def divided(self, by: float) -> "Breakdown":
+        """Return the breakdown of each of so many equal steps that this one consists of."""
+        return Breakdown(*(value / by for value in vars(self).values()))
 
 
 def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
-    """Return each device's breakdown per step; a device is what runs forward or backward."""
+    """Return each device's breakdown per step; a device computes, and not in a host's memory."""
     devices = dict.fromkeys(
         resource.owner
         for resource, track in timeline.tracks.items()
-        if any(span.kind in COMPUTE for span in track)
+        if resource.lane is not Lane.REDUCE and any(span.kind in COMPUTE for span in track)
     )
     return {device: _of_device(timeline, device) for device in devices}
 
@@ -84,6 +99,7 @@ def _of_device(timeline: Timeline, device: str) -> Breakdown:
         length(during(Kind.LOAD)),
         length(during(Kind.FORWARD)),
         length(during(Kind.BACKWARD)),
+        length(during(Kind.TRAIN)),
         length(during(Kind.STEP)),
         hidden,
         exposed,
@@ -119,11 +135,12 @@ class Comparison:
 
 def compare(left: Timeline, right: Timeline) -> Comparison:
     """Lay the typical steps of two timelines side by side, usually predicted and measured."""
-    one = {"step": left.typical_step_s()} | breakdown(left).seconds
-    other = {"step": right.typical_step_s()} | breakdown(right).seconds
+    one, other = breakdown(left).seconds, breakdown(right).seconds
+    pairs = {"step": (left.typical_step_s(), right.typical_step_s())}
+    pairs |= {name: (one.get(name, 0.0), other.get(name, 0.0)) for name in one | other}
     rows = (
-        ComparisonRow(name, one[name], end_s, (one[name] - end_s) / end_s if end_s else None)
-        for name, end_s in other.items()
+        ComparisonRow(name, own_s, end_s, (own_s - end_s) / end_s if end_s else None)
+        for name, (own_s, end_s) in pairs.items()
     )
     return Comparison(left.origin, right.origin, tuple(rows))
 

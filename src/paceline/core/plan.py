@@ -13,11 +13,15 @@ from paceline.core.workload import Cost as Cost
 
 
 class Kind(StrEnum):
-    """The kind of work that a task does."""
+    """The kind of work that a task does.
+
+    `TRAIN` are steps that a worker takes by itself: load, forward, backward and update together.
+    """
 
     LOAD = "load"
     FORWARD = "forward"
     BACKWARD = "backward"
+    TRAIN = "train"
     ENCODE = "encode"
     DECODE = "decode"
     D2H = "d2h"
@@ -25,10 +29,9 @@ class Kind(StrEnum):
     SEND = "send"
     REDUCE = "reduce"
     STEP = "step"
-    TRAIN = "train"
 
 
-COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP, Kind.TRAIN})
+COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP})
 COMMUNICATION = frozenset(Kind) - COMPUTE
 # The part of a forward that is the forward and backward of all micro-batches before the last one.
 ACCUMULATED = "earlier micro-batches"

@@ -57,7 +57,9 @@ class Strategy:
 
     `plan` takes what one worker does in a step, the machine, a `config` and a window of steps. In a
     step each of `config.workers` workers trains on one batch, or whoever is free on as many
-    samples.
+    samples. Where workers take several such steps between two exchanges, a step of the plan is all
+    of them: `steps_per_period(config)`. `plan_balanced`: the same, with parts that follow the
+    workers' speeds (`--balance auto`), if the plan is another one then.
     `run` names the module whose `start(session)` trains (see `paceline.exchange.session`), so that
     planning never imports torch; None: the strategy can be planned only.
 
@@ -80,11 +82,15 @@ class Strategy:
     which workers of other machines join a run (`paceline hub` and `paceline worker`).
     `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
+    `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
+    with equal workers that exchange all gradients in each step.
     """
 
     name: str
     config: type
     plan: Callable[[Workload, Machine, Any, Window], Plan]
+    plan_balanced: Callable[[Workload, Machine, Any, Window], Plan] | None = None
+    steps_per_period: Callable[[Any], int] = lambda config: 1
     run: str | None = None
     roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
@@ -100,6 +106,7 @@ class Strategy:
     remote: str | None = None
     may_skip_profile: bool = False
     is_rehearsed: bool = True
+    caveat: Callable[[Any], str] | None = None
 
     def runner(self) -> Any:
         """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""

@@ -10,6 +10,7 @@ _LEGEND = {  # the mark of each kind, and its meaning
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
+    Kind.TRAIN: ("T", "steps of its own"),
     Kind.ENCODE: ("e", "encode"),
     Kind.DECODE: ("d", "decode"),
     Kind.D2H: ("<", "to the host"),

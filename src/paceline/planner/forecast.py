@@ -9,7 +9,7 @@ from typing import Any, overload
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Roofline
 from paceline.core.machine import Machine
-from paceline.core.plan import COMMUNICATION, Lane, Plan
+from paceline.core.plan import COMMUNICATION, Kind, Lane, Plan
 from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Timeline
@@ -18,6 +18,7 @@ from paceline.strategies import EXCHANGES
 
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
 _SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one before
+_FEWEST_PERIODS = 3  # the first, the last, and one between them
 _MANY_TASKS = 8_000  # of a step
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
@@ -32,7 +33,10 @@ class Forecast:
 
     `link_nbytes` are the bytes that a step sends in each direction of each link, `memory_nbytes`
     what each device needs, and each host that holds anything. `placement` says which devices it
-    takes; on their own they would reach `alone_samples_per_s` together.
+    takes; on their own they would reach `alone_samples_per_s` together. `is_balanced`: the workers'
+    parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
+    Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
+    where workers take several between two exchanges.
     """
 
     strategy: str
@@ -47,6 +51,9 @@ class Forecast:
     timeline: Timeline
     placement: str = "as listed"
     alone_samples_per_s: float | None = None
+    is_balanced: bool = False
+    notes: tuple[str, ...] = ()
+    steps_per_update: float = 1.0
 
     @property
     def codec(self) -> str | None:
@@ -73,7 +80,13 @@ class Forecast:
             for resource, track in self.timeline.tracks.items()
             if resource.lane is Lane.WIRE
         ]
-        return max(links, default=0.0) / self.timeline.num_steps() / self.step_s
+        num_steps = self.timeline.num_steps() * self.steps_per_update
+        return max(links, default=0.0) / num_steps / self.step_s
+
+    @property
+    def shown_s(self) -> float:
+        """The seconds between two updates of the timeline, of which a drawing shows one."""
+        return self.step_s * self.steps_per_update
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -102,22 +115,35 @@ def forecast(
     config: Any,
     samples_per_step: float,
     cost: CostModel | None = None,
+    *,
+    balanced: bool = False,
 ) -> Forecast:
     """Predict a strategy on a machine, priced by the machine's rates or by `cost`.
 
     `workload` is one worker's part of a step, the largest if the samples do not divide evenly;
-    `samples_per_step` are those of all workers. InvalidInput if the strategy does not fit.
+    `samples_per_step` are those of all workers. `balanced`: with parts that follow the workers'
+    speeds, if the strategy plans them. InvalidInput if the strategy does not fit.
     """
     model = cost or Roofline.of(machine)
+    is_balanced = balanced and strategy.plan_balanced is not None
+    planned = (is_balanced and strategy.plan_balanced) or strategy.plan
 
     def window(num_steps: int) -> Plan:
-        return strategy.plan(workload, machine, config, Window(num_steps))
+        return planned(workload, machine, config, Window(num_steps))
 
+    per_period = strategy.steps_per_period(config)
     num_steps = _SHORT_WINDOW if len(window(1)) > _MANY_TASKS else _WINDOW
+    if per_period > 1:
+        num_steps = max(num_steps, _FEWEST_PERIODS)
     plan = window(num_steps)
     timeline = simulate(plan, model)
     # The difference of two windows: the first step starts cold, the last one overlaps with none.
-    step_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
+    period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
+    step_s, num_taken = period_s / per_period, num_steps * per_period
+    parts, per_update = breakdown(timeline), 1.0
+    if per_period > 1:
+        per_update = num_taken / timeline.num_steps()
+        parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
     link_nbytes: dict[str, float] = defaultdict(float)
     sorts, sort_of = plan.priced_alike
     for number, times in Counter(sort_of).items():
@@ -131,12 +157,28 @@ def forecast(
         config.workers,
         step_s,
         samples_per_step / step_s,
-        {link: nbytes / num_steps for link, nbytes in link_nbytes.items()},
+        {link: nbytes / num_taken for link, nbytes in link_nbytes.items()},
         memory(workload, machine, strategy, config),
-        breakdown(timeline),
+        parts,
         machine,
         timeline,
+        is_balanced=is_balanced,
+        notes=() if strategy.caveat is None else (strategy.caveat(config),),
+        steps_per_update=per_update,
     )
+
+
+def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
+    """Return the spans from the end of the first period to that of the last but one.
+
+    The first starts cold, and beside the end of the last no steps hide its exchange.
+    """
+    updates = [span for span in timeline.spans if span.kind is Kind.STEP]
+    last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}
+    start_s = min(last_of_first.values())
+    end_s = max(span.end_s for span in updates if span.step == num_periods - 2)
+    inner = (one for one in timeline.spans if one.start_s >= start_s and one.end_s <= end_s)
+    return Timeline(inner, timeline.origin)
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:

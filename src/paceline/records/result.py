@@ -24,7 +24,8 @@ class PlanRow(Record):
 
     `config` is the strategy's configuration; `efficiency` is samples a second over what the devices
     would reach on their own; `link_nbytes_per_step` is by direction of a link, of a ring on its
-    slowest way, and `memory_nbytes` by device, and by host where one holds anything.
+    slowest way, and `memory_nbytes` by device, and by host where one holds anything. `is_balanced`:
+    the workers' parts follow their speeds. `notes` are sentences to stand beside `why`.
     """
 
     strategy: str
@@ -41,6 +42,8 @@ class PlanRow(Record):
     link_nbytes_per_step: dict[str, float]
     memory_nbytes: dict[str, int]
     why: str
+    is_balanced: bool = False
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, forecast: Forecast) -> Self:
@@ -53,6 +56,11 @@ class PlanRow(Record):
             "memory_nbytes": dict(forecast.memory_nbytes),
         }
         return cls(**own, **{n: getattr(forecast, n) for n in cls.model_fields if n not in own})
+
+    @property
+    def explanation(self) -> str:
+        """Why the step takes as long, and what else is to be said of the plan."""
+        return "; ".join((self.why, *self.notes))
 
     @property
     def fullest_nbytes(self) -> int:

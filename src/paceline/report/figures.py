@@ -72,6 +72,7 @@ KINDS: dict[Kind, Fill] = {
     Kind.LOAD: Fill("load", _YELLOW),
     Kind.FORWARD: Fill("forward", _SKY),
     Kind.BACKWARD: Fill("backward", _BLUE, on_it="#ffffff"),
+    Kind.TRAIN: Fill("inner steps", _BLUE, hatched=True),
     Kind.ENCODE: Fill("encode", _PURPLE),
     Kind.D2H: Fill("device to host", _ORANGE),
     Kind.SEND: Fill("send", _WINE, on_it="#ffffff"),
@@ -86,6 +87,7 @@ PARTS: dict[str, Fill] = {
     "load": KINDS[Kind.LOAD],
     "forward": KINDS[Kind.FORWARD],
     "backward": KINDS[Kind.BACKWARD],
+    "train": KINDS[Kind.TRAIN],
     "hidden": Fill("hidden communication", _VERMILLION, hatched=True),
     "exposed": Fill("exposed communication", _VERMILLION),
     "update": KINDS[Kind.STEP],
@@ -221,7 +223,9 @@ def step_parts(comparison: Comparison) -> go.Figure:
     sides = [escaped(side) for side in (comparison.left, comparison.right)]
     ends: tuple[float, ...] = (0.0, 0.0)
     for quantity, fill in PARTS.items():
-        values = seconds.get(quantity, (0.0, 0.0))
+        if quantity not in seconds:
+            continue
+        values = seconds[quantity]
         widths = [0.5 if value else 0 for value in values]
         starts, is_beside = ends, quantity == "hidden"
         if is_beside:

@@ -54,7 +54,7 @@ class _InStep:
     @property
     def divides_s(self) -> float:
         """Seconds of a step that another worker would take a part of."""
-        return self.parts.load_s + self.parts.forward_s + self.parts.backward_s
+        return self.parts.load_s + self.parts.passes_s
 
     @property
     def losses(self) -> dict[str, float]:
@@ -78,7 +78,7 @@ def of_run(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[
     seconds = {f"{row.quantity}_s": row.right_s for row in result.comparison.rows}
     timeline = timelines.get(result.origin)
     by_device = breakdown_by_device(timeline).values() if timeline is not None else ()
-    computing = [part.forward_s + part.backward_s for part in by_device]
+    computing = [part.passes_s for part in by_device]
     total, workers = sum(computing), int(result.settings.workers)
     plans = () if result.is_rehearsal else result.plans
     others = [one for one in plans if one.strategy != result.strategy and one.workers == workers]
@@ -103,13 +103,13 @@ def of_run(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[
 
 def _limit(run: _InStep) -> Insight:
     parts, whole = run.parts, run.parts.step_s
-    useful = (parts.forward_s + parts.backward_s) / whole
+    useful = parts.passes_s / whole
     spent = f"{verdict(useful)}: forward and backward passes take {share(useful)} of a step"
     name, lost_s = run.largest_loss
     most = f"{name}, {share(lost_s / whole)}"
     if useful >= _GOOD:
         rest = f", so that computation limits; most of the rest is {most}."
-    elif lost_s > parts.forward_s + parts.backward_s:
+    elif lost_s > parts.passes_s:
         rest = f"; what limits is {most}."
     else:
         rest = f"; what costs most beside them is {most}."

@@ -60,7 +60,8 @@ def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
 
 
 def _named(plan: PlanRow) -> str:
-    return f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
+    name = f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
+    return f"{name}, balanced" if plan.is_balanced else name
 
 
 def _plans(plans: Sequence[PlanRow]) -> Html:
@@ -73,7 +74,7 @@ def _plans(plans: Sequence[PlanRow]) -> Html:
         speed = duration(plan.step_s), number(plan.samples_per_s), optional_share(plan.efficiency)
         sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
         asked = _named(plan), str(plan.workers), plan.placement
-        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.why))
+        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.explanation))
     text = (0, 2, len(_HEAD) - 1)
     content = [table(_HEAD, rows[:_BEST], text, class_="wide plan")]
     if len(rows) > _BEST:
@@ -146,7 +147,8 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
 
 def _described(plan: PlanRow) -> str:
     codec = f" with {plan.codec}" if plan.codec else ""
-    return f"{plan.strategy}{codec} on {counted(plan.workers, 'worker')}"
+    balanced = " in balanced parts" if plan.is_balanced else ""
+    return f"{plan.strategy}{codec} on {counted(plan.workers, 'worker')}{balanced}"
 
 
 def _method(plans: Sequence[PlanRow], error_bar: float) -> Insight:
@@ -162,6 +164,7 @@ def _method(plans: Sequence[PlanRow], error_bar: float) -> Insight:
             sentence += f"; that is within the {share(error_bar, 0)} that predictions err on"
             sentence += " average: rehearse both"
         figures.append((_described(other), f"{duration(other.step_s)} a step"))
+    sentence = "; ".join((sentence, *best.notes))
     return Insight("method", f"{sentence}.", tuple(figures))
 
 

@@ -149,7 +149,7 @@ def _plans(result: RunResult) -> Html:
             name = element("span", element("b", name), chip)
         wire = nbytes(plan.wire_nbytes_per_step)
         rate = number(plan.samples_per_s)
-        rows.append((name, str(plan.workers), duration(plan.step_s), rate, wire, plan.why))
+        rows.append((name, str(plan.workers), duration(plan.step_s), rate, wire, plan.explanation))
     head = ("strategy", "workers", "predicted step", "predicted samples/s", "wire per step", "why")
     note = (
         "Predicted before the training, best first. Wire: bytes that a step sends over the "
@@ -222,8 +222,9 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Html:
     for quantity, measured_s in measured.items():
         row = [quantity]
         for seconds in columns.values():
-            error = seconds[quantity] / measured_s - 1 if measured_s else None
-            row += [duration(seconds[quantity]), optional_share(error, signed=True)]
+            own_s = seconds.get(quantity, 0.0)
+            error = own_s / measured_s - 1 if measured_s else None
+            row += [duration(own_s), optional_share(error, signed=True)]
         rows.append([*row, duration(measured_s)])
     head = ("per step", Origin.PREDICTED, "error", Origin.REHEARSED, "error", Origin.MEASURED)
     note = "A rehearsal paces the layers as a device would compute them; its exchange is real."

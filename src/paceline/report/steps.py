@@ -56,7 +56,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
     start = borders[0]
     # The lanes of a device stand together, and the links between devices come last.
     owners = list(dict.fromkeys(resource.owner for resource in tracks))
-    computes = {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
+    computes = {Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP}
     computing = {r.owner for r, track in tracks.items() if computes & {one.kind for one in track}}
     ordered = sorted(tracks, key=lambda r: (r.owner not in computing, owners.index(r.owner)))
     rows = {

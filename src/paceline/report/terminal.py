@@ -67,9 +67,9 @@ def table(
 
 def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
     """Print the best ranked plans, and why each takes as long; of codecs the fastest alone."""
-    first: dict[tuple[str, int, bool], PlanRow] = {}
+    first: dict[tuple[str, int, bool, bool], PlanRow] = {}
     for row in rows:
-        first.setdefault((row.strategy, row.workers, row.codec is None), row)
+        first.setdefault((row.strategy, row.workers, row.codec is None, row.is_balanced), row)
     fastest = list(first.values())
     shown = fastest[:_MOST_PLANS]
     grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -79,6 +79,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         grid.add_column(column, justify="right", no_wrap=True)
     for number, row in enumerate(shown, 1):
         lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
+        lines += ["balanced"] if row.is_balanced else []
         lines += [f"({row.placement})"] if row.placement != "as listed" else []
         grid.add_row(
             str(number),
@@ -93,7 +94,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         )
     out.print(grid)
     for number, row in enumerate(shown, 1):
-        out.print(f"{number:>2}: {row.why}", soft_wrap=True)
+        out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
     if len(fastest) > len(shown):
         out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
 

@@ -37,7 +37,8 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         if calibrated is None:
             return []
         machine, cost = calibrated
-        return [forecast(runner.workload, machine, strategy, config, runner.samples_per_step, cost)]
+        planned = (runner.workload, machine, strategy, config, runner.samples_per_step, cost)
+        return [forecast(*planned, balanced=session.settings.balance is not None)]
     configured = [(strategy, config)]
     if not session.is_rehearsal:
         others = [one for name, one in EXCHANGES.items() if name != strategy.name]

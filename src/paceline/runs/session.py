@@ -72,7 +72,8 @@ def go_through(request: RunRequest, group: Group) -> None:
             return
         if session.strategy.is_led:
             for forecast in forecasts:
-                logger.info("predicted %s a step: %s", duration(forecast.step_s), forecast.why)
+                why = "; ".join((forecast.why, *forecast.notes))
+                logger.info("predicted %s a step: %s", duration(forecast.step_s), why)
         elif not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             show_plans(err if request.as_json else out, rows, title)

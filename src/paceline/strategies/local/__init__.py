@@ -3,6 +3,7 @@
 from paceline.core.strategy import Role, Strategy
 from paceline.strategies.local import plan
 from paceline.strategies.local.config import Local
+from paceline.strategies.local.loss_table import caveat
 
 
 def _roles(config: Local) -> tuple[Role, ...]:
@@ -13,8 +14,13 @@ STRATEGY = Strategy(
     name="local",
     config=Local,
     plan=plan.plan,
+    plan_balanced=plan.plan_balanced,
+    steps_per_period=lambda config: int(config.sync_every),
     run="paceline.strategies.local.run",
     roles=_roles,
-    settings=frozenset({"codec", "bind", "keys", "run", "wait_s", "balance"}),
+    memory=plan.memory,
+    settings=frozenset({"balance", "bind", "codec", "force", "keys", "run", "wait_s"}),
     may_skip_profile=True,
+    refused_options={"hub": "names a host of a machine file; a run's hub is where it is started"},
+    caveat=caveat,
 )

@@ -1,6 +1,389 @@
-from typing import Any
-from paceline.core.plan import Plan
+"""The plan of strategy local: rounds of inner steps, and an exchange of outer gradients by a hub.
+
+    worker 0 compute   train 0        | beside 1 | step 0 | train 1        | beside 0 | step 1 ...
+    to the hub                        [up 0 ]                              [up 1 ]
+    from the hub                              [down 0]                            [down 1]
+    hub                                       [sum 0]                             [sum 1]
+
+A step of the plan is a round. In it each worker takes as many inner steps as it is to take, and
+sends each fragment of the model once: the first of two after half of them. While a fragment travels
+the worker takes up to `delay` further steps; then it decodes what all workers have sent, takes the
+outer step, and goes on. Without a delay it waits. The hub hands each payload on to all workers but
+its own sender, when all are there, and takes the same outer step beside them.
+
+A task has the round in which its fragment was sent, even if the next one has begun.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import fsum
+from typing import NamedTuple
+
+from paceline.core import cost as costs
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, codec_speed
+from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
+from paceline.core.step import ComputeStep
+from paceline.core.strategy import Window
+from paceline.core.transfer import Transfer, lanes_of
+from paceline.core.wire_format import pieces, wire_format
+from paceline.core.workload import Layer, Workload, replica_nbytes
+from paceline.strategies.local.config import Local
+from paceline.strategies.local.units import inner_steps
+
+_FLOAT32_NBYTES = 4  # of a value of the outer state, and of an outer gradient without a codec
+# Vectors that an outer step reads and writes: the mean outer gradient, the momentum twice, the
+# parameters twice.
+_OUTER_TRAFFIC = 5
+_OUTER_STATE = 2  # vectors that the hub and each worker keep: parameters and momentum
+
+_TaskIds = tuple[TaskId, ...]
 
 
-def plan(workload: Any, machine: Any, config: Any, window: Any) -> Plan:
-    raise NotImplementedError
+def plan(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
+    """Return the tasks of `window` rounds, in each of which all workers take as many inner steps.
+
+    InvalidInput if there are fewer layers than fragments, the machine has too few devices or they
+    are not linked with the hub, or it is not known how fast they are with the codec.
+    """
+    return _Rounds(workload, machine, config, balanced=False).plan(window.num_steps)
+
+
+def plan_balanced(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
+    """Return the tasks of `window` rounds in which inner steps follow the workers' speeds.
+
+    InvalidInput as by `plan`.
+    """
+    return _Rounds(workload, machine, config, balanced=True).plan(window.num_steps)
+
+
+def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
+    """Return the bytes that each device needs, a replica, and each host, by name.
+
+    The hub, and each worker in the memory of its host, keep the group's parameters and momentum.
+    """
+    devices = machine.first_devices(config.workers)
+    needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
+    kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
+    for name in (hub_of(machine, config).name, *(device.host for device in devices)):
+        needed[name] = needed.get(name, 0) + kept
+    return needed
+
+
+def hub_of(machine: Machine, config: Local) -> Host:
+    """Return the hub's host, by default that of the first device; InvalidInput if it is unknown."""
+    if config.hub is None:
+        return machine.host_of(machine.devices[0])
+    for host in machine.hosts:
+        if host.name == config.hub:
+            return host
+    known = ", ".join(host.name for host in machine.hosts)
+    raise InvalidInput(
+        f"hub: {config.hub!r} is no host of machine {machine.name!r}; choose one of {known}"
+    )
+
+
+def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
+    """Return the layers of each fragment: layer i of those with parameters is in i mod P of P.
+
+    InvalidInput if a fragment would have none.
+    """
+    layers = [layer for layer in workload.layers if layer.parameters]
+    if len(layers) < config.fragments:
+        raise InvalidInput(
+            f"fragments: {config.fragments} are more than the {len(layers)} layers of model "
+            f"{workload.name} that have parameters"
+        )
+    return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
+
+
+def exchange_nbytes(workload: Workload, config: Local) -> tuple[int, ...]:
+    """Return the bytes of each fragment's outer gradient on the wire, from one worker.
+
+    The largest is what has to pass at once: the more fragments, the less. InvalidInput as by
+    `fragments_of`, and for a codec whose bytes depend on the values.
+    """
+    counts = map(_num_values, fragments_of(workload, config))
+    if config.codec is None:
+        return tuple(_FLOAT32_NBYTES * count for count in counts)
+    return tuple(map(wire_format(config.codec).nbytes, counts))
+
+
+def inner_steps_of(
+    machine: Machine,
+    devices: Sequence[Device],
+    config: Local,
+    workload: Workload,
+    balanced: bool,
+) -> tuple[int, ...]:
+    """Return the inner steps of each device's worker in a round, `sync_every` on average.
+
+    They are equal or, if `balanced`, in proportion to the speeds of the machine's devices.
+    """
+    if not balanced:
+        return (config.sync_every,) * len(devices)
+    roofline = costs.Roofline.of(machine)
+    lanes = [costs.compute_lane(device.name) for device in devices]
+    steps = [inner_step(workload, roofline.rates[lane]) for lane in lanes]
+    seconds = [
+        _seconds(cost, roofline.rates[lane]) for cost, lane in zip(steps, lanes, strict=True)
+    ]
+    return inner_steps(config.sync_every, seconds)
+
+
+def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
+    """Return the cost of a worker's inner step on a device of that rate: as long as all its parts.
+
+    A cost knows no sequence of layers, some bound by arithmetic and others by memory traffic: its
+    flops are those that take as long.
+    """
+    parts = _step_costs(workload)
+    return Cost(
+        flops=rate.flops_per_s * fsum(map(rate.work_s, parts)),
+        nbytes=fsum(part.nbytes for part in parts),
+        num_calls=sum(part.num_calls for part in parts),
+    )
+
+
+def _step_costs(workload: Workload) -> list[Cost]:
+    """Return the costs of loading, all layers' forward and backward, and the update."""
+    step = ComputeStep(workload, ())
+    passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
+    return [step.load, workload.accumulated, *passes, step.update]
+
+
+def _seconds(cost: Cost, rate: costs.Rate) -> float:
+    return rate.work_s(cost) + rate.latency_s(cost)
+
+
+def _num_values(layers: Sequence[Layer]) -> int:
+    return sum(layer.num_parameters for layer in layers)
+
+
+class _Stage(NamedTuple):
+    """A part of what is done with a fragment on its way to the hub, or back."""
+
+    kind: Kind
+    part: str
+    on: tuple[Resource, ...]
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The work of one worker for one fragment.
+
+    `beside` are its inner steps while the fragment before travels, `alone` the others before this
+    one is sent; None if there are none. `first` are they together: in the first round nothing
+    travels. `out` ends with the way to the hub, and `back` begins with the way from it.
+    """
+
+    on: tuple[Resource, ...]
+    beside: Cost | None
+    alone: Cost | None
+    first: Cost | None
+    out: tuple[_Stage, ...]
+    back: tuple[_Stage, ...]
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """The ways of payloads between the workers' devices and the hub's host."""
+
+    machine: Machine
+    hub: Host
+
+    def up(self, device: Device, nbytes: int) -> Transfer:
+        """Return the transfer of so many bytes from a worker to the hub."""
+        return self._between(device, nbytes, is_up=True)
+
+    def down(self, device: Device, nbytes: int) -> Transfer:
+        """Return the transfer of so many bytes from the hub to a worker."""
+        return self._between(device, nbytes, is_up=False)
+
+    def _between(self, device: Device, nbytes: int, *, is_up: bool) -> Transfer:
+        machine, hub = self.machine, self.hub
+        lane = Resource(device.name, Lane.UPLOAD if is_up else Lane.DOWNLOAD)
+        own = machine.host_of(device)
+        if own == hub and hub.name not in machine.network.within:
+            # Through the memory of the host they share: each byte is read and written.
+            memory = Resource(hub.name, Lane.REDUCE)
+            return Transfer((memory, lane), Cost(nbytes=2 * nbytes, num_calls=1))
+        route = machine.route(own, hub) if is_up else machine.route(hub, own)
+        on = (*lanes_of(route), lane)
+        if any(hop.link.uses_cores for hop in route):
+            on += tuple(costs.core_lanes([device]))
+        return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
+
+
+class _Rounds:
+    """The tasks of rounds, whose costs are made once: plans price a cost by its identity."""
+
+    def __init__(
+        self, workload: Workload, machine: Machine, config: Local, *, balanced: bool
+    ) -> None:
+        self.config, self.machine = config, machine
+        self.hub, self.devices = hub_of(machine, config), machine.first_devices(config.workers)
+        self.fragments = fragments_of(workload, config)
+        self.nbytes = exchange_nbytes(workload, config)
+        self.on_host = [
+            sum(other.host == device.host for other in self.devices) for device in self.devices
+        ]
+        self.hub_steps = [self._hub_step(fragment) for fragment in range(config.fragments)]
+        steps = inner_steps_of(machine, self.devices, config, workload, balanced)
+        self.blocks = [
+            self._blocks(workload, worker, num_steps) for worker, num_steps in enumerate(steps)
+        ]
+
+    def plan(self, num_rounds: int) -> Plan:
+        """Return the plan of so many rounds."""
+        return Plan(self._tasks(num_rounds))
+
+    def _tasks(self, num_rounds: int) -> Iterator[Task]:
+        ready: list[_TaskIds] = [()] * len(self.devices)  # what the next inner steps wait for
+        posted: list[_TaskIds] = [()] * len(self.devices)  # those beside a fragment that travels
+        for number in range(num_rounds):
+            for fragment in range(len(self.fragments)):
+                arrived: _TaskIds = ()
+                own = [
+                    list(self._until_sent(number, fragment, worker, *waits))
+                    for worker, waits in enumerate(zip(ready, posted, strict=True))
+                ]
+                yield from chain.from_iterable(own)
+                posted = [tasks[-1].after for tasks in own]
+                arrived = tuple(tasks[-1].id for tasks in own)
+                back = [
+                    list(_following(number, worker, blocks[fragment].back, arrived))
+                    for worker, blocks in enumerate(self.blocks)
+                ]
+                yield from chain.from_iterable(back)
+                ready = [(tasks[-1].id,) for tasks in back]
+                # Nobody waits for the hub's own step, which takes the cores of workers beside it.
+                yield from _following(number, None, [self.hub_steps[fragment]], arrived)
+
+    def _until_sent(
+        self, number: int, fragment: int, worker: int, ready: _TaskIds, posted: _TaskIds
+    ) -> Iterator[Task]:
+        """Yield a worker's inner steps before a fragment is sent, and its way to the hub."""
+        block = self.blocks[worker][fragment]
+        travels = number > 0 or fragment > 0
+        alone = block.alone if travels else block.first
+        if travels and block.beside is not None:
+            beside = TaskId(number, Kind.TRAIN, f"{fragment}.beside", worker)
+            yield Task(beside, block.on, block.beside, posted)
+            ready += (beside,)
+        if alone is not None:
+            trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
+            yield Task(trained, block.on, alone, ready)
+            ready = (trained,)
+        yield from _following(number, worker, block.out, ready)
+
+    def _hub_step(self, fragment: int) -> _Stage:
+        """Return what the hub does with a fragment: the sum of all payloads, and the outer step."""
+        values = _FLOAT32_NBYTES * _num_values(self.fragments[fragment])
+        traffic = len(self.devices) * self.nbytes[fragment] + values + _OUTER_TRAFFIC * values
+        on_hub = [device for device in self.devices if device.host == self.hub.name]
+        on = (Resource(self.hub.name, Lane.REDUCE), *costs.core_lanes(on_hub))
+        return _Stage(Kind.REDUCE, str(fragment), on, Cost(nbytes=traffic, num_calls=1))
+
+    def _blocks(self, workload: Workload, worker: int, num_steps: int) -> list[_Block]:
+        """Return a worker's work for each fragment, of so many inner steps in a round."""
+        config, device = self.config, self.devices[worker]
+        lane = costs.compute_lane(device.name)
+        step = inner_step(workload, costs.Roofline.of(self.machine).rates[lane])
+        blocks, before = [], 0
+        for fragment in range(config.fragments):
+            sent = config.sent_after(fragment, num_steps)
+            beside = min(config.delay_of(num_steps), sent - before)
+            blocks.append(
+                _Block(
+                    on=(lane,),
+                    beside=_times(step, beside),
+                    alone=_times(step, sent - before - beside),
+                    first=_times(step, sent - before),
+                    out=tuple(self._out(fragment, device)),
+                    back=tuple(self._back(fragment, worker)),
+                )
+            )
+            before = sent
+        return blocks
+
+    def _out(self, fragment: int, device: Device) -> Iterator[_Stage]:
+        """Yield a fragment's way to the hub; a GPU's is encoded in its host's memory."""
+        part, host = str(fragment), self.machine.host_of(device)
+        if device.kind == DeviceKind.GPU:
+            lanes = lanes_of(self.machine.route(device, host))
+            cost = self._copied(fragment)
+            yield _Stage(Kind.D2H, part, (Resource(device.name, Lane.D2H), *lanes), cost)
+        if self.config.codec is not None:
+            yield self._coding(Kind.ENCODE, fragment, device, num_payloads=1)
+        up = _Ways(self.machine, self.hub).up(device, self.nbytes[fragment])
+        yield _Stage(Kind.SEND, f"{part}.up", *up)
+
+    def _back(self, fragment: int, worker: int) -> Iterator[_Stage]:
+        """Yield the way of the others' payloads from the hub, and the worker's outer step."""
+        part, device, num_workers = str(fragment), self.devices[worker], len(self.devices)
+        ways = _Ways(self.machine, self.hub)
+        down = ways.down(device, (num_workers - 1) * self.nbytes[fragment])
+        yield _Stage(Kind.SEND, f"{part}.down", *down)
+        if self.config.codec is not None:
+            yield self._coding(Kind.DECODE, fragment, device, num_workers)
+        else:
+            yield _Stage(Kind.DECODE, part, *self._in_memory(worker, fragment, num_workers + 1))
+        yield _Stage(Kind.STEP, part, *self._in_memory(worker, fragment, _OUTER_TRAFFIC))
+        if device.kind == DeviceKind.GPU:
+            lanes = lanes_of(self.machine.route(self.machine.host_of(device), device))
+            cost = self._copied(fragment)
+            yield _Stage(Kind.H2D, part, (Resource(device.name, Lane.H2D), *lanes), cost)
+
+    def _coding(self, kind: Kind, fragment: int, device: Device, num_payloads: int) -> _Stage:
+        """Return the encoding, or the decoding and adding, of so many payloads of a fragment."""
+        assert self.config.codec is not None
+        known = wire_format(self.config.codec)
+        on_cores = device.kind == DeviceKind.CPU
+        station: Station = device if on_cores else self.machine.host_of(device)
+        codec_speed(station, known)  # or InvalidInput
+        on = costs.codec_lanes(station, known.kernel, kind)
+        if not on_cores:  # whose worker issues nothing meanwhile
+            on = (costs.compute_lane(device.name), *on)
+        count = _num_values(self.fragments[fragment])
+        cost = Cost(flops=num_payloads * count, num_calls=num_payloads * len(pieces(count)))
+        return _Stage(kind, str(fragment), on, cost)
+
+    def _in_memory(self, worker: int, fragment: int, num_vectors: int) -> Transfer:
+        """Return work on a fragment that reads and writes so many vectors of its values.
+
+        It is that of the worker's cores, or of a GPU's host, while the device computes nothing.
+        """
+        device = self.devices[worker]
+        nbytes = num_vectors * _FLOAT32_NBYTES * _num_values(self.fragments[fragment])
+        if device.kind == DeviceKind.CPU:
+            # All workers of a host do this at the same time, and share its memory's bandwidth.
+            return Transfer(
+                costs.copy_lanes(device), Cost(nbytes=self.on_host[worker] * nbytes, num_calls=1)
+            )
+        on = (costs.compute_lane(device.name), Resource(device.host, Lane.REDUCE))
+        return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
+
+    def _copied(self, fragment: int) -> Cost:
+        """Return the cost of copying a fragment's parameters to or from a GPU."""
+        nbytes = sum(layer.gradient_nbytes for layer in self.fragments[fragment])
+        return Cost(nbytes=nbytes, num_calls=1)
+
+
+def _times(step: Cost, count: int) -> Cost | None:
+    """Return the cost of so many inner steps, None for none."""
+    if not count:
+        return None
+    return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
+
+
+def _following(
+    number: int, worker: int | None, stages: Sequence[_Stage], after: _TaskIds
+) -> Iterator[Task]:
+    """Yield the tasks of stages that follow one another, the first after these."""
+    for kind, part, on, cost in stages:
+        task = Task(TaskId(number, kind, part, worker), on, cost, after)
+        yield task
+        after = (task.id,)
