@@ -22,7 +22,7 @@ from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits, one_line
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
-from paceline.rpc.workers import AGAIN, FAILED, WorkerPool, agreement, difference, refusal
+from paceline.rpc.workers import AGAIN, WorkerPool, agreement, difference, refusal
 from paceline.strategies.local.checkpoints import Checkpoints, OwnState
 from paceline.strategies.local.exchange import Exchanged
 from paceline.strategies.local.log import RunLog
@@ -46,7 +46,7 @@ from paceline.strategies.local.protocol import (
     vectors_of,
 )
 from paceline.strategies.local.rounds import Completed, OutOfTurn, Rounds
-from paceline.strategies.local.trace import HubTimes, Trace
+from paceline.strategies.local.trace import NUM_TRACED, HubTimes, Trace
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
@@ -218,17 +218,23 @@ class Hub:
         worker, message = request.worker, request.message
         match message.topic:
             case Topic.BEGIN:
-                there = b"".join(message.parts[:1]).decode(errors="replace")
-                if (found := difference(self._layout, there)) is not None:
-                    raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
-                self._drop(worker, "begins again")
-                self._waiting[worker] = request
+                self._begin(request)
                 return None
-            case Topic.ROUND:
-                return self._units_for(worker, message.step)
             case Topic.PART:
                 self._take(request)
                 return None
+            case Topic.ROUND:
+                return self._units_for(worker, message.step)
+            case Topic.PROBE:
+                return self._probe(request)
+            case Topic.CLOCK:
+                return Message(Topic.CLOCK, time.monotonic_ns())
+        self._note(worker, message)
+        return Message(message.topic, message.step)
+
+    def _note(self, worker: int, message: Message) -> None:
+        """Record what a worker reports, which needs no reply."""
+        match message.topic:
             case Topic.TESTED:
                 self._log.tested(worker, message.step, decode(Tested, message))
             case Topic.SAVED:
@@ -237,18 +243,21 @@ class Hub:
             case Topic.DONE:
                 self._finish(worker, message)
             case Topic.PROFILE:
-                self.profiles[worker] = DeviceProfile.from_json(bytes(message.parts[0]))
+                self.profiles[worker] = decode(DeviceProfile, message)
                 self.rounds.note_speed(worker, self.profiles[worker].step_s)
                 self._end_probes(worker)
-            case Topic.PROBE:
-                return self._probe(request)
-            case Topic.CLOCK:
-                return Message(Topic.CLOCK, time.monotonic_ns())
-            case _ if message.topic == FAILED:
+            case Topic.FAILED:
                 self._note_failure(worker, message)
             case _:
                 raise InvalidInput(f"a message about {message.topic!r}, which there is not")
-        return Message(message.topic, message.step)
+
+    def _begin(self, request: RpcRequest) -> None:
+        """Let a worker wait for the next round, if it trains the same model."""
+        there = b"".join(request.message.parts[:1]).decode(errors="replace")
+        if (found := difference(self._layout, there)) is not None:
+            raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+        self._drop(request.worker, "begins again")
+        self._waiting[request.worker] = request
 
     def _note_failure(self, worker: int, message: Message) -> None:
         told = one_line(b"".join(message.parts[:1]).decode(errors="replace"))
@@ -332,6 +341,8 @@ class Hub:
             (one.header.weight, exchanged.decode(fragment, one.buffers)) for one in parts.values()
         ]
         exchanged.step(fragment, decoded)
+        self.times.summed_s[exchange] = time.monotonic()
+        self.times.forget(exchange - NUM_TRACED * self._spec.config.fragments)
         self._digests[exchange] = exchanged.outer.digest(fragment).hex()
         self._digests.pop(exchange - 2 * self._spec.config.fragments, None)
         if saves:

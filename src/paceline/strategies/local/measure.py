@@ -3,12 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from paceline.core.cost import Measured, Roofline
-from paceline.core.errors import InvalidInput
+from paceline.core.cost import Measured, Rate, Roofline
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
-from paceline.core.plan import Kind, PriceKey
+from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.strategy import Calibrated
 from paceline.core.wire_format import Kernel, wire_format
@@ -21,7 +18,9 @@ from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.layers import profile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 from paceline.strategies.local.config import Local
+from paceline.strategies.local.plan import inner_step
 from paceline.strategies.local.protocol import RunSpec
+from paceline.strategies.local.trace import HUB
 
 _SOURCE = "measured by the workers before this run"
 _NUM_PINGS = 20
@@ -50,14 +49,6 @@ class DeviceProfile(Record):
     def step_s(self) -> float:
         """The seconds of an inner step."""
         return sum(seconds for _, _, seconds in self.seconds)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> "DeviceProfile":
-        """Return the profile in a message; InvalidInput if there is none."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise InvalidInput(f"a profile with {error.error_count()} faults") from None
 
 
 def network_here() -> str:
@@ -109,7 +100,7 @@ def calibrate(
         one = workers[worker]
         host, device = hosts[one.host], _device(workload, worker, one, hosts[one.host])
         devices.append(device)
-        ends = ("host0", host)
+        ends = (HUB, host)
         links.setdefault(ends, _link(ends, one.link_bytes_per_s, one.latency_s))
         if one.copy_bytes_per_s is not None:
             links[host, device.name] = _link((host, device.name), one.copy_bytes_per_s, 0.0)
@@ -119,25 +110,24 @@ def calibrate(
         devices=tuple(devices),
         links=tuple(links.values()),
     )
-    durations = {
-        PriceKey(device.name, kind, part): seconds
-        for device, one in zip(devices, workers.values(), strict=True)
-        for kind, part, seconds in one.seconds
-    }
-    return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+    return Calibrated(machine, Measured({}, Roofline.of(machine)))
 
 
 def _device(workload: Workload, worker: int, one: DeviceProfile, host: str) -> Device:
+    """Return the device as a plan knows it, on which an inner step takes as long as measured."""
     computing = (Kind.FORWARD, Kind.BACKWARD)
     seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
     speed = Speed.of(workload, max(seconds, _MIN_SECONDS))
+    rate = Rate(speed.flops_per_s, speed.nbytes_per_s)
+    # Loading and updating are in it, too, at a speed of their own.
+    faster = rate.work_s(inner_step(workload, rate)) / max(one.step_s, _MIN_SECONDS)
     return Device(
         name=f"{one.kind}{worker}",
         host=host,
         kind=one.kind,
-        flops_per_s=speed.flops_per_s,
+        flops_per_s=faster * speed.flops_per_s,
         memory_bytes=memory_bytes(),
-        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
+        memory_bandwidth_bytes_per_s=faster * speed.nbytes_per_s,
         codecs={
             kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
             for kernel, (encode, decode) in one.codecs.items()

@@ -28,6 +28,7 @@ from paceline.core.cost import PacedDevice
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.exchange.setup import TrainingSetup
+from paceline.rpc import workers
 from paceline.rpc.frames import Buffer, Message
 from paceline.strategies.local.config import Local
 
@@ -53,6 +54,7 @@ class Topic(StrEnum):
     PROFILE = "profile"
     PROBE = "probe"
     CLOCK = "clock"
+    FAILED = workers.FAILED
 
 
 class RunSpec(Record):

@@ -37,7 +37,7 @@ from paceline.strategies.local.exchange import Exchanged
 from paceline.strategies.local.hub import Hub
 from paceline.strategies.local.log import RunLog
 from paceline.strategies.local.measure import calibrate
-from paceline.strategies.local.plan import plan
+from paceline.strategies.local.plan import plan, plan_balanced
 from paceline.strategies.local.protocol import RunSpec, layout_of
 from paceline.strategies.local.trace import NUM_TRACED, timeline_of
 
@@ -216,7 +216,10 @@ class LocalRunner:
         if calibrated is not None and not hub.lost and self._session.resumed is None:
             num_rounds = 1 + max((span.step for span in happened.spans), default=-1)
             if num_rounds > 0:
-                planned = plan(self.workload, calibrated.machine, config, Window(num_rounds))
+                is_balanced = self._session.settings.balance is not None
+                planned = (plan_balanced if is_balanced else plan)(
+                    self.workload, calibrated.machine, config, Window(num_rounds)
+                )
                 faults = conform(planned, happened, _SLACK_S)
         trained_s = log.trained_s
         samples_per_s = self.samples_per_step / median(

@@ -18,6 +18,8 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline
 
 NUM_TRACED = 20  # rounds
+BESIDE = ".beside"  # of the part that inner steps are beside which a fragment travels
+HUB = "host0"  # the hub's host in the plan of a run
 _MOST_SPANS = 200_000  # that a worker may tell
 Times = dict[int, float]  # by exchange, in seconds by `time.monotonic`
 
@@ -76,6 +78,14 @@ class HubTimes:
 
     received_s: dict[tuple[int, int], float] = field(default_factory=dict)  # (worker, exchange)
     replied_s: dict[int, float] = field(default_factory=dict)
+    summed_s: dict[int, float] = field(default_factory=dict)  # the end of the hub's own outer step
+
+    def forget(self, exchange: int) -> None:
+        """Forget this exchange."""
+        self.replied_s.pop(exchange, None)
+        self.summed_s.pop(exchange, None)
+        for key in [one for one in self.received_s if one[1] == exchange]:
+            del self.received_s[key]
 
 
 def timeline_of(
@@ -100,6 +110,12 @@ def timeline_of(
         device = devices[trace.worker]
         spans += [one._replace(on=(compute_lane(device),)) for one in trace.spans]
         spans += _messages(trace, hub, device, fragments)
+    for exchange, end_s in hub.summed_s.items():
+        number, part = divmod(exchange, fragments)
+        on = (Resource(HUB, Lane.REDUCE),)
+        spans.append(Span(Kind.REDUCE, number, str(part), None, on, hub.replied_s[exchange], end_s))
+    # What travels beside the first round's steps was sent before it.
+    spans = [one for one in spans if (one.step, one.part) != (first, f"{0}{BESIDE}")]
     chosen = [one._replace(step=one.step - first) for one in spans if first <= one.step <= last]
     chosen.sort(key=lambda span: (span.start_s, span.end_s))
     zero_s = chosen[0].start_s if chosen else 0.0

@@ -10,6 +10,7 @@ another.
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ from paceline.strategies.local.protocol import (
     tensor_of,
     vectors_of,
 )
-from paceline.strategies.local.trace import Trace
+from paceline.strategies.local.trace import BESIDE, Trace
 from paceline.strategies.local.trainer import Trainer
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
@@ -174,7 +175,7 @@ class LocalWorker:
         left = step - trainer.round.done
         if self._travelling is not None:
             beside = min(left, self._travelling.steps_left)
-            self._take(beside, f"{part}.beside")
+            self._take(beside, f"{part}{BESIDE}")
             self._travelling = self._travelling._replace(
                 steps_left=self._travelling.steps_left - beside
             )
@@ -191,8 +192,8 @@ class LocalWorker:
     def _send(self, fragment: int, num_steps: int) -> None:
         """Send this worker's part of the exchange."""
         trainer, is_last = self._trainer, fragment == self._config.fragments - 1
-        number, part = self._exchange // self._config.fragments, str(fragment)
-        with self._trace.span(Kind.ENCODE, number, part):
+        number = self._exchange // self._config.fragments
+        with self._encoding(number, str(fragment)):
             weight, own = trainer.outgoing(fragment)
         # Running means: whoever is first of those that are there tells them to the others.
         buffers = [*trainer.model.buffers()] if is_last else []
@@ -218,6 +219,11 @@ class LocalWorker:
         if own is None:
             check_reply(reply.result())  # it is told to begin again
             raise StepGivenUp
+
+    def _encoding(self, number: int, part: str) -> AbstractContextManager[None]:
+        if self._config.codec is None:
+            return nullcontext()
+        return self._trace.span(Kind.ENCODE, number, part)
 
     def _receive(self) -> None:
         """Wait for the others' parts of what travels, and take the outer step."""
