@@ -19,7 +19,7 @@ from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import DeviceProfile
-from paceline.strategies.wheel.protocol import PROTOCOL, Topic
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
 from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
@@ -78,9 +78,7 @@ def address() -> Iterator[str]:
 
 
 def client(address: str, worker: int) -> Client:
-    return Client(
-        address, Identity("trials", agreement(PROTOCOL), worker), keys=None, deadline_s=10.0
-    )
+    return Client(address, Identity("trials", agreement(), worker), keys=None, deadline_s=10.0)
 
 
 def test_a_worker_waits_until_the_one_before_it_has_its_profile(address: str):

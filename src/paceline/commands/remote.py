@@ -1,4 +1,4 @@
-"""Commands for workers on other machines, hub and worker: of the strategy that has them."""
+"""Commands for workers on other machines, hub and worker: of the strategies that have them."""
 
 from contextlib import closing
 from importlib import import_module
@@ -10,18 +10,23 @@ import typer
 from paceline.commands.options import Debug, Json, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import TrainSettings
+from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.strategies import STRATEGIES
 
-_STRATEGY = next(one for one in STRATEGIES.values() if one.remote is not None)
-_REMOTE = import_module(str(_STRATEGY.remote))
-_CHILD_HELP = {name: one.description for name, one in _REMOTE.ChildSettings.model_fields.items()}
-_NOT_OF_HUB = ("strategy", "policy", "balance", "port", "force")
+_WITH_HUB = {name: one for name, one in STRATEGIES.items() if one.worker is not None}
+_STRATEGY = next(one for one in _WITH_HUB.values() if one.child_hub is not None)
+_CHILD = import_module(str(_STRATEGY.child_hub))
+_CHILD_HELP = {name: one.description for name, one in _CHILD.ChildSettings.model_fields.items()}
+_NOT_OF_HUB = ("policy", "port")
 
 
 @with_options(TrainSettings, leave_out=_NOT_OF_HUB, required=False, strategy=_STRATEGY)
 def hub(
     values: dict[str, Any],
     *,
+    strategy: Annotated[
+        str, typer.Option(help=f"The hub's: {' or '.join(_WITH_HUB)}.")
+    ] = _STRATEGY.name,
     generate_keys: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write new keys there, and end.")
     ] = None,
@@ -32,15 +37,19 @@ def hub(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Serve workers of other machines: the parameter server, and the heads beside it."""
+    """Serve workers of other machines, which join by `paceline worker`."""
     from paceline.runs import launching
 
     if generate_keys is not None:
-        written = [str(path) for path in _REMOTE.generate_keys(generate_keys)]
+        from paceline.rpc import keys
+
+        written = [str(path) for path in keys.generate_keys(generate_keys)]
         print_json({"written": written}) if as_json else typer.echo("\n".join(written))
         return
     known = {"as": number, "gather": gather, "parent_keys": parent_keys}
     own = {name: value for name, value in known.items() if value is not None}
+    if connect is not None and strategy != _STRATEGY.name:
+        raise InvalidInput(f"connect: a hub of {strategy} is no worker of another")
     if connect is not None:
         _serve_parent({**values, **own, "connect": connect}, as_json)
         return
@@ -50,9 +59,9 @@ def hub(
         raise InvalidInput("model: name what to train, or a folder by --generate-keys")
     if "bind" not in values:
         raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.0.1:5555")
-    if values.get("strategy", _STRATEGY.name) != _STRATEGY.name:
-        raise InvalidInput(f"strategy: a hub is one of {_STRATEGY.name}, not {values['strategy']}")
-    given = {**values, "strategy": _STRATEGY.name}
+    if strategy not in _WITH_HUB:
+        raise InvalidInput(f"strategy: a hub is one of {', '.join(_WITH_HUB)}, not {strategy!r}")
+    given = {**values, "strategy": strategy}
     launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
 
 
@@ -69,11 +78,11 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
         raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.1.1:5555")
     values = without_shorthands(values, _STRATEGY)
     values["number"] = values.pop("as", 0)
-    settings = validated(_REMOTE.ChildSettings, values)
+    settings = validated(_CHILD.ChildSettings, values)
     log_to_stderr()
     out, err = console(), console(stderr=True)
     with closing(TerminalProgress(err, "serving")) as progress:
-        result = _REMOTE.serve_child(settings, progress)
+        result = _CHILD.serve_child(settings, progress)
     if as_json:
         out.print_json(result.model_dump_json())
         return
@@ -86,11 +95,12 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     out.print(f"parent     {sent} sent there and {received} received, with headers")
 
 
-@with_options(_REMOTE.WorkerProcessSettings)
+@with_options(WorkerProcessSettings)
 def worker(values: dict[str, Any], *, debug: Debug = False) -> None:
-    """Work for a hub, on one device. The hub says on what."""
+    """Work for a hub, on one device. The hub says on what, and with which strategy."""
     from paceline.records.settings import validated
     from paceline.report.terminal import log_to_stderr
+    from paceline.runs.working import work
 
     log_to_stderr()
-    _REMOTE.work(validated(_REMOTE.WorkerProcessSettings, values))
+    work(validated(WorkerProcessSettings, values))

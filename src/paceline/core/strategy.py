@@ -78,8 +78,10 @@ class Strategy:
     `config` that a plan may name and a run may not, each with the reason. `refused_settings`:
     settings of a run that it cannot follow, each with the reason and what would do; their defaults
     are taken. `count_workers` reads
-    the setting `workers` where that may be more than a number. `remote` names the module with
-    which workers of other machines join a run (`paceline hub` and `paceline worker`).
+    the setting `workers` where that may be more than a number. `worker` names the module with
+    which a process works for a hub, on this machine or another (`paceline worker`): its
+    `take_part(settings, clients)`. `child_hub`: the module with which a hub is itself a worker of
+    another hub.
     `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
     `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
@@ -103,7 +105,8 @@ class Strategy:
     refused_options: Mapping[str, str] = field(default_factory=dict)
     refused_settings: Mapping[str, str] = field(default_factory=dict)
     count_workers: Callable[[int | str], int] = number_of
-    remote: str | None = None
+    worker: str | None = None
+    child_hub: str | None = None
     may_skip_profile: bool = False
     is_rehearsed: bool = True
     caveat: Callable[[Any], str] | None = None

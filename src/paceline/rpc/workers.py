@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from paceline.rpc.limits import Identity
 
 logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
+_PROTOCOL = "paceline workers 5"
 _RESTARTS_IN_A_ROW = 3
 
 
@@ -51,24 +52,21 @@ def refusal(why: str) -> Message:
     return Message(REFUSED, parts=(why.encode(),))
 
 
-def agreement(protocol: str) -> str:
-    """Return a hash of the versions on which hub and workers must agree."""
-    return sha256(f"{protocol}, paceline {version('paceline')}".encode()).hexdigest()
+def agreement() -> str:
+    """Return a hash of the version on which hub and workers must agree."""
+    return sha256(f"{_PROTOCOL}, paceline {version('paceline')}".encode()).hexdigest()
 
 
 @contextmanager
 def connected(
-    settings: Connecting, workers: Sequence[int], folder: Path | None, layout: str
+    settings: Connecting, workers: Sequence[int], folder: Path | None
 ) -> Iterator[dict[int, Client]]:
-    """Connect these workers, with the keys in a folder, which agree on `layout` with the hub.
-
-    The hub is told why they end, if they fail.
-    """
+    """Connect these workers, with the keys in a folder; tell the hub why they end, if they fail."""
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
         for worker in workers:
-            identity = Identity(settings.run, layout, worker)
+            identity = Identity(settings.run, agreement(), worker)
             client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
             clients[worker] = stack.enter_context(closing(client))
         try:
@@ -110,7 +108,10 @@ def listed(workers: Sequence[int]) -> str:
     return ",".join(map(str, workers))
 
 
-def run_as_process(work: Callable[[WorkerProcessSettings], None]) -> None:
+Work = Callable[[WorkerProcessSettings, Mapping[int, Client]], None]
+
+
+def run_as_process(work: Work) -> None:
     """Work as the only argument says; exit code 2 if the input is to blame, 1 for another error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the hub gets it too, and ends this process
     settings = WorkerProcessSettings.model_validate_json(sys.argv[1])
@@ -120,7 +121,8 @@ def run_as_process(work: Callable[[WorkerProcessSettings], None]) -> None:
     package.addHandler(shown)
     package.setLevel(logging.INFO)
     try:
-        work(settings)
+        with connected(settings, settings.numbers, settings.keys) as clients:
+            work(settings, clients)
     except Exception as error:
         if not isinstance(error, WorkerRefused):
             logger.error("%s: %s", listed(settings.numbers), _one_line(error))

@@ -17,6 +17,7 @@ STRATEGY = Strategy(
     plan_balanced=plan.plan_balanced,
     steps_per_period=lambda config: int(config.sync_every),
     run="paceline.strategies.local.run",
+    worker="paceline.strategies.local.worker",
     roles=_roles,
     memory=plan.memory,
     settings=frozenset({"balance", "bind", "codec", "force", "keys", "run", "wait_s"}),

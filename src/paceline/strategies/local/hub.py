@@ -28,7 +28,6 @@ from paceline.strategies.local.exchange import Exchanged
 from paceline.strategies.local.log import RunLog
 from paceline.strategies.local.measure import DeviceProfile
 from paceline.strategies.local.protocol import (
-    PROTOCOL,
     Done,
     PartHeader,
     PartsHeader,
@@ -97,7 +96,7 @@ class Hub:
         biggest = max(2 * outer.nbytes, spec.config.workers * outer.nbytes) + (1 << 22)
         limits = Limits(
             run_id,
-            agreement(PROTOCOL),
+            agreement(),
             num_workers=spec.config.workers,
             max_message_nbytes=max(_MIN_MESSAGE_NBYTES, biggest + biggest // 8),
             settings=spec.model_dump_json().encode(),

@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from pydantic import Field, ValidationError, field_validator
@@ -32,7 +32,6 @@ from paceline.rpc import workers
 from paceline.rpc.frames import Buffer, Message
 from paceline.strategies.local.config import Local
 
-PROTOCOL = "paceline local 1"
 _MOST = 2**53  # of counts: beyond it JSON numbers are not exact everywhere
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -65,6 +64,7 @@ class RunSpec(Record):
     clock from others. With `profiles` a worker measures itself first.
     """
 
+    strategy: Literal["local"] = "local"
     settings: Annotated[TrainSettings | RehearseSettings, Field(discriminator="kind")]
     config: Local
     num_units: Annotated[int, Field(ge=1, le=_MOST)]

@@ -10,6 +10,7 @@ another.
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,17 +29,10 @@ from paceline.links.group import Group, boot_id
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.workers import (
-    StepGivenUp,
-    agreement,
-    check_reply,
-    connected,
-    run_as_process,
-)
+from paceline.rpc.workers import StepGivenUp, check_reply, run_as_process
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.measure import device_profile
 from paceline.strategies.local.protocol import (
-    PROTOCOL,
     Done,
     PartHeader,
     PartsHeader,
@@ -304,8 +298,8 @@ def group_of(spec: RunSpec, worker: int, device: torch.device) -> Group:
     return replace(alone, rank=worker, world_size=spec.config.workers)
 
 
-def work(settings: WorkerProcessSettings) -> None:
-    """Take part in the run of a hub, as one worker.
+def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
+    """Take part in the run of a hub as one worker, which is connected, until the run is over.
 
     Raises InvalidInput if it cannot take part, WorkerLost if the hub is gone too long.
     """
@@ -318,14 +312,10 @@ def work(settings: WorkerProcessSettings) -> None:
     device = first_device() if settings.device is None else device_named(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    layout = agreement(PROTOCOL)
-    with (
-        device_of(device).use(),
-        connected(settings, settings.numbers, settings.keys, layout) as clients,
-    ):
-        spec = RunSpec.model_validate_json(clients[number].settings)
-        if isinstance(spec.settings, RehearseSettings):
-            device = torch.device("cpu")  # nothing is computed on any other
+    spec = RunSpec.model_validate_json(clients[number].settings)
+    if isinstance(spec.settings, RehearseSettings):
+        device = torch.device("cpu")  # nothing is computed on any other
+    with device_of(device).use():
         worker = LocalWorker(number, clients[number], spec, device)
         try:
             if spec.profiles:
@@ -336,4 +326,4 @@ def work(settings: WorkerProcessSettings) -> None:
 
 
 if __name__ == "__main__":
-    run_as_process(work)
+    run_as_process(take_part)

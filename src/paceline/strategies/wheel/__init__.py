@@ -19,7 +19,8 @@ STRATEGY = Strategy(
     settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
     defaults={"momentum": MOMENTUM, "profile_s": 1.0},
     may_skip_profile=True,
-    remote="paceline.strategies.wheel.remote",
+    worker="paceline.strategies.wheel.worker",
+    child_hub="paceline.strategies.wheel.remote",
     refused_settings={
         "accumulate": "each worker's part of a step is one message, and an update of its own; a "
         "smaller batch_size takes as little memory"

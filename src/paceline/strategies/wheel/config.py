@@ -86,6 +86,7 @@ class RunSpec(Record):
     is (number, count): the hub has that one of so many equal parts of the samples.
     """
 
+    strategy: Literal["wheel"] = "wheel"
     model: str
     data: str | None
     batch_size: Annotated[int, Field(ge=1)]

@@ -77,7 +77,7 @@ class Hub:
         config, self._max_nbytes = job.spec.config, job.max_message_nbytes
         limits = Limits(
             run_id,
-            agreement(protocol.PROTOCOL),
+            agreement(),
             num_workers=config.workers,
             max_message_nbytes=self._max_nbytes,
             settings=job.spec.model_dump_json().encode(),

@@ -23,7 +23,6 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.trace import HalfRecorder
 
 Parts = tuple[memoryview, ...]
-PROTOCOL = "paceline wheel 4"
 # These add what they lose to the next values, which makes sense for gradients only.
 _MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
 _WITH_ERROR_FEEDBACK = ("onebit", "threshold:")

@@ -1,6 +1,6 @@
-"""Join a run of another process: as a worker, or as a hub that is a worker of another hub.
+"""Join a run of another process as a hub that is a worker of another hub.
 
-Settings and functions of `paceline worker` and `paceline hub`: descriptions of the fields are the
+Settings and functions of `paceline hub --connect`: descriptions of the fields are the
 help texts of their options. What needs torch is imported when it is called.
 """
 
@@ -13,7 +13,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.settings import Seconds
 from paceline.rpc.connecting import RUN as RUN
 from paceline.rpc.connecting import Connecting
-from paceline.rpc.connecting import WorkerProcessSettings as WorkerProcessSettings
 from paceline.strategies.wheel.config import Wheel, first_fault
 
 if TYPE_CHECKING:
@@ -58,25 +57,6 @@ class ChildSettings(Connecting):
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:
             raise InvalidInput(f"strategy wheel: {first_fault(error)}") from None
-
-
-def generate_keys(folder: Path) -> list[Path]:
-    """Write new keys of a hub and its workers; return the paths. InvalidInput if there are any."""
-    from paceline.rpc import keys
-
-    return list(keys.generate_keys(folder))
-
-
-def work(settings: WorkerProcessSettings) -> None:
-    """Train the workers of these settings until the hub's run is over.
-
-    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
-    """
-    from paceline.rpc.workers import listed
-    from paceline.strategies.wheel import worker
-
-    worker.work(settings)
-    worker.logger.info("workers %s: done", listed(settings.numbers))
 
 
 def serve_child(settings: ChildSettings, progress: "Progress") -> "ChildResult":

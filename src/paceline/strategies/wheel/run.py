@@ -36,14 +36,14 @@ from paceline.exchange.loop import score_of
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.links.interruption import interruptible
 from paceline.rpc.client import Client
-from paceline.rpc.workers import agreement, connected, num_threads
+from paceline.rpc.workers import connected, num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
-from paceline.strategies.wheel.protocol import PROTOCOL, check_codecs
+from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.remote import RUN, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
@@ -333,9 +333,7 @@ def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     if the parent is away for longer than the deadline, or no worker is left.
     """
     settings.config()  # refused before the parent is asked
-    with connected(
-        settings, (settings.number,), settings.parent_keys, agreement(PROTOCOL)
-    ) as clients:
+    with connected(settings, (settings.number,), settings.parent_keys) as clients:
         return _serve_workers(settings, clients[settings.number], progress)
 
 

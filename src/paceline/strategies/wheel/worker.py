@@ -36,20 +36,13 @@ from paceline.record.recorder import LayerMarks
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.workers import (
-    StepGivenUp,
-    agreement,
-    check_reply,
-    connected,
-    listed,
-    run_as_process,
-)
+from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.cut import buffers_restored
 from paceline.strategies.wheel.measure import profile_device, with_link
-from paceline.strategies.wheel.protocol import PROTOCOL, CopyLane, Endpoint, Topic
+from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
 from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
@@ -326,13 +319,13 @@ class BodyWorker:
         return check_reply(pending.result())
 
 
-def work(settings: WorkerProcessSettings) -> None:
-    """Train the workers of these settings; errors are those of `remote.work`."""
+def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
+    """Train the workers of these settings, which are connected, until the hub's run is over.
+
+    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
+    """
     device = first_device() if settings.device is None else device_named(settings.device)
-    with (
-        device_of(device).use(),
-        connected(settings, settings.numbers, settings.keys, agreement(PROTOCOL)) as clients,
-    ):
+    with device_of(device).use():
         _train(settings, device, clients)
 
 
@@ -395,4 +388,4 @@ def _run(bodies: list[BodyWorker], turns: Turns) -> None:
 
 
 if __name__ == "__main__":
-    run_as_process(work)
+    run_as_process(take_part)

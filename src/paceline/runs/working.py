@@ -1,0 +1,26 @@
+"""Work for a hub on another machine, or on this one, with whatever strategy it has."""
+
+import json
+import logging
+from importlib import import_module
+
+from paceline.core.errors import InvalidInput
+from paceline.rpc.connecting import WorkerProcessSettings
+from paceline.rpc.workers import connected, listed
+from paceline.strategies import find_runnable
+
+logger = logging.getLogger(__name__)
+
+
+def work(settings: WorkerProcessSettings) -> None:
+    """Work for the hub, as the workers of these settings, until its run is over.
+
+    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
+    """
+    with connected(settings, settings.numbers, settings.keys) as clients:
+        name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
+        strategy = find_runnable(name)
+        if strategy.worker is None:
+            raise InvalidInput(f"strategy: the hub has {name}, which has no workers of elsewhere")
+        import_module(strategy.worker).take_part(settings, clients)
+    logger.info("workers %s: done", listed(settings.numbers))
