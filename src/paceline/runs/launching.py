@@ -45,6 +45,7 @@ from paceline.runs.folder import id_by_torchrun, new_id
 from paceline.runs.progress import require_tensorboard
 from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
 from paceline.runs.session import go_through
+from paceline.runs.working import lead_or_work
 
 _MOST_PER_CORE = 4
 INTERRUPTED = 130  # the exit code of a shell's command that was ended by Ctrl-C
@@ -101,11 +102,11 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
     Return the result and its folder, which rank 0 has written on its machine. Raises WorkersFailed
     for what a rank has found wrong, and has said.
     """
-    _refuse_led(request)
+    _check_led(request)
     written: list[str] = []
 
     def go(group: Group) -> None:
-        go_through(request, group)
+        _take_own_part(request, group)
         folder = folder_of(request)
         own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
         written.extend(group.gather(own)[0])
@@ -130,7 +131,7 @@ def carry_out(request: RunRequest) -> Path:
     """
     settings = request.settings
     if under_torchrun():
-        _refuse_led(request)
+        _check_led(request)
         leave(work(request))
     if not _is_led(settings):
         num_workers = int(settings.workers)
@@ -169,10 +170,23 @@ def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
     return settings.strategy != AUTO and strategy_of(settings).is_led
 
 
-def _refuse_led(request: RunRequest) -> None:
-    if _is_led(request.settings):
+def _check_led(request: RunRequest) -> None:
+    """Raise InvalidInput for a strategy that torchrun's ranks cannot be the workers of."""
+    settings = request.settings
+    if not _is_led(settings):
+        return
+    strategy = strategy_of(settings)
+    if strategy.worker is None or not strategy.takes_ranks:
         why = "starts its workers itself; run it without torchrun"
-        raise InvalidInput(f"strategy: {request.settings.strategy} {why}")
+        raise InvalidInput(f"strategy: {settings.strategy} {why}")
+
+
+def _take_own_part(request: RunRequest, group: Group) -> None:
+    """Do this rank's part of a request, whatever strategy it has."""
+    if _is_led(request.settings):
+        lead_or_work(request, group)
+    else:
+        go_through(request, group)
 
 
 def check_cores(processes: int) -> None:
@@ -185,12 +199,14 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    go, deadline_s = partial(go_through, request), request.settings.deadline_s
+    go, deadline_s = partial(_take_own_part, request), request.settings.deadline_s
     return as_rank(go, deadline_s, request.debug, _device_of(request))
 
 
 def _device_of(request: RunRequest) -> torch.device | None:
-    return torch.device("cpu") if request.verb == "rehearse" else None  # layers only sleep
+    # In a rehearsal layers only sleep; workers of a hub do not exchange over this group.
+    on_host = request.verb == "rehearse" or _is_led(request.settings)
+    return torch.device("cpu") if on_host else None
 
 
 def as_rank(

@@ -18,6 +18,7 @@ STRATEGY = Strategy(
     steps_per_period=lambda config: int(config.sync_every),
     run="paceline.strategies.local.run",
     worker="paceline.strategies.local.worker",
+    takes_ranks=True,
     roles=_roles,
     memory=plan.memory,
     settings=frozenset({"balance", "bind", "codec", "force", "keys", "run", "wait_s"}),
