@@ -34,7 +34,7 @@ def test_the_table_of_the_package_is_valid_and_nothing_is_promised_without_a_row
     unheard = Local(workers=64, sync_every=7, codec="onebit")
     assert caveat(unheard) == (
         "not the same training: nothing is known of the cost in loss of rounds of 7 steps on 64 "
-        "workers with 1 bits"
+        "workers with 1 bit"
     )
 
 
