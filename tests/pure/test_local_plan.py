@@ -28,6 +28,7 @@ from paceline.strategies.local.plan import (
     memory,
     plan,
     plan_balanced,
+    turns,
 )
 
 NBYTES = 4000  # of the model's parameters
@@ -122,6 +123,19 @@ def test_every_worker_takes_its_inner_steps_in_every_round(sync_every, speeds, f
             ]
             one = inner_step(work, rates[compute_lane(machine.devices[worker].name)]).flops
             assert sum(flops) == pytest.approx(count * one)
+
+
+@given(st.integers(1, 400), st.integers(1, 12), st.integers(0, 60), st.integers(1, 999))
+def test_turns_hold_all_inner_steps_and_as_many_beside_as_fit(sync_every, fragments, delay, count):
+    try:
+        config = Local(2, sync_every, fragments, delay)
+    except ValueError:
+        return
+    found = turns(config, count)
+    assert sum(map(sum, found)) == count
+    sizes = [sum(turn) for turn in found]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(turn.beside == min(delay * count // sync_every, sum(turn)) for turn in found)
 
 
 def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_another():
