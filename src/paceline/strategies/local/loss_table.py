@@ -60,7 +60,8 @@ def described(config: Local, rows: Sequence[LossRow]) -> str:
     """Return what rows say of a configuration's loss: a range with where it was measured."""
     bits = _FLOAT32_BITS if config.codec is None else wire_format(config.codec).value_bits
     workers = f"{config.workers} worker{'s' * (config.workers > 1)}"
-    asked = f"rounds of {config.sync_every} steps on {workers} with {bits} bits"
+    size = f"{bits} bit{'s' * (bits > 1)}"
+    asked = f"rounds of {config.sync_every} steps on {workers} with {size}"
     near = [row for row in rows if row.bits == bits and _is_near(row, config)]
     if not near:
         return f"not the same training: nothing is known of the cost in loss of {asked}"

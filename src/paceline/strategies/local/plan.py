@@ -16,7 +16,7 @@ A task has the round in which its fragment was sent, even if the next one has be
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from math import fsum
 from typing import NamedTuple
 
@@ -161,6 +161,21 @@ def _num_values(layers: Sequence[Layer]) -> int:
     return sum(layer.num_parameters for layer in layers)
 
 
+class Turn(NamedTuple):
+    """The inner steps before a fragment is sent: `beside` the one before it, and then `alone`."""
+
+    beside: int
+    alone: int
+
+
+def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
+    """Return the turns of all fragments in a round of so many inner steps of a worker."""
+    sent = [0, *(config.sent_after(fragment, num_steps) for fragment in range(config.fragments))]
+    counts = [after - before for before, after in pairwise(sent)]
+    besides = [min(config.delay_of(num_steps), count) for count in counts]
+    return tuple(Turn(own, count - own) for own, count in zip(besides, counts, strict=True))
+
+
 class _Stage(NamedTuple):
     """A part of what is done with a fragment on its way to the hub, or back."""
 
@@ -292,22 +307,17 @@ class _Rounds:
         config, device = self.config, self.devices[worker]
         lane = costs.compute_lane(device.name)
         step = inner_step(workload, costs.Roofline.of(self.machine).rates[lane])
-        blocks, before = [], 0
-        for fragment in range(config.fragments):
-            sent = config.sent_after(fragment, num_steps)
-            beside = min(config.delay_of(num_steps), sent - before)
-            blocks.append(
-                _Block(
-                    on=(lane,),
-                    beside=_times(step, beside),
-                    alone=_times(step, sent - before - beside),
-                    first=_times(step, sent - before),
-                    out=tuple(self._out(fragment, device)),
-                    back=tuple(self._back(fragment, worker)),
-                )
+        return [
+            _Block(
+                on=(lane,),
+                beside=_times(step, turn.beside),
+                alone=_times(step, turn.alone),
+                first=_times(step, turn.beside + turn.alone),
+                out=tuple(self._out(fragment, device)),
+                back=tuple(self._back(fragment, worker)),
             )
-            before = sent
-        return blocks
+            for fragment, turn in enumerate(turns(config, num_steps))
+        ]
 
     def _out(self, fragment: int, device: Device) -> Iterator[_Stage]:
         """Yield a fragment's way to the hub; a GPU's is encoded in its host's memory."""
