@@ -48,14 +48,6 @@ class Exchanged:
             return as_type(payload.buffers[0], like.dtype)
         return codec.decode(payload)
 
-    def check(self, fragment: int, buffers: Sequence[Tensor]) -> None:
-        """Raise InvalidInput unless buffers that came are an outer gradient of the fragment."""
-        like, codec = self.outer.values[fragment], self._codecs[fragment]
-        name = "" if codec is None else codec.name
-        payload_of(name, like.numel(), like.dtype, buffers)
-        if codec is not None and sum(one.numel() for one in buffers) > codec.nbytes(like.numel()):
-            raise InvalidInput(f"part: more bytes than {like.numel():,} values by {name}")
-
     def step(self, fragment: int, parts: Sequence[tuple[int, Tensor]]) -> None:
         """Take the outer step with workers' weights and outer gradients, in the workers' order."""
         total = sum(weight for weight, _ in parts)

@@ -64,6 +64,7 @@ class Part:
     request: RpcRequest
     header: PartHeader
     buffers: tuple[Tensor, ...]
+    values: Tensor
 
 
 class Hub:
@@ -298,8 +299,8 @@ class Hub:
             raise OutOfTurn
         buffers = tuple(map(tensor_of, message.parts[1 : 1 + header.num_buffers]))
         fragment = message.step % self._spec.config.fragments
-        self._exchanged.check(fragment, buffers)
-        self.rounds.post(worker, message.step, Part(request, header, buffers))
+        values = self._exchanged.decode(fragment, buffers)  # or InvalidInput
+        self.rounds.post(worker, message.step, Part(request, header, buffers, values))
         if header.step_s:
             self.rounds.note_speed(worker, header.step_s)
         self.times.received_s[worker, message.step] = request.arrived_s
@@ -336,10 +337,7 @@ class Hub:
         for worker, part in parts.items():
             test = (there.index(worker), len(there)) if tests and worker in there else None
             self.rpc.reply(part.request, self._others(worker, completed, test, saves))
-        decoded = [
-            (one.header.weight, exchanged.decode(fragment, one.buffers)) for one in parts.values()
-        ]
-        exchanged.step(fragment, decoded)
+        exchanged.step(fragment, [(one.header.weight, one.values) for one in parts.values()])
         self.times.summed_s[exchange] = time.monotonic()
         self.times.forget(exchange - NUM_TRACED * self._spec.config.fragments)
         self._digests[exchange] = exchanged.outer.digest(fragment).hex()
