@@ -104,6 +104,7 @@ class Hub:
         self._failure: InvalidInput | WorkerLost | None = None
         self._last_words = "no worker has come"
         self._stops = False  # the state that is being saved is the last one
+        self._says_stop = False
         self.interruption = Interruption()
         self.lost: list[str] = []
         self.profiles: dict[int, DeviceProfile] = {}
@@ -318,6 +319,12 @@ class Hub:
             raise WorkerLost(
                 f"no worker is left, and none came within {self._settings.wait_s:g} s; "
                 f"{self._last_words}"
+            )
+        if self.interruption.requested and not self._says_stop:
+            self._says_stop = True
+            logger.info(
+                "stopping at the end of this round, when the state is saved; a second Ctrl-C does "
+                "not wait"
             )
         if self._stops and not self._checkpoints.is_pending:
             raise Interrupted("interrupted", self._log.num_steps)
