@@ -334,17 +334,10 @@ class Hub:
         if self.relay.first_part_s is None or not self.rounds.missing:
             return
         waits_s = now_s - self.relay.first_part_s
-        known = [
-            (
-                self.rounds.members[one].step_s,
-                max(map(len, self.rounds.members[one].units.values())),
-            )
-            for one in self.rounds.missing
-            if self.rounds.members[one].units
-        ]
-        if any(step_s is None for step_s, _ in known):
+        late = [self.rounds.members[one] for one in self.rounds.missing]
+        if any(one.step_s is None for one in late):
             return  # how long a step takes is not known; a dead worker is noticed by its silence
-        expected_s = max((step_s * count for step_s, count in known if step_s), default=0.0)
+        expected_s = max((one.step_s or 0.0) * one.most_units for one in late)
         if waits_s > self._settings.deadline_s + _LATE * expected_s:
             for worker in sorted(self.rounds.missing):
                 self._drop(worker, f"has sent nothing for {waits_s:.0f} s")
@@ -353,10 +346,8 @@ class Hub:
         """Tell those who ask that the run is over, for a moment: they end with the reason."""
         until_s = time.monotonic() + _DISMISSAL_S
         left = set(self.rounds.members) | self._waiting.keys()
-        for request in (
-            *self._waiting.values(),
-            *(one.request for one in self.rounds.posted.values()),
-        ):
+        posted = [part.request for part in self.rounds.posted.values()]
+        for request in (*self._waiting.values(), *posted):
             self.rpc.reply(request, refusal(why))
             left.discard(request.worker)
         while left and time.monotonic() < until_s:
