@@ -151,6 +151,7 @@ def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: t
 # would keep neighbours from being loaded and stored together, in one wide access.
 @triton.jit
 def load_tile(pointer, places, inside, left, is_whole):
+    """Return what stands at a tile's places, zero where none does."""
     if is_whole:
         found = tl.load(pointer + places, mask=inside, other=0)
     else:
@@ -160,6 +161,7 @@ def load_tile(pointer, places, inside, left, is_whole):
 
 @triton.jit
 def store_tile(pointer, places, found, inside, left, is_whole):
+    """Write what was found to a tile's places."""
     if is_whole:
         tl.store(pointer + places, found, mask=inside)
     else:
@@ -227,15 +229,18 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, count: int, block_size: int, most_columns: int) -> "Tiles":
+        """Return the tiles of so many values, of so many columns at most."""
         num_columns = min(1 << (block_size - 1).bit_length(), most_columns)
         num_rows = max(1, COLUMNS // num_columns)
         return cls(-(-count // block_size), -(-block_size // num_columns), num_rows, num_columns)
 
     @property
     def num_programs(self) -> int:
+        """Return the number of programs to launch: one a tile."""
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
+        """Return the warps of a program that is to "encode" or to "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 
