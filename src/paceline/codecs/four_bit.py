@@ -12,8 +12,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paceline.codecs import blockwise
-from paceline.codecs.blockwise import QuantizationTable, has_triton, leaves, table_of
+from paceline.codecs.blockwise import (
+    QuantizationTable,
+    has_triton,
+    in_blocks,
+    leaves,
+    scales_of,
+    table_of,
+)
+from paceline.codecs.blockwise import decode as decode_codes
+from paceline.codecs.blockwise import encode as encode_codes
 from paceline.codecs.codec import Codec, Payload, as_type, flat, num_nonfinite
 from paceline.core.errors import InvalidInput
 from paceline.native import FourBitTable, decode_four_bit_into, encode_four_bit_into
@@ -52,7 +60,7 @@ def join(codes: Tensor) -> Tensor:
 
     What an odd number leaves over is zero.
     """
-    pairs = blockwise.in_blocks(codes, 2)
+    pairs = in_blocks(codes, 2)
     return pairs[:, 0] | pairs[:, 1] << _BITS
 
 
@@ -106,9 +114,9 @@ class FourBit(Codec):
             )
             num_lost = int(num_found)
         else:
-            scales = blockwise.scales_of(values, block_size)
+            scales = scales_of(values, block_size)
             chosen = four_bit_table(self.type)
-            codes = join(blockwise.encode(values, scales, block_size, chosen))
+            codes = join(encode_codes(values, scales, block_size, chosen))
             num_lost = num_nonfinite(values)
         return Payload(self.name, len(values), (scales.view(torch.uint8), codes), num_lost)
 
@@ -155,5 +163,5 @@ class FourBit(Codec):
             triton_four_bit.decode(values, codes, scales, block_size, chosen, adds)
         else:
             chosen = four_bit_table(self.type)
-            found = blockwise.decode(split(codes, len(values)), scales, block_size, chosen)
+            found = decode_codes(split(codes, len(values)), scales, block_size, chosen)
             values.copy_(values + found if adds else found)

@@ -42,7 +42,7 @@ def encode_tile(
     num_columns: tl.constexpr,
     finds_scales: tl.constexpr,
 ):
-    """Write the codes of a tile, two a byte, and, if told to find them, the scales of its blocks."""
+    """Write a tile's codes, two a byte, and, if told to find them, the scales of its blocks."""
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
