@@ -16,7 +16,7 @@ What travels is a row of bytes: a header, and the buffers of its payload. With b
 of n ranks sends 2 (n - 1) / n * b as shards, and (n - 1) * b as wholes: two ranks send b in both
 cases, and of wholes each value is rounded once. Four bits on shards would round sums as well; sums
 sent in eight bits, or as float32, would make two ranks send 0.75 or 2.25 bytes a value in place of
-0.5. From four ranks on, shards with 8-bit sums would be fewer bytes.
+0.5. Of three ranks both are 1.0; of more, shards with 8-bit sums would be fewer bytes.
 """
 
 from collections.abc import Sequence
