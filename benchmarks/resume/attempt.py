@@ -61,7 +61,8 @@ class Attempt:
         self._shared = set(_SHARED_MEMORY.iterdir())
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
         self._temporary = tempfile.TemporaryDirectory()
-        self.began_s = time.monotonic()
+        self._ended: Ended | None = None
+        self._began_s, self._began_ns = time.monotonic(), time.time_ns()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "paceline", *self.arguments],
             cwd=self.folder,
@@ -77,6 +78,12 @@ class Attempt:
         """Whether the process that was asked runs."""
         return self.process.poll() is None
 
+    def has_written(self, path: Path) -> bool:
+        """Whether a file or a folder is this attempt's, and not that of an earlier one."""
+        with suppress(OSError):
+            return path.stat().st_mtime_ns >= self._began_ns
+        return False
+
     def processes(self) -> dict[int, str]:
         """Return the processes of the session that run, with their roles."""
         return {pid: self._role(pid) for pid in _of_session(self.process.pid)}
@@ -86,7 +93,7 @@ class Attempt:
         while not is_so():
             if not self.is_running:
                 return False
-            _check(self.began_s)
+            _check(self._began_s)
             time.sleep(_POLL_S)
         return True
 
@@ -103,6 +110,11 @@ class Attempt:
 
     def end(self) -> Ended:
         """Wait until the attempt has ended, and all its processes; end those that stay."""
+        if self._ended is None:
+            self._ended = self._end()
+        return self._ended
+
+    def _end(self) -> Ended:
         now_s = time.monotonic()
         self.process.wait(_DEADLINE_S)
         until_s = time.monotonic() + _GONE_S

@@ -4,7 +4,8 @@
 
 For each strategy an undisturbed run, then runs of which one process after the other gets SIGKILL,
 and which are gone on with by `--resume` until they end. Without STRATEGY there are 50 kills in all.
-Kills after the last step, while results are written, come on top. With --quick one kill of each shows that everything works; the figures are not written.
+Kills after the last step, while results are written, come on top. With --quick one kill of each
+shows that everything works; the figures are not written.
 """
 
 import json
@@ -121,7 +122,10 @@ class Runs:
             num_kills -= ended is not None and self.kills[-1]["when"] != tables.AFTER
             if ended is None:  # it was through before the moment came
                 break
-            run, num_attempts = _run_in(output), num_attempts + 1
+            run = _run_in(output)
+            if run is not None and ended.code == 0:  # the process was not needed any more
+                break
+            num_attempts += 1
             if run is None or not _steps(run):
                 self._check_refused(run)
                 attempt, output = self.begin()
@@ -145,12 +149,12 @@ class Runs:
         if draw < _AT_THE_START:
             _sleep(attempt, self.choice.uniform(0.0, 6.0))
         else:
-            attempt.wait_until(lambda: _run_in(output) is not None)
+            attempt.wait_until(lambda: _has_begun(attempt, output))
             left_s = self.trained_s * (1 - begun_at / self.num_steps)
             _sleep(attempt, left_s * self.choice.random())
             if draw > 1 - _AT_A_WRITING:
-                attempt.wait_until(lambda: _is_writing(output))
-        when = _when(output)
+                attempt.wait_until(lambda: _is_writing(attempt, output))
+        when = _when(attempt, output)
         role = attempt.kill_one(self.choice) if attempt.is_running else None
         ended = attempt.end()
         if role is None:
@@ -158,7 +162,7 @@ class Runs:
         run = _run_in(output)
         kill = {"role": role, "when": when, "begun_at": begun_at, "code": ended.code}
         kill |= {"ended_s": ended.ended_s, "left": ended.left, "said": ended.complaint}
-        kill["half_written"] = _is_writing(output)
+        kill["half_written"] = _is_writing(attempt, output)
         kill["goes_on_at"] = max(_steps(run), default=None) if run is not None else None
         kill["traceback"] = ended.said if "Traceback" in ended.said else ""
         self.kills.append(kill)
@@ -222,17 +226,22 @@ def _steps(run: Path) -> list[int]:
     return [int(one.name[5:]) for one in (run / "checkpoints").glob("step-*[0-9]")]
 
 
-def _is_writing(output: Path) -> bool:
-    return any(output.glob("*/checkpoints/.partial-*"))
+def _has_begun(attempt: Attempt, output: Path) -> bool:
+    """Whether the run's settings are written, which every start does before it trains."""
+    return any(map(attempt.has_written, output.glob("*/run.toml")))
 
 
-def _when(output: Path) -> str:
+def _is_writing(attempt: Attempt, output: Path) -> bool:
+    return any(map(attempt.has_written, output.glob("*/checkpoints/.partial-*")))
+
+
+def _when(attempt: Attempt, output: Path) -> str:
     run = _run_in(output)
-    if run is None:
-        return tables.BEFORE_ALL
-    if (run / "model.safetensors").exists():
+    if run is None or not _has_begun(attempt, output):
+        return tables.STARTING
+    if attempt.has_written(run / "model.safetensors"):
         return tables.AFTER
-    if _is_writing(output):
+    if _is_writing(attempt, output):
         return tables.WRITING
     return tables.BETWEEN if _steps(run) else tables.BEFORE
 

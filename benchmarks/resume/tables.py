@@ -6,12 +6,12 @@ from typing import Any
 
 import readme
 
-BEFORE_ALL = "before the run had a folder"
+STARTING = "while it starts"
 BEFORE = "before the first checkpoint"
 WRITING = "while one is written"
 BETWEEN = "between two"
 AFTER = "after the last step"
-_MOMENTS = (BEFORE_ALL, BEFORE, WRITING, BETWEEN, AFTER)
+_MOMENTS = (STARTING, BEFORE, WRITING, BETWEEN, AFTER)
 
 
 def of(name: str, figures: dict[str, Any]) -> str:
