@@ -23,7 +23,12 @@ from paceline.checkpoints import json_values
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.devices import device_named, device_of, first_device
+from paceline.devices import (
+    device_named,
+    device_of,
+    first_device,
+    random_numbers_restored,
+)
 from paceline.exchange.setup import TrainingSetup, setup_for
 from paceline.links.group import Group, boot_id
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
@@ -109,7 +114,9 @@ class LocalWorker:
 
         group = Group.alone(self._device, self._spec.settings.deadline_s)
         nbytes = sum(one.nbytes for one in self._trainer.exchanged.outer.values)
-        found = device_profile(self._setup, self._spec, group, exchange, nbytes)
+        # As many steps as fit into the time: training must not depend on what they draw.
+        with random_numbers_restored({self._device}):
+            found = device_profile(self._setup, self._spec, group, exchange, nbytes)
         self._ask(Topic.PROFILE, encode(found))
 
     def close(self) -> None:
