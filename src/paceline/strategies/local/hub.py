@@ -129,6 +129,8 @@ class Hub:
         self._done: set[int] = set()
         self._digests: dict[int, str] = {}  # by exchange
         self._has_begun = False
+        self._first_exchange = rounds.exchange
+        self._not_finite: set[int] = set()  # since the last exchange
         self._seen_s = time.monotonic()  # when somebody was there
         self._first_part_s: float | None = None
         self._probing: int | None = None
@@ -291,7 +293,9 @@ class Hub:
                 raise OutOfTurn
         if not header.is_finite:
             self._leave_out(worker, "has parameters that are NaN or infinite")
-            if not self.rounds.members and not self.rounds.posted:
+            self._not_finite.add(worker)
+            # Some may have begun again meanwhile.
+            if self.rounds.members.keys() <= self._not_finite and not self.rounds.posted:
                 self._failure = InvalidInput(
                     "learning_rate: the parameters of all workers are NaN or infinite; choose a "
                     "smaller one"
@@ -316,6 +320,7 @@ class Hub:
     def _complete(self, completed: Completed[Part]) -> None:
         """Take the outer step, and send all workers the parts of the others."""
         self._first_part_s = None
+        self._not_finite.clear()
         exchange, parts = completed.exchange, completed.parts
         fragment = exchange % self._spec.config.fragments
         exchanged = self._exchanged
@@ -372,6 +377,8 @@ class Hub:
         for worker in sorted(self._waiting):
             request = self._waiting.pop(worker)
             self.rounds.admit(worker)
+            if self.rounds.exchange > self._first_exchange:
+                logger.info("worker %d takes part from round %d on", worker, self.rounds.round)
             own = self._checkpoints.own_state(worker, self.rounds.exchange)
             outer = self._exchanged.outer
             place = None if own is None else (own.header.round, own.header.step)

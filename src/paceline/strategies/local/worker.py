@@ -218,6 +218,7 @@ class LocalWorker:
         )
         self._exchange += 1
         if own is None:
+            trainer.reset_optimizer()  # which has NaN in it, too
             check_reply(reply.result())  # it is told to begin again
             raise StepGivenUp
 
@@ -231,12 +232,7 @@ class LocalWorker:
         travelling, self._travelling = self._travelling, None
         if travelling is None:
             return
-        try:
-            reply = check_reply(travelling.reply.result())
-        except StepGivenUp:
-            if not travelling.own:
-                self._trainer.reset_optimizer()  # which has NaN in it, too
-            raise
+        reply = check_reply(travelling.reply.result())
         self._trace.received_s[travelling.exchange] = travelling.reply.arrived_s
         header, fragment = decode(PartsHeader, reply), travelling.fragment
         exchanged, number = self._trainer.exchanged, travelling.exchange // self._config.fragments
