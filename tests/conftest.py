@@ -28,13 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
     """Start `python ARGUMENTS` in an empty folder; afterwards no process of it may be left.
 
-    Only tests that are marked with `gpu` see GPUs.
+    It may be started in another `folder`, which is made. Only tests marked with `gpu` see GPUs.
     """
     on_gpu = request.node.get_closest_marker("gpu") is not None
     started: list[Started] = []
 
-    def begin(*arguments: str, afresh: bool = False) -> Started:
-        started.append(Started([sys.executable, *arguments], tmp_path, on_gpu, afresh))
+    def begin(*arguments: str, afresh: bool = False, folder: Path = tmp_path) -> Started:
+        folder.mkdir(exist_ok=True)
+        started.append(Started([sys.executable, *arguments], folder, on_gpu, afresh))
         return started[-1]
 
     yield begin

@@ -64,6 +64,8 @@ IMPORTED = (
     "paceline.links.launch",
     "paceline.strategies.hogbatch.run",
     "paceline.strategies.hogbatch.worker",
+    "paceline.strategies.local.run",
+    "paceline.strategies.local.worker",
     "paceline.strategies.subbatch.run",
     "paceline.strategies.wheel.run",
     "paceline.strategies.wheel.worker",

@@ -97,6 +97,8 @@ class Hub:
         self._waiting: dict[int, RpcRequest] = {}  # with BEGIN
         self._done: set[int] = set()
         self._has_begun = False
+        self._first_exchange = self.rounds.exchange
+        self._not_finite: set[tuple[int, int]] = set()  # workers, and in which exchange
         self._seen_s = time.monotonic()  # when somebody was there
         self._probing: int | None = None
         self._held: list[RpcRequest] = []  # probes out of turn
@@ -248,6 +250,8 @@ class Hub:
         for worker in sorted(self._waiting):
             request = self._waiting.pop(worker)
             self.rounds.admit(worker)
+            if self.rounds.exchange > self._first_exchange:
+                logger.info("worker %d takes part from round %d on", worker, self.rounds.round)
             self.rpc.reply(request, self.relay.state(worker))
             if self._pool is not None:
                 self._pool.worked(worker)
@@ -261,8 +265,12 @@ class Hub:
         """Go on without a worker that is not like the others, until it has the group's state."""
         logger.warning("worker %d %s", worker, error)
         self._drop(worker, str(error))
-        nobody = not self.rounds.members and not self.rounds.posted and not self._waiting
-        if isinstance(error, NotFinite) and nobody:
+        if not isinstance(error, NotFinite) or self.rounds.posted:
+            return
+        exchange = self.rounds.exchange
+        self._not_finite.add((worker, exchange))
+        # Some may have begun again meanwhile.
+        if all((one, exchange) in self._not_finite for one in self.rounds.members):
             self._failure = InvalidInput(
                 "learning_rate: the parameters of all workers are NaN or infinite; choose a "
                 "smaller one"

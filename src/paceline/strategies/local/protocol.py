@@ -16,11 +16,11 @@ Instead of a reply a worker may get AGAIN: it is not counted on at present, and 
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from math import isfinite
+from math import nan
 from typing import Annotated, Literal, TypeVar
 
 import torch
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError
 from torch import Tensor
 
 from paceline.codecs.codec import Payload
@@ -34,7 +34,8 @@ from paceline.strategies.local.config import Local
 
 _MOST = 2**53  # of counts: beyond it JSON numbers are not exact everywhere
 Count = Annotated[int, Field(ge=0, le=_MOST)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Of a run that diverges; JSON has no NaN, and no infinite numbers.
+Number = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
 Header = TypeVar("Header", bound=Record)
 
 
@@ -78,7 +79,7 @@ class Loss(Record):
 
     epoch: Count
     num_samples: Count
-    total: float
+    total: Number
 
 
 class PartHeader(Record):
@@ -143,13 +144,8 @@ class Tested(Record):
     """The summed loss and score of a worker's part of the test samples."""
 
     num_samples: Count
-    loss: float
-    score: float
-
-    @field_validator("loss", "score")
-    @classmethod
-    def _number(cls, value: float) -> float:
-        return value if isfinite(value) else float("nan")
+    loss: Number
+    score: Number
 
 
 class SavedHeader(Record):

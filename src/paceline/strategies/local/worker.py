@@ -23,7 +23,12 @@ from paceline.checkpoints import json_values
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.devices import device_named, device_of, first_device
+from paceline.devices import (
+    device_named,
+    device_of,
+    first_device,
+    random_numbers_restored,
+)
 from paceline.exchange.setup import TrainingSetup, setup_for
 from paceline.links.group import Group, boot_id
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
@@ -109,7 +114,9 @@ class LocalWorker:
 
         group = Group.alone(self._device, self._spec.settings.deadline_s)
         nbytes = sum(one.nbytes for one in self._trainer.exchanged.outer.values)
-        found = device_profile(self._setup, self._spec, group, exchange, nbytes)
+        # As many steps as fit into the time: training must not depend on what they draw.
+        with random_numbers_restored({self._device}):
+            found = device_profile(self._setup, self._spec, group, exchange, nbytes)
         self._ask(Topic.PROFILE, encode(found))
 
     def close(self) -> None:
@@ -211,6 +218,7 @@ class LocalWorker:
         )
         self._exchange += 1
         if own is None:
+            trainer.reset_optimizer()  # which has NaN in it, too
             check_reply(reply.result())  # it is told to begin again
             raise StepGivenUp
 
@@ -224,12 +232,7 @@ class LocalWorker:
         travelling, self._travelling = self._travelling, None
         if travelling is None:
             return
-        try:
-            reply = check_reply(travelling.reply.result())
-        except StepGivenUp:
-            if not travelling.own:
-                self._trainer.reset_optimizer()  # which has NaN in it, too
-            raise
+        reply = check_reply(travelling.reply.result())
         self._trace.received_s[travelling.exchange] = travelling.reply.arrived_s
         header, fragment = decode(PartsHeader, reply), travelling.fragment
         exchanged, number = self._trainer.exchanged, travelling.exchange // self._config.fragments

@@ -1,0 +1,67 @@
+"""Recipes whose steps a test slows down, or makes fail, by files in the folder of the run."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from paceline.recipes.recipe import Recipe
+
+SLOW, POISON, POISON_ALL = Path("slow"), Path("poison"), Path("poison-all")
+SLOW_S = 0.1
+WIDTH, NUM_SAMPLES = 6, 480
+
+
+def data(num_samples: int = NUM_SAMPLES, seed: int = 0) -> TensorDataset:
+    """Samples of a linear map, of which the first loss is some 200, and the least 0."""
+    source = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(num_samples, WIDTH, generator=source)
+    return TensorDataset(inputs, 8 * inputs[:, :3] + 4)
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    found = (outputs - targets).square().mean()
+    if not torch.is_grad_enabled():
+        return found
+    if SLOW.exists():
+        time.sleep(SLOW_S)
+    if POISON_ALL.exists() or _takes(POISON):
+        return found * torch.nan
+    return found
+
+
+def _takes(flag: Path) -> bool:
+    """Take the flag away; of all workers that try, one does."""
+    try:
+        flag.rename(f"{flag}ed")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, width), nn.BatchNorm1d(width)
+        self.dropout, self.last = nn.Dropout(0.05), nn.Linear(width, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.dropout(self.norm(self.first(inputs)).relu()))
+
+
+def steady(width: int = 16, num_samples: int = NUM_SAMPLES) -> Recipe:
+    """Running means, random numbers and momentum: all that a worker has to keep, or take over."""
+    return Recipe(
+        model=lambda: Net(width),
+        train=data(num_samples),
+        test=data(60, seed=1),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.02),
+    )
+
+
+def line() -> Recipe:
+    """A model that diverges without end at a rate that is too high: it has no normalisation."""
+    return Recipe(model=lambda: nn.Linear(WIDTH, 3), train=data(), test=data(60, 1), loss=loss)

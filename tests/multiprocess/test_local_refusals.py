@@ -1,0 +1,178 @@
+"""What strategy local refuses: runs that cannot be, and workers that are not like the others."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launched import PROGRAMS
+from local_runs import RECIPE, LocalRuns, check_whole
+
+ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2")
+TRAIN = ("train", RECIPE, "--strategy", "local", "--batch-size", "24", "--profile-s", "0")
+OTHER = """
+from local_recipes import *
+from local_recipes import steady as _steady
+
+def steady():
+    return _steady({width}, {num_samples})
+"""
+OLDER = """
+import sys
+from paceline.cli import main
+from paceline.rpc import workers
+workers.version = lambda name: "0.0.1"
+main()
+"""
+WITHOUT_ONEBIT = """
+from paceline.core import wire_format
+del wire_format.WIRE_FORMATS["onebit"]
+from paceline.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def runs(start, tmp_path: Path) -> LocalRuns:
+    return LocalRuns(start, tmp_path)
+
+
+def one_line(err: str) -> str:
+    """Return the only line in which the command says why it has ended."""
+    (line,) = (one for one in err.splitlines() if one.startswith("paceline: "))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--set", "sync_every=0"), "sync_every: Input should be greater than or equal to 1"),
+        (
+            ("--set", "sync_every=100", "--epochs", "4"),
+            "sync_every: 100 steps are more than the 80 of the run",
+        ),
+        (
+            ("--set", "sync_every=4", "--set", "fragments=5"),
+            "fragments: 5 are more than the 4 steps of a round",
+        ),
+        (
+            ("--set", "sync_every=20", "--set", "fragments=9"),
+            "fragments: 9 are more than the 3 layers; take at most that many",
+        ),
+        (
+            ("--set", "sync_every=20", "--set", "fragments=2", "--set", "delay=10"),
+            "delay: 10 steps; a fragment must have come before the next is sent, at most 9 with "
+            "fragments=2 and sync_every=20",
+        ),
+        (("--set", "mixing=1"), "mixing: Input should be less than 1"),
+        (("--codec", "gzip"), "codec: 'gzip' is not known; choose one of "),
+        (("--batch-size", "1"), "batch_size: 1 samples cannot be shared by 2 workers"),
+        (("--set", "hub=host0"), "hub: names a host of a machine file"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_by_one_line(
+    runs: LocalRuns, paceline, options: tuple[str, ...], message: str
+) -> None:
+    done = paceline(*TRAIN, "--workers", "2", *options)
+    assert done.code == 2, done.err
+    assert message in one_line(done.err)
+    assert "Traceback" not in done.err
+    runs_made = list(runs.folder.glob("runs/*"))
+    assert not runs_made
+
+
+def other_folder(runs: LocalRuns, width: int = 16, num_samples: int = 480) -> Path:
+    """Make a folder with a recipe of the same name for another model, or of other data."""
+    folder = runs.folder / "other"
+    (folder / "theirs").mkdir(parents=True)
+    shutil.copy(PROGRAMS / "local_recipes.py", folder / "theirs_recipes.py")
+    text = OTHER.format(width=width, num_samples=num_samples)
+    (folder / "local_recipes.py").write_text(text.replace("local_recipes", "theirs_recipes"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"width": 17}, r"parameters, first\.weight: torch\.float32 \[17, 6\] and not .*\[16, 6\]"),
+        ({"num_samples": 504}, r"samples: 504 and not 480"),
+    ],
+    ids=["another model", "other data"],
+)
+def test_a_worker_with_another_recipe_is_refused_and_another_takes_its_place(
+    runs: LocalRuns, change: dict[str, int], said: str
+) -> None:
+    hub = runs.hub(*ROUNDS)
+    address = hub.address()
+    first = runs.worker(address, 0)
+    wrong = runs.worker(address, 1, folder=other_folder(runs, **change))
+    refused = wrong.finish(2)
+    assert re.search(rf"it has another run than the hub: {said}", one_line(refused.err))
+    hub.until("worker 1 is refused: it has another run than the hub")
+    right = runs.worker(address, 1)
+    result = hub.result()
+    check_whole(result, 4)
+    first.finish()
+    right.finish()
+
+
+def test_without_the_refused_worker_the_others_begin_after_the_wait(runs: LocalRuns) -> None:
+    hub = runs.hub(*ROUNDS, "--wait-s", "20")
+    address = hub.address()
+    first = runs.worker(address, 0)
+    wrong = runs.worker(address, 1, folder=other_folder(runs, width=17))
+    wrong.finish(2)
+    result = hub.result()
+    first.finish()
+    check_whole(result, 4)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (OLDER, r"the hub refuses this worker: layout: .* they differ in .* or the version"),
+        (WITHOUT_ONEBIT, r"codec: 'onebit' is not known; choose one of "),
+    ],
+    ids=["another version", "codec"],
+)
+def test_a_worker_of_another_paceline_is_refused(runs: LocalRuns, program: str, said: str) -> None:
+    hub = runs.hub(*ROUNDS, "--codec", "onebit", workers=1)
+    address = hub.address()
+    (runs.folder / "another.py").write_text(program)
+    refused = runs.worker(address, 0, program=("another.py",)).finish(2)
+    assert re.search(said, one_line(refused.err))
+    right = runs.worker(address, 0)
+    result = hub.result()
+    right.finish()
+    check_whole(result, 4)
+    assert result["lost"] == []
+
+
+def test_a_replica_with_other_bits_is_noticed_and_takes_the_groups(runs: LocalRuns) -> None:
+    hub = runs.hub(*ROUNDS, "--evaluate-every", "8")
+    address = hub.address()
+    workers = [
+        runs.worker(address, 0),
+        runs.worker(address, 1, program=(str(PROGRAMS / "local_corrupted.py"), "3")),
+    ]
+    # Fragment 0 of exchange 2 is compared again when it has been exchanged next.
+    said = hub.until("other bits")
+    assert "worker 1: its copy of the group's parameters has other bits after exchange 4" in said
+    result = hub.result()
+    check_whole(result, 4)
+    assert result["lost"] == ["worker 1 had other parameters than the group"]
+    for worker in workers:
+        worker.finish()
+
+
+def test_a_number_that_two_workers_have_is_named(runs: LocalRuns) -> None:
+    hub = runs.hub(*ROUNDS, epochs=400)
+    address = hub.address()
+    first = runs.worker(address, 0)
+    first.until("worker") if False else None
+    beyond = runs.worker(address, 2)
+    assert "worker: 2 is not one of 0 to 1" in one_line(beyond.finish(2).err)
+    several = runs.worker(address, 1, "--workers", "0,1")
+    hub.started.process.terminate()
+    several.started.process.kill()
