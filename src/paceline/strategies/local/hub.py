@@ -263,7 +263,7 @@ class Hub:
 
     def _leave_out(self, worker: int, error: LeftOut) -> None:
         """Go on without a worker that is not like the others, until it has the group's state."""
-        logger.warning("worker %d %s", worker, error)
+        logger.warning("worker %d %s; it takes the group's", worker, error)
         self._drop(worker, str(error))
         if not isinstance(error, NotFinite) or self.rounds.posted:
             return

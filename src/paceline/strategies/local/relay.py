@@ -113,7 +113,7 @@ class Relay:
         if worker in self.rounds.members:
             self._check_digest(header.digest, message.step - 1)
         if not header.is_finite:
-            raise NotFinite("has parameters that are NaN or infinite; it takes the group's")
+            raise NotFinite("has parameters that are NaN or infinite")
         buffers = tuple(map(tensor_of, message.parts[1 : 1 + header.num_buffers]))
         values = self._exchanged.decode(message.step % self._config.fragments, buffers)
         self.rounds.post(worker, message.step, Part(request, header, buffers, values))
@@ -127,8 +127,7 @@ class Relay:
         own = self._digests.get(exchange)
         if None not in (own, digest) and own != digest:
             raise LeftOut(
-                f"has a copy of the group's parameters with other bits after exchange {exchange}; "
-                "it takes the group's"
+                f"has a copy of the group's parameters with other bits after exchange {exchange}"
             )
 
     def finish(self, message: Message) -> Trace:
