@@ -245,6 +245,33 @@ def test_what_does_not_fit_is_one_line(runs: Runs, change, message: str) -> None
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("strategy", "workers", "extra"),
+    [
+        ("hogbatch", "cpu:1", ()),
+        ("wheel", "1", ("--set", "head=last", "--checkpoint-every", "60s")),
+    ],
+)
+def test_another_strategy_is_refused_by_what_was_and_not_by_its_settings(
+    runs: Runs, strategy, workers, extra
+) -> None:
+    asked = ("small_recipes:plain", "--strategy", "host", "--workers", "2", *QUICK)
+    assert runs.begin("run", *asked, "--checkpoint-every", "300").finish().code == 0
+    done = runs.resume("run", "--strategy", strategy, "--workers", workers, *extra).finish()
+    assert done.code == 2, done.err
+    (line,) = [one for one in done.err.splitlines() if one.startswith("paceline: ")]
+    assert line == f"paceline: resume: the run had another strategy than {strategy}; take that"
+
+
+def test_a_host_run_goes_on_with_another_exchange(runs: Runs) -> None:
+    asked = ("small_recipes:plain", "--strategy", "host", "--workers", "2", *QUICK)
+    assert runs.begin("run", *asked, "--checkpoint-every", "300").finish().code == 0
+    before = learnt(runs.of("run"))
+    resumed = runs.resume("run", "--strategy", "allreduce").finish()
+    assert resumed.code == 0, resumed.err
+    assert learnt(runs.of("run")) == before  # sums of two are the same in any order
+
+
 def test_a_folder_that_is_no_run_is_one_line(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = runs.start("-m", "paceline", "train", "--resume", str(tmp_path / "empty")).finish()

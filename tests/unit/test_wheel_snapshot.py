@@ -186,6 +186,15 @@ def test_one_is_written_when_it_is_due_and_at_the_end(tmp_path: Path):
         shutil.rmtree(folder.path)
 
 
+def test_as_many_are_kept_as_the_settings_say(tmp_path: Path):
+    server = mlp()
+    checkpoints = Checkpoints(tmp_path, 0.0, server, RUN, LAYOUT, 3)
+    for version in (1, 2, 3, 4):
+        server.version = version
+        checkpoints.close([])
+    assert CheckpointFolder(tmp_path).steps == (2, 3, 4)
+
+
 def test_a_resumed_server_has_the_epochs_that_all_have_completed_and_says_what_it_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

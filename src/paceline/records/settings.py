@@ -178,7 +178,10 @@ def _refuse_useless(
     """Raise InvalidInput for a setting that the strategy does not understand, or cannot follow."""
     for name in given:
         knowing = _knowing(name)
-        if knowing and name not in strategy.settings and given[name] is not False:
+        # A run's file has the defaults, too, of which another strategy takes no notice.
+        is_default = name in kind.model_fields and given[name] == kind.model_fields[name].default
+        is_idle = is_default or given[name] is False
+        if knowing and name not in strategy.settings and not is_idle:
             noun, names = "strategy" if len(knowing) == 1 else "strategies", ", ".join(knowing)
             raise InvalidInput(f"{name}: goes not with strategy {asked}, only with {noun} {names}")
     for name, why in strategy.refused_settings.items():

@@ -4,19 +4,21 @@ measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder
 """
 
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from safetensors import SafetensorError
 
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, first_line
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
-from paceline.exchange.checkpoints import State, read_state
+from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.links.group import Group
@@ -83,11 +85,12 @@ def go_through(request: RunRequest, group: Group) -> None:
         if progress.board is not None and result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
             progress.board.step(min(1, len(result.epochs) - 1), happened)
-        if not session.is_rehearsal:
-            runner.save((folder or Path()) / "model.safetensors")
-        if folder is None:
-            return
-        write_files(folder, result, timelines)
+        with _naming(folder):
+            if not session.is_rehearsal:
+                runner.save((folder or Path()) / "model.safetensors")
+            if folder is None:
+                return
+            write_files(folder, result, timelines)
         if request.as_json:
             out.print_json(result.model_dump_json())
             return
@@ -123,6 +126,24 @@ def _make_folder(session: TrainingSession) -> Path:
     return folder
 
 
+@contextmanager
+def _naming(folder: Path | None) -> Iterator[None]:
+    """Raise InvalidInput that names the run's folder if it cannot be written to, as without space.
+
+    It says how the training is not lost, if there is a checkpoint.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if folder is None:
+            raise
+        has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
+        on = f"; then paceline train --resume {folder} goes on" if has_checkpoint else ""
+        raise InvalidInput(
+            f"output: the results cannot be written to {folder}: {first_line(error)}; make room{on}"
+        ) from error
+
+
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
     settings = request.settings
     if isinstance(settings, RehearseSettings):
@@ -155,9 +176,9 @@ def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
     if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)
-    if progress.get("chunk") is not None:
-        options.setdefault("chunk", progress["chunk"])
     name = progress["strategy"] if settings.strategy == AUTO else settings.strategy
+    if progress.get("chunk") is not None and name == progress["strategy"]:
+        options.setdefault("chunk", progress["chunk"])
     return settings.model_copy(update={"strategy": name, "options": options})
 
 

@@ -39,6 +39,7 @@ from paceline.strategies.wheel.membership import WorkerProgress
 from paceline.strategies.wheel.server import ALL_WORKERS, ParameterServer
 
 logger = logging.getLogger(__name__)
+_SERVER = "server"  # the JSON that only checkpoints of this strategy have
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -57,9 +58,15 @@ class Checkpoints:
     """Saves a server to a folder every `every_s` seconds; without a folder, never."""
 
     def __init__(
-        self, folder: Path | None, every_s: float, server: ParameterServer, run_id: str, layout: str
+        self,
+        folder: Path | None,
+        every_s: float,
+        server: ParameterServer,
+        run_id: str,
+        layout: str,
+        keep: int = 2,
     ) -> None:
-        self._folder = None if folder is None else CheckpointFolder(folder)
+        self._folder = None if folder is None else CheckpointFolder(folder, keep)
         self._writer = None if self._folder is None else BackgroundWriter(self._folder)
         self._server, self._run_id, self._layout = server, run_id, layout
         self._every_s, self._saved_s = every_s, time.monotonic()
@@ -131,7 +138,7 @@ def state_of(
         dict(server.updates.staleness[ALL_WORKERS]),
         list(epochs),
     )
-    parts = {"server": asdict(progress), "optimizer": optimizer, "random": random}
+    parts = {_SERVER: asdict(progress), "optimizer": optimizer, "random": random}
     if server.schedule is not None:
         parts["schedule"] = schedule_state(server.schedule)
     return tensors, parts
@@ -149,8 +156,10 @@ def load(
     loaded = folder.latest()
     if loaded is None:
         raise InvalidInput(f"{folder.path}: there is no snapshot")
+    if f"{_SERVER}.json" not in loaded.names:
+        raise InvalidInput("resume: the run had another strategy than wheel; take that")
     try:
-        progress = TypeAdapter(ServerProgress).validate_python(loaded.json("server"))
+        progress = TypeAdapter(ServerProgress).validate_python(loaded.json(_SERVER))
     except ValidationError as error:
         raise InvalidInput(f"{loaded.path}: server.json: {first_fault(error)}") from None
     for what, wanted, found in (

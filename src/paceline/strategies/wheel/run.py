@@ -124,7 +124,7 @@ class WheelRunner:
                 )
             every_s = interval.seconds
         layout = sha256(self._job.layout.encode()).hexdigest()
-        known = every_s, self._server, self._run_id, layout
+        known = every_s, self._server, self._run_id, layout, settings.keep
         if settings.resume is not None:
             earlier = Checkpoints(settings.resume / _CHECKPOINTS, *known)
             logger.info("%s", earlier.resume(self._epochs, self._job.steps_per_epoch))
