@@ -159,8 +159,8 @@ def test_a_lone_new_worker_takes_what_the_group_has_learnt(runs: LocalRuns) -> N
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--set", "codec=onebit"), ("--set", "delay=2", "--set", "mixing=0.5")],
-    ids=["plain", "feedback", "delay"],
+    [(), ("--set", "codec=dynamic8"), ("--set", "delay=2", "--set", "mixing=0.5")],
+    ids=["plain", "codec", "delay"],
 )
 def test_a_worker_whose_parameters_are_nan_is_left_out_and_takes_the_groups(
     runs: LocalRuns, options: tuple[str, ...]

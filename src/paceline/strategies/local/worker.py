@@ -91,6 +91,7 @@ class LocalWorker:
     def run(self) -> None:
         """Take part until all units of the run are trained on."""
         layout = memoryview(layout_of(self._setup, self._spec).encode())
+        self._trainer.stretch()
         while True:
             try:
                 self._take_over(self._ask(Topic.BEGIN, layout))
