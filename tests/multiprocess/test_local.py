@@ -3,16 +3,13 @@
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from launched import PROGRAMS
 from local_runs import STEPS_PER_EPOCH, LocalRuns, check_whole, first_loss
 from rpc_exchange import free_port
 
-sys.path.insert(0, str(PROGRAMS))
 MANY = 60  # epochs: a run that takes minutes while it is slow, and seconds when it is not
 ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2")
 JOINS = "takes part from round"
