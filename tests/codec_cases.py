@@ -1,4 +1,4 @@
-"""Values on which 8-bit codes may go wrong, and Triton's kernels beside what specifies them.
+"""Values on which codes may go wrong, and Triton's kernels beside what specifies them.
 
 The kernels run on a GPU or, where TRITON_INTERPRET was set before Triton was imported, anywhere.
 """
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from paceline.codecs import blockwise
-from paceline.codecs.blockwise import table
+from paceline.codecs.blockwise import QuantizationTable, table
+from paceline.codecs.four_bit import four_bit_table, join, split
 
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 
-def bin_edges(name: str, scale: float) -> Tensor:
+def bin_edges(one: QuantizationTable, scale: float) -> Tensor:
     """Return each threshold and each magnitude of a table with both neighbours, times a scale."""
-    one = table(name)
     edges = torch.cat([one.thresholds, one.magnitudes])
     near = [edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(0.0))]
     scaled = torch.cat(near) * scale
@@ -83,6 +83,44 @@ def check_decode(
     for adds, expected in ((False, meant), (True, totals + meant)):
         found = _shifted(totals, device, offset)
         triton_kernels.decode(
+            found, _shifted(codes, device, offset), scales.to(device), block_size, one, adds
+        )
+        assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
+
+
+def check_four_bit(
+    values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
+) -> None:
+    """Compare 4-bit codes, scales, the count of what is not finite, values and sums."""
+    from paceline.codecs import triton_four_bit
+
+    one, there = four_bit_table(name), _shifted(values, device, offset)
+    expected_scales = blockwise.scales_of(values, block_size)
+    expected = join(blockwise.encode(values, expected_scales, block_size, one))
+    codes, scales, num_nonfinite = triton_four_bit.encode(there, block_size, one)
+    assert torch.equal(codes.cpu(), expected)
+    assert torch.equal(scales.cpu().view(torch.int32), expected_scales.view(torch.int32))
+    assert int(num_nonfinite) == len(values) - int(values.isfinite().sum())
+    check_four_bit_decode(expected, expected_scales, name, block_size, len(values), device, offset)
+
+
+def check_four_bit_decode(
+    codes: Tensor,
+    scales: Tensor,
+    name: str,
+    block_size: int,
+    count: int,
+    device: str = "cpu",
+    offset: int = 0,
+) -> None:
+    """Compare what 4-bit codes decode to, and sums with it, down to the sign of zero."""
+    from paceline.codecs import triton_four_bit
+
+    one, totals = four_bit_table(name), normal(count, 1)
+    meant = blockwise.decode(split(codes, count), scales, block_size, one)
+    for adds, expected in ((False, meant), (True, totals + meant)):
+        found = _shifted(totals, device, offset)
+        triton_four_bit.decode(
             found, _shifted(codes, device, offset), scales.to(device), block_size, one, adds
         )
         assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))

@@ -126,6 +126,5 @@ def first_loss() -> float:
 
 
 def check_whole(result: dict, epochs: int) -> None:
-    """Check that a run was trained to its end, and that nobody ended unlike the group."""
+    """Check that a run was trained to its end."""
     assert [one["number"] for one in result["epochs"]] == list(range(epochs))
-    assert not any("ended with other" in one for one in result["lost"]), result["lost"]

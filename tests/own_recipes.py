@@ -124,6 +124,43 @@ class Broken:
         return self._instead() if index == self._at else self._data[index]
 
 
+def leave() -> None:
+    raise SystemExit("no more")
+
+
+def leaves() -> Recipe:
+    return tokens(train=Broken(leave))
+
+
+def vector_of_several() -> Recipe:
+    """The loss is a scalar for one sample, as which it is tried."""
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
+        return each[0] if len(each) == 1 else each
+
+    return tokens(loss=loss)
+
+
+def detached_loss() -> Recipe:
+    return tokens(loss=lambda logits, targets: next_token_loss(logits, targets).detach())
+
+
+def wrong_field() -> Recipe:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, weight_decy=0.1)  # type: ignore[call-arg] # a typo
+
+    return tokens(optimizer=make)
+
+
+def no_optimizer() -> Recipe:
+    return tokens(optimizer=lambda parameters: 3)
+
+
+def no_schedule() -> Recipe:
+    return tokens(schedule=lambda optimizer, num_steps: 3)
+
+
 def uneven() -> Recipe:
     return tokens(train=Broken(lambda: (torch.zeros(3, dtype=torch.int64),) * 2))
 

@@ -19,6 +19,8 @@ from paceline import ddp_hook
 from paceline.codecs.blockwise import TABLES
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import OneBit
+from paceline.codecs.four_bit import FOUR_BIT_TABLES
+from paceline.core.wire_format import FEEDBACK
 from paceline.data import ShardedBatches, load
 from paceline.links.group import Group
 
@@ -26,6 +28,8 @@ FLOAT32 = "float32"
 CODECS: Mapping[str, str | Codec | None] = {
     FLOAT32: None,
     **{name: name for name in TABLES},
+    **{name: name for name in FOUR_BIT_TABLES},
+    **{name + FEEDBACK: name + FEEDBACK for name in FOUR_BIT_TABLES},
     "onebit": "onebit",
     "onebit without error feedback": OneBit(),
 }

@@ -60,6 +60,7 @@ def _wraps(states: dict[str, HookState], rate: str, quick: bool) -> Mapping[str,
         wraps["a hook that sends nothing"] = _silent
     wraps["DDP 25 MB, fp16_compress_hook"] = partial(_in_half, 25)
     wraps["dynamic8"] = partial(_hooked, states, "dynamic8")
+    wraps["e3m0"] = partial(_hooked, states, "e3m0")
     if rate != "100mbit" and not quick:
         wraps["auto"] = partial(_hooked, states, "auto")
     if rate != "loopback":

@@ -1,4 +1,4 @@
-"""dynamic8 on the CPU beside bitsandbytes, `torch.add_` and `copy_`, on the same values.
+"""Codecs on the CPU beside bitsandbytes, `torch.add_` and `copy_`, on the same values.
 
 In every round each variant runs once, after a run to warm up, in a new order each time. Kernels
 write into memory that is there; a whole call, ours as bitsandbytes', makes new tensors. glibc gives
@@ -19,8 +19,19 @@ from torch import Tensor
 
 from figures import shown, spread
 from paceline.codecs.blockwise import EightBit, table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
+from paceline.codecs.names import find_codec
 from paceline.links.group import process_group
-from paceline.native import Codebook, decode_into, encode_into
+from paceline.native import (
+    Codebook,
+    DType,
+    FourBitTable,
+    cast_into,
+    decode_four_bit_into,
+    decode_into,
+    encode_four_bit_into,
+    encode_into,
+)
 from ranks import DEADLINE_S, Variant, alternate, timed
 from readme import table as markdown
 
@@ -30,10 +41,19 @@ _TYPE = "dynamic8"
 _BLOCK_SIZES = (1024, 4096)  # our default, and bitsandbytes'
 _SETS = ("avx512", "avx2", "portable")
 _THEIRS, _ADDING = "bitsandbytes", "decode and add"
+_THEIRS_IN_4_BITS = f"{_THEIRS} with 4 bits"
+_THEIR_4_BIT_BLOCKS = (1024, 64)  # ours, and their default
+_CASTS = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 _ADD, _COPY = "torch: add_", "torch: copy_"
-# A variant's name begins with what it does. Bytes are those that are read and written, per value.
-_NBYTES = {"encode": 5, "decode": 5, _ADDING: 9, _ADD: 12, _COPY: 8}
+# A variant's name begins with what it does, and then names its type, if that is not dynamic8. Bytes
+# are those that are read and written, per value: of float32, and of what is encoded.
+_NBYTES = {"encode": 4.0, "decode": 4.0, _ADDING: 8.0, _ADD: 12.0, _COPY: 8.0}
+_ENCODED_NBYTES = {
+    **dict.fromkeys((*FOUR_BIT_TABLES, _THEIRS_IN_4_BITS), 0.5),
+    **dict.fromkeys(_CASTS, 2.0),
+}
 _GOALS = {"encode": "10", "decode": "20"}  # times as fast as bitsandbytes
+_GOALS_OF_4_BITS = {"encode": 2e9, "decode": 4e9}  # values a second
 _GOAL_OF_ADDING = "0.70"
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -46,7 +66,11 @@ def measure(quick: bool) -> dict[str, Any]:
     """Return the seconds of all variants, and how they compare, for both ways to free memory."""
     count, rounds = (_QUICK_COUNT, _QUICK_ROUNDS) if quick else (_COUNT, _ROUNDS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
-    runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values) | _torch(values)
+    runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values)
+    for name in FOUR_BIT_TABLES:
+        runs |= _four_bit_kernels(values, name)
+    runs |= _casts(values) | _other_whole_calls(values) | _bitsandbytes_4_bit(values)
+    runs |= _torch(values)
     freed = {"given back": _compared(runs, rounds, count)}
     _keep_freed_memory()
     freed["kept"] = _compared(runs, rounds, count)
@@ -65,7 +89,10 @@ def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
         blocks = alternate(variants, group, rounds, 1)
     return {
         "variants": {name: _speed(name, times, count) for name, times in blocks.items()},
-        "over_bitsandbytes": _over_bitsandbytes(blocks),
+        "over_bitsandbytes": _over_bitsandbytes(blocks, ("",), f"{_THEIRS},"),
+        "over_bitsandbytes_4_bit": _over_bitsandbytes(
+            blocks, tuple(FOUR_BIT_TABLES), _THEIRS_IN_4_BITS
+        ),
         "bytes_of_add": {
             name: _faster(blocks, name, _ADD, _NBYTES[_ADDING] / _NBYTES[_ADD])
             for name in blocks
@@ -92,6 +119,34 @@ def _kernels(values: Tensor) -> Runs:
     return runs
 
 
+def _four_bit_kernels(values: Tensor, name: str) -> Runs:
+    """Return the kernels of a 4-bit type for each instruction set."""
+    block_size, one, threads = _BLOCK_SIZES[0], four_bit_table(name), torch.get_num_threads()
+    native = FourBitTable(one.magnitudes.tolist(), one.thresholds.tolist())
+    codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8)
+    scales = torch.empty(-(-len(values) // block_size))
+    decoded, total = torch.empty_like(values), torch.zeros_like(values)
+    encode = partial(encode_four_bit_into, codes, scales, values, block_size, native, threads)
+    decode = partial(decode_four_bit_into, decoded, codes, scales, block_size, native, False)
+    add = partial(decode_four_bit_into, total, codes, scales, block_size, native, True)
+    runs: Runs = {}
+    for known in filter(_is_known, _SETS):
+        runs[f"encode: {name}, {known}"] = partial(encode, known)
+        runs[f"decode: {name}, {known}"] = partial(decode, threads, known)
+        runs[f"{_ADDING}: {name}, {known}"] = partial(add, threads, known)
+    return runs
+
+
+def _casts(values: Tensor) -> Runs:
+    """Return the casts to 16-bit types; what is wider than AVX2 is AVX2."""
+    rounded, threads = torch.empty(2 * len(values), dtype=torch.uint8), torch.get_num_threads()
+    return {
+        f"encode: {name}, {known}": partial(cast_into, rounded, values, dtype, threads, known)
+        for name, dtype in _CASTS.items()
+        for known in filter(_is_known, _SETS[1:])
+    }
+
+
 def _is_known(instruction_set: str) -> bool:
     """Whether this processor has it."""
     nothing, no_codes = torch.empty(0), torch.empty(0, dtype=torch.uint8)
@@ -110,6 +165,34 @@ def _whole_calls(values: Tensor) -> Runs:
         payload, by = codec.encode(values), f"whole call, blocks of {block_size}"
         runs[f"encode: {by}"] = partial(codec.encode, values)
         runs[f"decode: {by}"] = partial(codec.decode, payload)
+    return runs
+
+
+def _other_whole_calls(values: Tensor) -> Runs:
+    """Return the encoding and decoding of 4-bit types, which make new tensors, and of casts."""
+    runs: Runs = {}
+    for name in (*FOUR_BIT_TABLES, *_CASTS):
+        codec = FourBit(name) if name in FOUR_BIT_TABLES else find_codec(name)
+        payload = codec.encode(values)
+        runs[f"encode: {name}, whole call"] = partial(codec.encode, values)
+        runs[f"decode: {name}, whole call"] = partial(codec.decode, payload)
+    return runs
+
+
+def _bitsandbytes_4_bit(values: Tensor) -> Runs:
+    """Return bitsandbytes' 4-bit quantizer; nothing, and say so, where it has none for the CPU."""
+    functional, runs = bnb.functional(), Runs()
+    for block_size in _THEIR_4_BIT_BLOCKS if functional else ():
+        encode = partial(functional.quantize_4bit, values, blocksize=block_size, quant_type="fp4")
+        try:
+            codes, state = encode()
+            functional.dequantize_4bit(codes, state)
+        except (RuntimeError, NotImplementedError) as error:
+            print(f"bitsandbytes' 4 bits are left out: {error}", flush=True)
+            return {}
+        by = f"{_THEIRS_IN_4_BITS}, blocks of {block_size}"
+        runs[f"encode: {by}"] = encode
+        runs[f"decode: {by}"] = partial(functional.dequantize_4bit, codes, state)
     return runs
 
 
@@ -132,7 +215,7 @@ def _torch(values: Tensor) -> Runs:
 
 def _speed(name: str, times: list[list[float]], count: int) -> dict[str, Any]:
     seconds = list(chain.from_iterable(times))
-    nbytes = _NBYTES.get(name) or _NBYTES[name.partition(":")[0]]
+    nbytes = _NBYTES.get(name) or _NBYTES[name.partition(":")[0]] + _encoded_nbytes(name)
     return {
         "seconds": spread(seconds),
         "values_per_s": spread([count / one for one in seconds]),
@@ -140,13 +223,25 @@ def _speed(name: str, times: list[list[float]], count: int) -> dict[str, Any]:
     }
 
 
-def _over_bitsandbytes(blocks: Blocks) -> dict[str, dict[str, Any]]:
-    """Return how many times as fast as each of bitsandbytes' variants each of ours is."""
+def _type_of(name: str) -> str:
+    """Return the type of a variant's name, if it names one."""
+    named = name.partition(": ")[2].partition(",")[0]
+    return named if named in _ENCODED_NBYTES else ""
+
+
+def _encoded_nbytes(name: str) -> float:
+    return _ENCODED_NBYTES.get(_type_of(name), 1.0)
+
+
+def _over_bitsandbytes(
+    blocks: Blocks, types: tuple[str, ...], rival: str
+) -> dict[str, dict[str, Any]]:
+    """Return how many times as fast as each variant of the rival ours of these types are."""
     rows: dict[str, dict[str, Any]] = {}
     for name in blocks:
         operation, _, by = name.partition(": ")
-        theirs = [other for other in blocks if other.startswith(f"{operation}: {_THEIRS}")]
-        if theirs and not by.startswith(_THEIRS):
+        theirs = [other for other in blocks if other.startswith(f"{operation}: {rival}")]
+        if theirs and _type_of(name) in types and not by.startswith(_THEIRS):
             rows[name] = {
                 other.partition(": ")[2]: _faster(blocks, name, other) for other in theirs
             }
@@ -164,7 +259,8 @@ def _faster(blocks: Blocks, name: str, other: str, scale: float = 1.0) -> dict[s
 
 def text(figures: dict[str, Any]) -> str:
     """Return the tables."""
-    what = f"{_TYPE}, {figures['count']:,} float32, {figures['threads']} threads"
+    what = f"{_TYPE} where no other type is named, {figures['count']:,} float32"
+    what += f", {figures['threads']} threads"
     return "\n\n".join(
         part
         for how, compared in figures["freed memory"].items()
@@ -186,8 +282,13 @@ def _tables(title: str, compared: dict[str, Any]) -> Iterator[str]:
             for name, row in compared["variants"].items()
         ],
     )
+    if any(_type_of(name) in FOUR_BIT_TABLES for name in compared["variants"]):
+        yield _of_4_bits(compared["variants"])
     if compared["over_bitsandbytes"]:
-        yield _of_bitsandbytes(compared["over_bitsandbytes"])
+        yield _of_bitsandbytes(compared["over_bitsandbytes"], "Times as fast as bitsandbytes")
+    if compared.get("over_bitsandbytes_4_bit"):
+        rows, title = compared["over_bitsandbytes_4_bit"], "Times as fast as bitsandbytes' 4 bits"
+        yield _of_bitsandbytes(rows, title)
     yield markdown(
         "Bytes a second, by those of torch's `add_`",
         ("variant", "ratio of medians", "round by round", "asked for"),
@@ -198,7 +299,19 @@ def _tables(title: str, compared: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _of_bitsandbytes(rows: dict[str, dict[str, Any]]) -> str:
+def _of_4_bits(variants: dict[str, Any]) -> str:
+    """Return how fast the 4-bit types are, beside how fast they ought to be."""
+    lines = []
+    for name, row in variants.items():
+        goal = _GOALS_OF_4_BITS.get(name.partition(":")[0])
+        if goal and _type_of(name) in FOUR_BIT_TABLES:
+            speed = row["values_per_s"]
+            lines.append((name, shown(speed, 1e-9, 2), f"{goal / 1e9:.0f}"))
+    return markdown("Four bits, G values/s", ("variant", "median [quartiles]", "asked for"), lines)
+
+
+def _of_bitsandbytes(rows: dict[str, dict[str, Any]], title: str) -> str:
+    goals = _GOALS if "4 bits" not in title else {}
     head = ["variant"]
     for theirs in next(iter(rows.values())):
         head += [theirs.partition(", ")[2], "round by round"]
@@ -207,5 +320,5 @@ def _of_bitsandbytes(rows: dict[str, dict[str, Any]]) -> str:
         line = [name]
         for row in by_theirs.values():
             line += [f"{row['ratio_of_medians']:.1f}", shown(row["ratio"], 1, 1)]
-        lines.append([*line, _GOALS[name.partition(":")[0]]])
-    return markdown("Times as fast as bitsandbytes", [*head, "asked for"], lines)
+        lines.append([*line, goals.get(name.partition(":")[0], "")])
+    return markdown(title, [*head, "asked for"], lines)

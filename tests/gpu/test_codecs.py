@@ -1,4 +1,4 @@
-"""Eight-bit codes on a GPU: the same bits as on the CPU, by Triton's kernels."""
+"""Eight-bit and 4-bit codes on a GPU: the same bits as on the CPU, by Triton's kernels."""
 
 import pytest
 import torch
@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import codec_cases as cases
 from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import TABLES, EightBit, table
 from paceline.codecs.codec import Payload
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +26,7 @@ GIB = 2**30
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("scale", cases.SCALES)
 def test_bin_edges(name: str, scale: float):
-    edges = cases.bin_edges(name, scale)
+    edges = cases.bin_edges(table(name), scale)
     cases.check_encode(edges, name, 1024, scale, "cuda")
     rows = edges[: len(edges) // 63 * 63].view(-1, 63)
     with_scale = torch.cat([torch.full((len(rows), 1), scale), rows], 1)
@@ -75,6 +76,36 @@ def test_all_codes_decode_and_are_added_with_two_roundings(name: str):
 @given(st.lists(FLOATS, max_size=80), st.integers(1, 90), st.sampled_from(list(TABLES)))
 def test_anything(values: list[float], block_size: int, name: str):
     cases.check_encode(torch.tensor(values, dtype=torch.float32), name, block_size, None, "cuda")
+
+
+@needs_triton
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+def test_four_bit_edges_denormals_and_sixteen_bit_values(name: str):
+    for scale in cases.SCALES:
+        edges = cases.bin_edges(four_bit_table(name), scale)
+        rows = edges[: len(edges) // 63 * 63].view(-1, 63)
+        with_scale = torch.cat([torch.full((len(rows), 1), scale), rows], 1)
+        cases.check_four_bit(with_scale.flatten(), name, 64, "cuda")
+    for values in (cases.denormals(), *map(cases.sixteen_bits, (torch.bfloat16, torch.float16))):
+        for block_size in (64, 1024, 8192, 65536):
+            cases.check_four_bit(values, name, block_size, "cuda")
+
+
+@needs_triton
+@pytest.mark.parametrize("count", [0, 1, 2, 1023, 1025, 9001, 1_000_003])
+@pytest.mark.parametrize("block_size", [2, 6, 64, 1000, 1024, 1500, 8192, 8194, 300_000])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_four_bits_at_any_length_block_size_and_alignment(count, block_size, offset):
+    values = cases.normal(count)
+    values[3::1111], values[5::999] = torch.nan, -torch.inf
+    cases.check_four_bit(values, "e3m0", block_size, "cuda", offset)
+
+
+@needs_triton
+@settings(max_examples=200, deadline=None)
+@given(st.lists(FLOATS, max_size=80), st.integers(1, 45), st.sampled_from(list(FOUR_BIT_TABLES)))
+def test_any_four_bits(values: list[float], half_block: int, name: str):
+    cases.check_four_bit(torch.tensor(values, dtype=torch.float32), name, 2 * half_block, "cuda")
 
 
 @needs_triton
@@ -140,3 +171,19 @@ def test_stochastic_rounding_is_right_on_average():
     mean = sum(codec.decode(codec.encode(values)).double() for _ in range(400)) / 400
     step = values.abs().max() / 127
     assert (mean - values).abs().max() < 5 * step / 40
+
+
+@pytest.mark.parametrize("with_triton", [False, pytest.param(True, marks=needs_triton)])
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+def test_four_bit_payloads_are_those_of_the_cpu(monkeypatch, with_triton: bool, name: str):
+    monkeypatch.setattr(blockwise, "_triton_compiles", lambda: with_triton)
+    values = cases.normal(100_001)
+    values[[5, 77]] = torch.nan
+    codec = FourBit(name, block_size=1000)
+    here, there = codec.encode(values), codec.encode(values.cuda())
+    assert same(here, there)
+    total = cases.normal(100_001, 1)
+    summed = total.cuda()
+    codec.add_to(summed, there)
+    codec.add_to(total, here)
+    assert torch.equal(summed.cpu(), total)

@@ -25,7 +25,7 @@ def found(tmp_path_factory) -> Found:
     return run(tmp_path_factory.mktemp("three"), SIZE, "codec_hooks.py")
 
 
-@pytest.mark.parametrize("codec", ["dynamic8", "linear8"])
+@pytest.mark.parametrize("codec", ["dynamic8", "linear8", "e3m0"])
 @pytest.mark.parametrize("view", [True, False])
 @pytest.mark.parametrize("cap_mb", [None, 0.001])
 def test_gradients_are_nearly_those_of_one_process(found: Found, codec: str, view, cap_mb):

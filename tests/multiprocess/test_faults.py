@@ -127,13 +127,9 @@ def test_an_output_that_cannot_be_made_is_found_before_training(paceline, tmp_pa
     (tmp_path / "file").touch()
     done = paceline("train", "lenet5", "--output", "file/runs", *LONG)
     assert done.code == 2
-    lines = sorted(done.err.splitlines(), key=len)
-    assert lines[0].startswith("paceline: output: cannot make file/runs/")
-    assert lines[0].endswith(": Not a directory")
-    # Rank 0 alone makes the folder; the other says why it stops too.
-    assert lines[1:] == [
-        lines[0].replace("paceline: ", "paceline: worker 1 stops: worker 0 failed: ")
-    ]
+    (line,) = done.err.splitlines()  # of rank 0, which alone makes the folder
+    assert line.startswith("paceline: output: cannot make file/runs/")
+    assert line.endswith(": Not a directory")
 
 
 def test_a_model_that_exits_has_not_done_the_work(paceline, tmp_path):

@@ -159,10 +159,12 @@ def test_a_replica_with_other_bits_is_noticed_and_takes_the_groups(runs: LocalRu
         runs.worker(address, 1, program=(str(PROGRAMS / "local_corrupted.py"), "3")),
     ]
     said = hub.until("other bits")
-    assert "worker 1: its copy of the group's parameters has other bits after exchange 2" in said
+    assert "worker 1 has a copy of the group's parameters with other bits after exchange 2" in said
     result = hub.result()
     check_whole(result, 4)
-    assert result["lost"] == ["worker 1 had other parameters than the group"]
+    assert result["lost"] == [
+        "worker 1 has a copy of the group's parameters with other bits after exchange 2"
+    ]
     for worker in workers:
         worker.finish()
 

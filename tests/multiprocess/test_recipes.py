@@ -162,6 +162,11 @@ def named(paceline, tmp_path):
         ("uneven", "samples need equal shapes, or the recipe a collate of its own"),
         ("unreadable", "sample 40 of its data cannot be read: OSError: the disk is gone"),
         ("vector_loss", "is float32 1; it must be a scalar"),
+        ("vector_of_several", "loss of own_recipes:vector_of_several: is float32"),
+        ("detached_loss", "loss of own_recipes:detached_loss: does not depend on the model's"),
+        ("leaves", "sample 40 of its data cannot be read: SystemExit: no more"),
+        ("wrong_field", "optimizer: own_recipes:wrong_field: TypeError: AdamW.__init__() got an"),
+        ("no_optimizer", "optimizer: own_recipes:no_optimizer returned int, which has no"),
         ("untrained", "own_recipes:untrained: the model has no trainable parameters"),
     ],
 )
@@ -169,13 +174,17 @@ def test_a_wrong_recipe_is_one_line_with_exit_code_2(named, name, message):
     done = named("train", name, *LONG_ENOUGH)
     assert done.code == 2, done.err
     said = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
-    # What one rank finds in the middle of an epoch, the other says that it stops for.
-    own = [line for line in said if not line.startswith("paceline: worker 1 stops: worker 0 ")]
-    own = [line for line in own if not line.startswith("paceline: worker 0 stops: worker 1 ")]
-    assert len(own) == 1, done.err
-    assert message in own[0]
+    assert len(said) == 1, done.err
+    assert message in said[0]
     assert "Traceback" not in done.err
     assert done.out == ""
+
+
+def test_what_is_no_schedule_is_one_line_with_exit_code_2(named):
+    done = named("train", "no_schedule", *LONG_ENOUGH)
+    assert done.code == 2, done.err
+    (line,) = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
+    assert line.endswith("own_recipes:no_schedule returned int, not torch's LRScheduler")
 
 
 def test_data_cannot_be_named_beside_a_recipe(named):

@@ -177,6 +177,26 @@ def test_few_steps_that_are_left_are_measured_as_well_as_can_be(runs: Runs) -> N
     assert len(learnt(runs.of("run"))[1]) == 2
 
 
+@pytest.mark.parametrize("num_left", [0, 1])
+@pytest.mark.parametrize(
+    ("strategy", "recipe"), [("host", "with_dropout"), ("subbatch", "classes")]
+)
+def test_a_run_killed_at_its_very_end_has_its_result_when_resumed(
+    runs: Runs, strategy, recipe, num_left: int
+) -> None:
+    asked = (f"small_recipes:{recipe}", "--strategy", strategy, "--workers", "2", *QUICK[:-2])
+    last = str(50 - num_left)
+    done = runs.begin("run", *asked, "--epochs", "2", "--checkpoint-every", last).finish()
+    assert done.code == 0, done.err
+    before, run = learnt(runs.of("run")), runs.of("run")
+    for name in ("model.safetensors", "result.json", "trace.json", "report.html"):
+        (run / name).unlink()
+    resumed = runs.resume("run").finish()
+    assert resumed.code == 0, resumed.err
+    assert learnt(run) == before
+    assert (run / "report.html").exists()
+
+
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(runs: Runs) -> None:
     asked = ("small_recipes:with_dropout", "--strategy", "tree", "--workers", "2", *QUICK)
     assert runs.begin("run", *asked, "--checkpoint-every", "100").finish().code == 0

@@ -105,11 +105,14 @@ TRAIN = ("--strategy", "wheel", "--set", "head=last", "--profile-s", "0", "--bat
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("not_scalar", "worker 0, step 0: loss: is float32 4 of 4 samples; it must be a scalar"),
+        (
+            "not_scalar",
+            "worker 0, step 0: loss of errant:not_scalar: is float32 4; it must be a scalar",
+        ),
         ("never_scalar", "loss of errant:never_scalar: is float32 1; it must be a scalar"),
         (
             "fails",
-            "head and loss fail on activations float32 4x4 and targets float32 4: ValueError",
+            "loss of errant:fails: fails on outputs float32 4 and targets float32 4: ValueError",
         ),
         ("broken", "failed: errant:broken: sample 40 of its data cannot be read: OSError"),
         ("uneven", "failed: errant:uneven: a batch has inputs float32 4x4, and the first sample"),

@@ -96,7 +96,7 @@ def test_a_calibrated_link_of_a_ring_is_the_one_that_was_measured():
     assert link.latency_s == pytest.approx(latency_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("codec", ["half", "dynamic8", "onebit", "auto"])
+@pytest.mark.parametrize("codec", ["half", "dynamic8", "e3m0", "onebit", "auto"])
 @pytest.mark.parametrize(
     ("strategy", "kind", "places"),
     [

@@ -3,12 +3,14 @@
 import pytest
 
 from boxes import ExchangeOnly, WithoutUpdate, after, box, chain, link, named
+from paceline.core.calibration import LinearTime
+from paceline.core.collective import codec_times
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Machine
+from paceline.core.machine import CodecSpeed, Machine
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.wire_format import PIECE
+from paceline.core.wire_format import PIECE, wire_format
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
@@ -17,7 +19,7 @@ from paceline.strategies.host.plan import plan as plan_host
 
 ENCODE, DECODE, LATENCY_S = 1e9, 4e9, 1e-3
 SPEED = {"encode_values_per_s": ENCODE, "decode_values_per_s": DECODE, "latency_s": LATENCY_S}
-CODECS = {"codecs": {"eightbit": SPEED}}
+CODECS = {"codecs": {"eightbit": SPEED, "fourbit": SPEED}}
 WIRE = 1e8
 
 
@@ -52,6 +54,22 @@ def test_a_bucket_takes_encoding_the_wire_and_decoding(world_size):
     decode_s = LATENCY_S + (others + 1) * num_values / DECODE
     found = exchange_s(hosts(world_size), num_values, codec="dynamic8")
     assert found == pytest.approx(encode_s + wire_s + decode_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_four_bits_go_to_all_and_no_sum_comes_back(world_size):
+    num_values = 1024 * 60
+    sent = (world_size - 1) * num_values * (1 / 2 + 4 / 1024)
+    wire_s = sent / WIRE + (world_size - 1) * 0.01
+    # Each rank encodes all its values once, and decodes those of all ranks, its own too.
+    encode_s = LATENCY_S + num_values / ENCODE
+    decode_s = LATENCY_S + world_size * num_values / DECODE
+    found = exchange_s(hosts(world_size), num_values, codec="e3m0")
+    assert found == pytest.approx(encode_s + wire_s + decode_s, rel=1e-9)
+    whole = LinearTime(2 * (world_size - 1) * 0.01, 2 * (world_size - 1) / world_size / WIRE)
+    own = CodecSpeed(encode_values_per_s=ENCODE, decode_values_per_s=DECODE, latency_s=LATENCY_S)
+    times = codec_times(4 * num_values, world_size, whole, own, wire_format("e3m0"))
+    assert found == pytest.approx(times.encoded_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -22,7 +22,7 @@ SPEEDS = st.builds(
     decode_values_per_s=POSITIVE | st.just(inf),
     latency_s=NOT_NEGATIVE,
 )
-CODECS = st.dictionaries(st.sampled_from(["eightbit", "cast", "onebit"]), SPEEDS)
+CODECS = st.dictionaries(st.sampled_from(["eightbit", "fourbit", "cast", "onebit"]), SPEEDS)
 UNITS = {
     "B": Bytes,
     "B/s": BytesPerSecond,

@@ -277,3 +277,10 @@ def test_one_node_stands_for_all_of_a_cluster(codec):
 def test_activations_have_a_codec_of_fixed_size(field, codec):
     with pytest.raises(InvalidInput, match=r"choose one of dynamic8"):
         SubBatch(2, **{field: codec})
+
+
+@pytest.mark.parametrize("field", ["activations", "activation_gradients"])
+@pytest.mark.parametrize("codec", ["onebit", "e3m0+feedback"])
+def test_activations_have_no_codec_that_remembers(field, codec):
+    with pytest.raises(InvalidInput, match=r"adds its residual to the next values"):
+        SubBatch(2, **{field: codec})

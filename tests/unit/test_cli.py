@@ -99,8 +99,9 @@ def test_no_codec_is_advised_where_the_link_is_fast(line, tmp_path, monkeypatch)
 def test_people_get_the_fastest_codec_of_each_strategy_and_the_advice(line):
     line("plan", "alexnet", "--batch-size", 32, "--machine", GIGABIT)
     assert line.code == 0
-    assert line.out.count("+ dynamic8") == 5  # allreduce, host, local, subbatch and wheel
-    assert "half" not in line.out
+    assert line.out.count("+ dynamic8") == 3  # allreduce, host and local
+    # Activations travel, too, of which half is encoded faster.
+    assert line.out.count("+ half") == 2  # subbatch and wheel
     assert "a codec pays: allreduce with dynamic8 on 2 workers is " in " ".join(line.out.split())
 
 

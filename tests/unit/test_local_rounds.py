@@ -45,7 +45,7 @@ def test_inner_steps_follow_speeds(seconds: list[float | None], expected: tuple[
 
 
 class Run:
-    """A run of workers that are lost and come back, as a hub and its workers go through it."""
+    """A run whose workers are lost and come back, as a hub goes through it."""
 
     def __init__(self, config: Local, random: Random, num_faults: int, *, balanced: bool) -> None:
         self.rounds: Rounds[int] = Rounds(Units(NUM_UNITS), config, is_balanced=balanced)

@@ -27,7 +27,8 @@ from paceline.strategies.wheel.protocol import CopyLane, Endpoint
 from paceline.strategies.wheel.trace import HalfRecorder
 from simulated_gpus import simulated_gpus
 
-NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES)
+FOUR_BITS = ("e3m0", "dynamic4", "e3m0+feedback")
+NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES, *FOUR_BITS)
 SLOW_S = 0.01
 
 

@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused(mlp):
     refused("of shape \\(8,\\) a sample", activations[:, :8])
     refused("activations torch.float32", activations.float())
     refused("targets of 3 samples with weight 1.0, and activations of 4", of=labels[:3])
-    fails = "worker 0, step 0: head and loss fail on activations float64 4x9 and targets"
+    fails = "worker 0, step 0: loss of the recipe: fails on outputs float64 4x4 and targets"
     refused(f"{fails} int64 4: IndexError", of=labels + 4)
     refused(f"{fails} bool 4x5: RuntimeError", of=torch.ones(4, 5, dtype=torch.bool))
     refused("parameters of version 1; the server has made 0", version=1)
@@ -112,10 +112,16 @@ def test_what_does_not_fit_is_refused(mlp):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda scores, labels: (scores.sum(1) - labels).square(), "loss: is float64 4 of 4 samp"),
-        (lambda scores, labels: 0.5, "loss: is float of 4 samples; it must be a scalar"),
-        (lambda scores, labels: labels.double().mean(), "the loss does not depend on the activat"),
-        (lambda scores, labels: scores["logits"], "fail on activations float64 4x9 .*: IndexError"),
+        (
+            lambda scores, labels: (scores.sum(1) - labels).square(),
+            "is float64 4; it must be",
+        ),
+        (lambda scores, labels: 0.5, "loss of the recipe: is float; it must be a scalar"),
+        (
+            lambda scores, labels: labels.double().mean(),
+            "recipe: does not depend on",
+        ),
+        (lambda scores, labels: scores["logits"], "fails on outputs float64 4x4 .*: IndexError"),
     ],
 )
 def test_a_loss_that_is_no_scalar_of_the_outputs_is_refused_by_the_workers_name(loss, message):

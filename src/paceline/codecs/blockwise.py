@@ -1,6 +1,7 @@
-"""The four 8-bit types of Dettmers 2016, section 3.1, their specification and their codec.
+"""The four 8-bit types of Dettmers 2016, section 3.1, their codec, and what specifies all tables.
 
-A type is a table of what seven bits of magnitude mean; the eighth bit is the sign. All four hold
+A type is a table of what seven bits of magnitude mean; the eighth bit is the sign (of the 4-bit
+types in `four_bit.py`, three and the fourth). All four hold
 zero: where a tree has 128 leaves, it takes the place of the smallest one. `encode` and `decode` are
 written in plain torch operations; the C++ and Triton kernels, of which `EightBit` chooses one by a
 tensor's device, equal them bit for bit.
@@ -24,7 +25,7 @@ from paceline.native import Codebook, decode_into, encode_into
 _NUM_MAGNITUDES = 128
 
 
-def _leaves(num_bits: int) -> list[float]:
+def leaves(num_bits: int) -> list[float]:
     """Return the middles of the intervals that bits bisect (0.1, 1) into."""
     width = 0.9 / 2**num_bits
     return [0.1 + width * (i + 0.5) for i in range(2**num_bits)]
@@ -33,9 +34,9 @@ def _leaves(num_bits: int) -> list[float]:
 # Each type's magnitudes, in any order.
 TABLES: dict[str, list[float]] = {
     # The dynamic tree: n zeros for 10^-n, a one, and 6 - n bits that bisect (0.1, 1).
-    "dynamic8": [leaf / 10**n for n in range(7) for leaf in _leaves(6 - n)],
+    "dynamic8": [leaf / 10**n for n in range(7) for leaf in leaves(6 - n)],
     # The static tree: three bits of exponent, and four that bisect (0.1, 1).
-    "static8": [leaf / 10**n for n in range(8) for leaf in _leaves(4)],
+    "static8": [leaf / 10**n for n in range(8) for leaf in leaves(4)],
     # A decimal mantissa from 0 to 15, and three bits of exponent.
     "mantissa8": [i / 10 ** (n + 1) for n in range(8) for i in range(16) if i <= 10 ** (n + 1)],
     # Linear quantisation: a tree over (0, 1) without an exponent.
@@ -45,13 +46,14 @@ TABLES: dict[str, list[float]] = {
 
 @dataclass(frozen=True, eq=False)
 class QuantizationTable:
-    """Magnitudes in ascending order, from 0 to at most 1: float32, at most 128 of them.
+    """Magnitudes in ascending order, from 0 to at most 1: float32, at most `most` of them.
 
-    Code i means magnitudes[i], and code 128 + i the negative of it.
+    Code i means magnitudes[i], and code `most` + i the negative of it.
     """
 
     name: str
     magnitudes: Tensor
+    most: int = _NUM_MAGNITUDES
 
     @cached_property
     def thresholds(self) -> Tensor:
@@ -73,8 +75,8 @@ class QuantizationTable:
 
     @cached_property
     def values(self) -> Tensor:
-        """float32 [256]: what each code means. Codes that are never written mean zero."""
-        missing = _NUM_MAGNITUDES - len(self.magnitudes)
+        """float32 [2 * most]: what each code means. Codes that are never written mean zero."""
+        missing = self.most - len(self.magnitudes)
         half = torch.nn.functional.pad(self.magnitudes, (0, missing))
         return torch.cat([half, -half])
 
@@ -84,12 +86,17 @@ def table(name: str) -> QuantizationTable:
     """Return one of `TABLES`. InvalidInput if there is none of that name."""
     if name not in TABLES:
         raise InvalidInput(f"table: {name!r} is not known; choose one of {', '.join(TABLES)}")
-    rounded = np.array(TABLES[name], dtype=np.float32)
+    return table_of(name, TABLES[name], _NUM_MAGNITUDES)
+
+
+def table_of(name: str, magnitudes: list[float], most: int) -> QuantizationTable:
+    """Return the table of zero and the magnitudes, in any order; of so many the largest."""
+    rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()
-    # Zero takes the place of the smallest magnitude where there are 128 others.
-    magnitudes = [0.0, *nonzero[-(_NUM_MAGNITUDES - 1) :]]
+    # Zero takes the place of the smallest magnitude where there is no place for all.
+    kept = [0.0, *nonzero[-(most - 1) :]]
     # On the CPU, whatever default device its first user has: the table is kept.
-    return QuantizationTable(name, torch.tensor(magnitudes, device="cpu"))
+    return QuantizationTable(name, torch.tensor(kept, device="cpu"), most)
 
 
 def scales_of(values: Tensor, block_size: int) -> Tensor:
@@ -105,7 +112,7 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
     """
     magnitudes = _quotients(values, scales, block_size)
     indices = torch.searchsorted(table.thresholds.to(values.device), magnitudes)
-    return _signed(indices, values)
+    return _signed(indices, values, table)
 
 
 def encode_stochastic(
@@ -129,7 +136,7 @@ def encode_stochastic(
     distances = entries[above] - entries[below]
     chance = torch.rand(len(values), generator=generator, device=values.device)
     goes_up = chance * distances < magnitudes - entries[below]
-    return _signed(torch.where(goes_up, above, below), values)
+    return _signed(torch.where(goes_up, above, below), values, table)
 
 
 def decode(codes: Tensor, scales: Tensor, block_size: int, table: QuantizationTable) -> Tensor:
@@ -152,9 +159,9 @@ def _quotients(values: Tensor, scales: Tensor, block_size: int) -> Tensor:
     return known.abs().flatten()[: len(values)]
 
 
-def _signed(indices: Tensor, values: Tensor) -> Tensor:
+def _signed(indices: Tensor, values: Tensor, table: QuantizationTable) -> Tensor:
     negative = (finite(values) < 0) & (indices > 0)
-    return (indices + _NUM_MAGNITUDES * negative).to(torch.uint8)
+    return (indices + table.most * negative).to(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
+from paceline.native import DType, cast_into
 
+# The types to which there is a native cast, which counts what is not finite as it goes.
+_NATIVE = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 _HEADER = 2 + 3  # int64: a payload has at most three buffers
 _HEADER_NBYTES = 8 * _HEADER
 
@@ -72,6 +75,11 @@ class Codec(Protocol):
     @property
     def fixed_size(self) -> bool:
         """True if values always take `nbytes`; False if they take at most that many."""
+        return True
+
+    @property
+    def encodes_sums(self) -> bool:
+        """True if an all-reduce may encode sums again; False if only what each rank has itself."""
         return True
 
     def encode(self, values: Tensor) -> Payload:
@@ -175,7 +183,10 @@ class Cast(Codec):
 
     def encode(self, values: Tensor) -> Payload:
         """Return the values encoded, in the order of `flatten`."""
-        encoded = flat(values, self._dtype if self.exact else torch.float32).to(self._dtype)
+        given = flat(values, self._dtype if self.exact else torch.float32)
+        if not self.exact and given.is_cpu and self.type in _NATIVE:
+            return self._rounded(given)
+        encoded = given.to(self._dtype)
         num_lost = num_nonfinite(encoded) if self._dtype.is_floating_point else 0
         if num_lost and not self.exact:
             encoded = finite(encoded)
@@ -202,6 +213,12 @@ class Cast(Codec):
     def _dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.type)
         return dtype
+
+    def _rounded(self, values: Tensor) -> Payload:
+        """Return what the operations above do to values on the CPU, in one pass over them."""
+        rounded = torch.empty(self.nbytes(len(values)), dtype=torch.uint8)
+        num_lost = cast_into(rounded, values, _NATIVE[self.type], torch.get_num_threads())
+        return Payload(self.name, len(values), (rounded,), num_lost)
 
     def _encoded(self, payload: Payload) -> Tensor:
         payload.check(self.name, (self.nbytes(payload.count),))

@@ -24,6 +24,7 @@ class ErrorFeedback:
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.name, self.fixed_size, self.nbytes = codec.name, codec.fixed_size, codec.nbytes
+        self.encodes_sums = codec.encodes_sums
         self.decode, self.add_to = codec.decode, codec.add_to
         self._error: Tensor | None = None
 

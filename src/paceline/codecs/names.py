@@ -6,11 +6,19 @@ from functools import partial
 from paceline.codecs.blockwise import TABLES, EightBit
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 from paceline.core.errors import InvalidInput
-from paceline.core.wire_format import check_codec, threshold_of
+from paceline.core.wire_format import FEEDBACK, check_codec, threshold_of
+
+
+def _with_feedback(name: str) -> Codec:
+    return ErrorFeedback(FourBit(name))
+
 
 CODECS: dict[str, Callable[[], Codec]] = {
     **{name: partial(EightBit, name) for name in TABLES},
+    **{name: partial(FourBit, name) for name in FOUR_BIT_TABLES},
+    **{name + FEEDBACK: partial(_with_feedback, name) for name in FOUR_BIT_TABLES},
     "half": partial(Cast, "half"),
     "bfloat16": partial(Cast, "bfloat16"),
     "onebit": lambda: ErrorFeedback(OneBit()),

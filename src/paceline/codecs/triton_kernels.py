@@ -17,8 +17,8 @@ from paceline.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller
 _NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
-_COLUMNS = 1024  # of a tile, and its values
-_MOST_COLUMNS = 8192  # where a program sees the whole of a block, to find its scale
+COLUMNS = 1024  # of a tile, and its values
+MOST_COLUMNS = 8192  # where a program sees the whole of a block, to find its scale
 # Four to a thread are one access of 16 bytes; encoding shares its set-up among eight.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
@@ -41,30 +41,16 @@ def encode_tile(
     finds_scales: tl.constexpr,
 ):
     """Write the codes of a tile and, if told to find them, the scales of its blocks."""
-    block, begin, places, inside, left, is_whole = _tile(
+    block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
-    bits = _load(values + begin, places, inside, left, is_whole).to(tl.int32, bitcast=True)
-    magnitudes = bits & 0x7FFFFFFF
-    largest = tl.max(magnitudes, 1)
-    if tl.max(largest, 0) >= _INFINITY:
-        finite = magnitudes < _INFINITY
-        num_bad = tl.sum(tl.sum((~finite).to(tl.int32), 1), 0)
-        tl.atomic_add(num_nonfinite, num_bad.to(tl.int64), sem="relaxed")
-        magnitudes = tl.where(finite, magnitudes, 0)
-        largest = tl.max(magnitudes, 1)
+    bits = load_tile(values + begin, places, inside, left, is_whole).to(tl.int32, bitcast=True)
     blocks = block + tl.arange(0, num_rows)
-    if finds_scales:
-        scale = largest.to(tl.float32, bitcast=True)
-        tl.store(scales + blocks, scale, mask=blocks < num_blocks)
-    else:
-        given = tl.load(scales + blocks, mask=blocks < num_blocks, other=0)
-        scale = tl.where(given < float("inf"), given, 0.0)
-        magnitudes = tl.where(scale[:, None] > 0, magnitudes, 0)
-    indices = _indices(magnitudes.to(tl.float32, bitcast=True), scale, cells, first_cell, last_cell)
+    magnitudes, scale = scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales)
+    indices = _indices(magnitudes, scale, cells, first_cell, last_cell)
     signed = indices | ((bits >> 24) & 0x80)
     found = tl.where(indices > 0, signed, 0).to(tl.uint8)
-    _store(codes + begin, places, found, inside, left, is_whole)
+    store_tile(codes + begin, places, found, inside, left, is_whole)
 
 
 @triton.jit(do_not_specialize=["count", "num_blocks"])
@@ -85,16 +71,49 @@ def decode_tile(
 
     To be launched without fused multiply-add: products are rounded before they are added.
     """
-    block, begin, places, inside, left, is_whole = _tile(
+    block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
     blocks = block + tl.arange(0, num_rows)
     scale = tl.load(scales + blocks, mask=blocks < num_blocks, other=0)
-    given = _load(codes + begin, places, inside, left, is_whole)
+    given = load_tile(codes + begin, places, inside, left, is_whole)
     found = tl.load(meanings + given) * scale[:, None]
     if adds:
-        found = _load(values + begin, places, inside, left, is_whole) + found
-    _store(values + begin, places, found, inside, left, is_whole)
+        found = load_tile(values + begin, places, inside, left, is_whole) + found
+    store_tile(values + begin, places, found, inside, left, is_whole)
+
+
+@triton.jit
+def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
+    """Return the magnitudes of a tile of values' bits, float32, and the scale of each of its rows.
+
+    Those that are not finite are counted, and zero. Scales are stored, if told to find them.
+    """
+    magnitudes = bits & 0x7FFFFFFF
+    largest = tl.max(magnitudes, 1)
+    if tl.max(largest, 0) >= _INFINITY:
+        finite = magnitudes < _INFINITY
+        num_bad = tl.sum(tl.sum((~finite).to(tl.int32), 1), 0)
+        tl.atomic_add(num_nonfinite, num_bad.to(tl.int64), sem="relaxed")
+        magnitudes = tl.where(finite, magnitudes, 0)
+        largest = tl.max(magnitudes, 1)
+    if finds_scales:
+        scale = largest.to(tl.float32, bitcast=True)
+        tl.store(scales + blocks, scale, mask=blocks < num_blocks)
+    else:
+        given = tl.load(scales + blocks, mask=blocks < num_blocks, other=0)
+        scale = tl.where(given < float("inf"), given, 0.0)
+        magnitudes = tl.where(scale[:, None] > 0, magnitudes, 0)
+    return magnitudes.to(tl.float32, bitcast=True), scale
+
+
+@triton.jit
+def quotient_bits(magnitudes, scale):
+    """Return the bits of magnitudes over their row's scale; they ascend as the quotients do."""
+    # Zeros, and divisors that are no normal numbers, would take the long way of a division.
+    divisor = tl.where(scale > 0, scale, 1.0)[:, None]
+    quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
+    return quotients.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -104,16 +123,13 @@ def _indices(magnitudes, scale, cells, first_cell, last_cell):
     The upper half of a quotient's bits chooses its cell. In it stands how many thresholds are below
     (upper half), and what carries over with the lower half if the one within is below too.
     """
-    # Zeros, and divisors that are no normal numbers, would take the long way of a division.
-    divisor = tl.where(scale > 0, scale, 1.0)[:, None]
-    quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
-    bits = quotients.to(tl.int32, bitcast=True)
+    bits = quotient_bits(magnitudes, scale)
     cell = tl.minimum(tl.maximum(bits >> 16, first_cell), last_cell) - first_cell
     return (tl.load(cells + cell) + (bits & 0xFFFF)) >> 16
 
 
 @triton.jit
-def _tile(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.constexpr):
+def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.constexpr):
     """Return where this program's tile is.
 
     Its first block; the place of its first value in all; the places of its values from there; which
@@ -134,7 +150,8 @@ def _tile(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.
 # Only the last tile compares its places with `left`: a mask that depends on any number there may be
 # would keep neighbours from being loaded and stored together, in one wide access.
 @triton.jit
-def _load(pointer, places, inside, left, is_whole):
+def load_tile(pointer, places, inside, left, is_whole):
+    """Return what stands at a tile's places, zero where none does."""
     if is_whole:
         found = tl.load(pointer + places, mask=inside, other=0)
     else:
@@ -143,7 +160,8 @@ def _load(pointer, places, inside, left, is_whole):
 
 
 @triton.jit
-def _store(pointer, places, found, inside, left, is_whole):
+def store_tile(pointer, places, found, inside, left, is_whole):
+    """Write what was found to a tile's places."""
     if is_whole:
         tl.store(pointer + places, found, mask=inside)
     else:
@@ -157,8 +175,8 @@ def encode(
 
     Without `scales` each block's is its largest finite magnitude.
     """
-    finds_scales = scales is None and block_size <= _MOST_COLUMNS
-    tiles = _Tiles.of(len(values), block_size, _MOST_COLUMNS if finds_scales else _COLUMNS)
+    finds_scales = scales is None and block_size <= MOST_COLUMNS
+    tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
     if finds_scales:
         scales = torch.empty(tiles.num_blocks, device=values.device)
     elif scales is None:
@@ -189,7 +207,7 @@ def decode(
     adds: bool,
 ) -> None:
     """Launch the decoding of codes into `values`, or the addition to them."""
-    tiles = _Tiles.of(len(values), block_size, _COLUMNS)
+    tiles = Tiles.of(len(values), block_size, COLUMNS)
     _, _, meanings = _lookups(table, values.device)
     with device_of(values.device).use():
         decode_tile[(tiles.num_programs,)](
@@ -201,7 +219,7 @@ def decode(
         )
 
 
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """The tiles of all blocks: rows and columns of a tile are powers of 2."""
 
     num_blocks: int
@@ -210,16 +228,19 @@ class _Tiles(NamedTuple):
     num_columns: int
 
     @classmethod
-    def of(cls, count: int, block_size: int, most_columns: int) -> "_Tiles":
+    def of(cls, count: int, block_size: int, most_columns: int) -> "Tiles":
+        """Return the tiles of so many values, of so many columns at most."""
         num_columns = min(1 << (block_size - 1).bit_length(), most_columns)
-        num_rows = max(1, _COLUMNS // num_columns)
+        num_rows = max(1, COLUMNS // num_columns)
         return cls(-(-count // block_size), -(-block_size // num_columns), num_rows, num_columns)
 
     @property
     def num_programs(self) -> int:
+        """Return the number of programs to launch: one a tile."""
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
+        """Return the warps of a program that is to "encode" or to "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 

@@ -75,11 +75,13 @@ def linked_in_ring(
     """
     pairs = neighbours(stations)
     # On links of one byte a second, the bytes of the busiest are seconds.
-    unit = Ring.over(linked(machine, pairs, LinearTime(0.0, 1.0)), stations, ()).reduction(1.0).cost
+    ring = Ring.over(linked(machine, pairs, LinearTime(0.0, 1.0)), stations, ())
+    known = None if codec is None else wire_format(codec)
+    in_shards = known is None or known.encodes_sums
+    unit = (ring.reduction(1.0) if in_shards else ring.gathering(1.0)).cost
     each = LinearTime(whole.latency_s / unit.num_calls, whole.seconds_per_byte / unit.nbytes)
-    if codec is None:
+    if known is None:
         return linked(machine, pairs, each)
-    known = wire_format(codec)
     longer = _FLOAT32_NBYTES / known.nbytes_per_value
     encoded = linked(machine, pairs, LinearTime(each.latency_s, longer * each.seconds_per_byte))
     codecs = {known.kernel: _WITHIN_LINKS}

@@ -6,6 +6,8 @@
 
 Of n ranks each encodes the others' shards of a piece, decodes and adds what it gets for its own,
 encodes that sum, and decodes the sums of all: a piece is encoded once and decoded 2 - 1 / n times.
+By a codec that must not encode sums each encodes the whole piece for all others, and decodes and
+adds all n: nothing travels back (exchange/encoded_pieces.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,24 +43,33 @@ def codec_times(
 
     `exchange` is that of the plain one by its bytes: for a ring of n ranks 2 (n - 1) latencies of
     the link, and 2 (n - 1) / n bytes on it for each. Encoded, every piece pays these latencies and
-    those of the codec, and each rank encodes all values and decodes 2 - 1 / n times as many.
+    those of the codec, and each rank encodes all values and decodes 2 - 1 / n times as many; n
+    times, of a codec that encodes no sums, and half of the messages bring n - 1 whole payloads.
     Nothing of that is taken to overlap: beside backward, it is backward that loses what a codec
     takes of the cores.
     """
     sizes = pieces(nbytes // element_size)
     count = sum(sizes)
-    sent = sum(wire_format.sharded_nbytes(size, world_size) for size in sizes)
-    wire_s = len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte
+    if wire_format.encodes_sums:
+        sent = sum(wire_format.sharded_nbytes(size, world_size) for size in sizes)
+        wire_s = len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte
+    else:
+        sent = world_size * sum(wire_format.nbytes(size) for size in sizes)
+        wire_s = (len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte) / 2
     latencies_s = len(sizes) * speed.latency_s
     encode_s = latencies_s + count / speed.encode_values_per_s
-    decode_s = latencies_s + num_decoded(count, world_size) / speed.decode_values_per_s
+    num_values = num_decoded(count, world_size, wire_format)
+    decode_s = latencies_s + num_values / speed.decode_values_per_s
     plain_s = exchange.latency_s + nbytes * exchange.seconds_per_byte
     return CodecTimes(plain_s, encode_s + wire_s + decode_s)
 
 
-def num_decoded(count: int, world_size: int) -> float:
-    """Return the number of values a rank decodes: its shard of all others, and all sums."""
-    return (2 - 1 / world_size) * count
+def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
+    """Return the number of values a rank decodes: its shard of all others, and all sums.
+
+    Of a codec that encodes no sums: all values of all ranks.
+    """
+    return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
 
 class CodecWorker(NamedTuple):
@@ -140,13 +151,17 @@ class Collective:
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
             return cls(kind, (CollectivePiece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
-        num_ranks, within_links = ring.num_ranks, coding.speed.is_within_links
+        known, num_ranks = coding.wire_format, ring.num_ranks
+        within_links = coding.speed.is_within_links
         made = []
         for number, size in enumerate([count] if within_links else pieces(count)):
-            transfer = ring.reduction(coding.wire_format.sharded_nbytes(size, num_ranks))
+            if known.encodes_sums:
+                transfer = ring.reduction(known.sharded_nbytes(size, num_ranks))
+            else:
+                transfer = ring.gathering(known.nbytes(size))
             name = part if within_links else f"{part}.{number}"
             encode = Cost(flops=size, num_calls=1)
-            decode = Cost(flops=num_decoded(size, num_ranks), num_calls=1)
+            decode = Cost(flops=num_decoded(size, num_ranks, known), num_calls=1)
             made.append(CollectivePiece(name, transfer, encode, decode))
         return cls(kind, tuple(made), () if within_links else coding.coders)
 

@@ -53,6 +53,8 @@ class Lane(StrEnum):
     ISSUE = "issue"  # the thread that issues kernels
     ENCODE_EIGHTBIT = "encode eightbit"
     DECODE_EIGHTBIT = "decode eightbit"
+    ENCODE_FOURBIT = "encode fourbit"
+    DECODE_FOURBIT = "decode fourbit"
     ENCODE_CAST = "encode cast"
     DECODE_CAST = "decode cast"
     ENCODE_ONEBIT = "encode onebit"

@@ -69,6 +69,15 @@ class Ring:
         alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
         return Transfer(on, Cost(nbytes=alone, num_calls=2 * (n - 1)))
 
+    def gathering(self, nbytes: float) -> Transfer:
+        """Return the resources and the cost of handing `nbytes` of every rank to all others.
+
+        Each sends n - 1 times as many bytes in n - 1 messages: half of an all-reduce of n times as
+        many.
+        """
+        on, both_ways = self.reduction(self.num_ranks * nbytes)
+        return Transfer(on, Cost(nbytes=both_ways.nbytes / 2, num_calls=both_ways.num_calls // 2))
+
     def seconds(self, nbytes: float) -> float:
         """Return the seconds of an all-reduce of `nbytes`."""
         return max(self._seconds_on(kind, nbytes) for kind in self._route_kinds)

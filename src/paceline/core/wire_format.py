@@ -14,8 +14,9 @@ AUTO = "auto"
 _AUTO_FORMAT = "dynamic8"  # what "auto" encodes with, where it does
 _BLOCK = 1024
 _THRESHOLD = "threshold:"
+FEEDBACK = "+feedback"  # after the name of a codec that has error feedback only where asked for
 
-Kernel = Literal["eightbit", "cast", "onebit"]
+Kernel = Literal["eightbit", "fourbit", "cast", "onebit"]
 
 
 class Purpose(StrEnum):
@@ -37,13 +38,17 @@ class Purpose(StrEnum):
 class WireFormat:
     """Values of `value_bits` each, and so many bytes more for each block of them.
 
-    `kernel` is what encodes and decodes: codecs of one kernel are equally fast.
+    `kernel` is what encodes and decodes: codecs of one kernel are equally fast. `encodes_sums`: if
+    an all-reduce encodes sums, too; otherwise every rank gets what all others have encoded.
+    `remembers`: if what a codec loses is added to the next values of the same tensor.
     """
 
     name: str
     kernel: Kernel
     value_bits: int
     block_nbytes: int = 0
+    encodes_sums: bool = True
+    remembers: bool = False
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of `count` values."""
@@ -60,13 +65,16 @@ class WireFormat:
 
 
 _EIGHT_BIT = ("dynamic8", "static8", "mantissa8", "linear8")
+_FOUR_BIT = ("e3m0", "dynamic4")
 WIRE_FORMATS = {
     one.name: one
     for one in (
         *(WireFormat(name, "eightbit", 8, 4) for name in _EIGHT_BIT),
+        *(WireFormat(name, "fourbit", 4, 4, encodes_sums=False) for name in _FOUR_BIT),
+        *(WireFormat(f"{name}{FEEDBACK}", "fourbit", 4, 4, False, True) for name in _FOUR_BIT),
         WireFormat("half", "cast", 16),
         WireFormat("bfloat16", "cast", 16),
-        WireFormat("onebit", "onebit", 1, 8),
+        WireFormat("onebit", "onebit", 1, 8, remembers=True),
     )
 }
 
@@ -94,6 +102,11 @@ def threshold_of(name: str) -> float | None:
     if not 0 < tau < math.inf:
         raise InvalidInput(f"codec: {name!r}: TAU must be a positive number")
     return tau
+
+
+def remembers(name: str) -> bool:
+    """Return True if a codec adds what it loses to the next values of the same tensor."""
+    return threshold_of(name) is not None or (name in WIRE_FORMATS and WIRE_FORMATS[name].remembers)
 
 
 def wire_format(name: str) -> WireFormat:

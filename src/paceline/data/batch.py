@@ -108,13 +108,13 @@ class CollatedSamples(IndexedSamples):
         for index in indices:
             try:
                 samples.append(self.dataset[int(index)])
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise InvalidInput(
                     f"{self._name}: sample {index} of its data cannot be read: {first_line(error)}"
                 ) from error
         try:
             batch = self._collate(samples)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise InvalidInput(
                 f"{self._name}: samples {shown}, ... cannot be made a batch: {first_line(error)}; "

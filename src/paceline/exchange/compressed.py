@@ -1,12 +1,6 @@
 """An all-reduce of values that travel encoded, beside whatever its caller does meanwhile.
 
-Each rank sums one shard of the values:
-
-    values     [shard 0 | shard 1 | shard 2]        on each rank
-    scatter     encode, all-to-all                  each shard to the rank that sums it
-    gather      decode and add, encode, all-gather  each sum to all ranks, decode
-
-Each shard travels as a row of bytes: a header, and the buffers of its payload.
+Values are cut into pieces, and `encoded_pieces` says how each of them travels.
 """
 
 import atexit
@@ -14,7 +8,7 @@ import queue
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,94 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.codecs.codec import Codec, Payload, pack, row_nbytes, unpack
+from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
 from paceline.devices import Event, device_of
+from paceline.exchange.encoded_pieces import EncodedPiece, encoded_piece
 from paceline.exchange.optimizers import Policy
-from paceline.links.all_to_all import post_pairs
 
 # A thread that waits in a collective for a lost rank does not end by itself.
 _GOODBYE_S = 5.0
-
-
-class EncodedPiece:
-    """Contiguous float32 values that become their sum over all ranks / `divisor`.
-
-    `codecs`: one for each shard; that of a rank's own shard encodes the sum.
-    """
-
-    def __init__(
-        self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
-    ) -> None:
-        self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
-        # All ranks compute the same sizes, so that only payloads need to travel.
-        size = -(-len(values) // len(codecs))
-        self._shards = [values[size * i : size * (i + 1)] for i in range(len(codecs))]
-        self._peers = [other for other in range(len(codecs)) if other != rank]
-        self._received = torch.empty(0, dtype=torch.uint8)
-        self._row_nbytes = 0
-
-    def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send each shard to the rank that sums it; return the bytes sent."""
-        payloads = [self._codecs[peer].encode(self._shards[peer]) for peer in self._peers]
-        self._received = _exchanged(self._rows(payloads, group), self._peers, group)
-        return len(self._peers) * self._row_nbytes
-
-    def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace values by their means; return bytes sent, and the number of non-finite values.
-
-        Those count as zero, on whichever rank they were.
-        """
-        own, codec = self._shards[self._rank], self._codecs[self._rank]
-        num_nonfinite = 0
-        for payload in unpack(self._received, codec.name, len(own)):
-            codec.add_to(own, payload)
-            num_nonfinite += payload.num_nonfinite
-        if self._divisor != 1.0:
-            own /= self._divisor
-        sums = codec.encode(own)
-        num_nonfinite += sums.num_nonfinite
-        # The others must hear of every value that was not finite, on whichever rank it was.
-        sums = replace(sums, num_nonfinite=num_nonfinite)
-        row = self._rows([sums], group)
-        received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
-        # The owner decodes its own sum, too: all ranks must get the same bits.
-        codec.decode(sums, out=own)
-        for row, peer in zip(received, self._peers, strict=True):
-            shard, codec = self._shards[peer], self._codecs[peer]
-            [payload] = unpack(row.unsqueeze(0), codec.name, len(shard))
-            codec.decode(payload, out=shard)
-            num_nonfinite += payload.num_nonfinite
-        return len(self._peers) * self._row_nbytes, num_nonfinite
-
-    def _rows(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> Tensor:
-        """Return a row of bytes for each payload, as long as those of the other ranks."""
-        codec = self._codecs[self._rank]
-        if codec.fixed_size:
-            nbytes = codec.nbytes(len(self._shards[0]))
-        else:
-            # A rank alone scatters nothing.
-            longest = max((payload.nbytes for payload in payloads), default=0)
-            agreed = torch.tensor([longest], device=self.values.device)
-            dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
-            nbytes = int(agreed)
-        self._row_nbytes = row_nbytes(nbytes)
-        return pack(payloads, self._row_nbytes, self.values.device)
-
-
-def _exchanged(sent: Tensor, peers: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Send each peer its row, and return their rows for this rank."""
-    received = torch.empty_like(sent, memory_format=torch.contiguous_format)
-    if sent.device.type != "cpu":
-        rows = [int(rank in peers) for rank in range(dist.get_world_size(group))]
-        dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
-        return received
-    for work in post_pairs(received, sent, peers, group):
-        assert work is not None  # this rank is one of the group
-        work.wait()
-    return received
 
 
 Future = torch.futures.Future[Tensor]
@@ -313,7 +229,7 @@ class CompressedAllReduce:
         pieces = work.values.split(PIECE)  # so that encoding, sending and decoding overlap
         for number, values in enumerate(pieces):
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
-            piece = EncodedPiece(values, codecs, self._rank, work.divisor)
+            piece = encoded_piece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
             self._gathering.put((work, piece, number == len(pieces) - 1))

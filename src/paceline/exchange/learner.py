@@ -25,7 +25,7 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Learning, Share, train_step
 from paceline.links.group import Group
-from paceline.recipes.recipe import Recipe
+from paceline.recipes.recipe import NAMELESS, Recipe, scalar_of
 from paceline.record.recorder import Recorder
 
 _TEST_BATCH = 256
@@ -124,9 +124,10 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the summed loss and the summed score of this rank's share of the samples.
 
-    Every sample is tested by exactly one rank.
+    Every sample is tested by exactly one rank. InvalidInput if the loss or the score fails.
     """
     model.eval()
+    name = recipe.name or NAMELESS
     loss = score = 0.0
     own = range(group.rank, len(samples), group.world_size)
     size = max(1, min(_TEST_BATCH, _TEST_TOKENS // (recipe.tokens_per_sample or 1)))
@@ -135,7 +136,8 @@ def evaluate(
         inputs, targets = Batch.of(samples.__getitems__(rows)).to(group.device)
         with (learning or Learning(recipe.loss)).autocast(group.device):
             outputs: Any = call(model, inputs)
-            loss += float(recipe.loss(outputs, targets)) * len(rows)
+            loss += float(scalar_of(f"loss of {name}", recipe.loss, outputs, targets)) * len(rows)
             if recipe.score is not None:
-                score += float(recipe.score(outputs, targets)) * len(rows)
+                found = scalar_of(f"score of {name}", recipe.score, outputs, targets)
+                score += float(found) * len(rows)
     return loss, score

@@ -204,8 +204,8 @@ class _Loop:
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
         is_last = number == len(self._setup.epoch_steps) - 1
-        if is_last and not self._seconds:  # too few were left of a run that goes on
-            self._seconds = [took_s / max(1, num_steps)]
+        if is_last and num_steps and not self._seconds:  # too few were left of a run that goes on
+            self._seconds = [took_s / num_steps]
 
     @property
     def _is_last_left(self) -> bool:

@@ -235,8 +235,11 @@ def outcome_of(
     # By so much the spans of different ranks may seem to be in a wrong order.
     slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    samples_per_s = setup.samples_per_step / median(trained.step_seconds)
+    # A run that was killed after its last step has none left.
+    step_s = median(trained.step_seconds) if trained.step_seconds else None
+    samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
+    num_traced = timeline.num_steps()
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
@@ -245,7 +248,7 @@ def outcome_of(
         epochs=trained.epochs,
         evaluations=trained.evaluations,
         score=score_of(setup.recipe),
-        faults=tuple(conform(plan(Window(timeline.num_steps())), timeline, slack_s)),
+        faults=tuple(conform(plan(Window(num_traced)), timeline, slack_s)) if num_traced else (),
         peak_memory_bytes=tuple(group.gather(peak)),
         **known,
     )

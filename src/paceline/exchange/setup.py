@@ -23,9 +23,9 @@ from paceline.links.group import Group
 from paceline.models import describe, find
 from paceline.models.paced import PacedModel, PacedSGD
 from paceline.recipes.named import own_recipe, recipe_of, workload_of
-from paceline.recipes.optimizers import OptimizerFactory, optimizer_for
-from paceline.recipes.recipe import Recipe, built
-from paceline.recipes.schedules import schedule_of
+from paceline.recipes.optimizers import OptimizerFactory, checked_optimizer, optimizer_for
+from paceline.recipes.recipe import NAMELESS, Recipe, built
+from paceline.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
@@ -140,7 +140,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
             raise InvalidInput(
                 f"{name}: the recipe makes its optimizer itself; name one by optimizer, too"
             )
-    return recipe.optimizer
+    return checked_optimizer(recipe.name or NAMELESS, recipe.optimizer)
 
 
 def learning_by(
@@ -157,7 +157,7 @@ def learning_by(
 
     def schedule(optimizer: Optimizer) -> LRScheduler | None:
         if settings.schedule is None and recipe.schedule is not None:
-            return recipe.schedule(optimizer, num_steps)
+            return checked_schedule(recipe.name or NAMELESS, recipe.schedule)(optimizer, num_steps)
         name = settings.schedule or "constant"
         if name == "constant" and not settings.warmup_steps:
             return None
@@ -169,7 +169,9 @@ def learning_by(
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
     """Return how a model learns from a batch by the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
-    return Learning(recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16)
+    return Learning(
+        recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS
+    )
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:

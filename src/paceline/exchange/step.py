@@ -20,7 +20,7 @@ from paceline.core.plan import ACCUMULATED, Kind
 from paceline.data import BalancedSampler, ShardedBatches
 from paceline.data.batch import Batch, call
 from paceline.recipes.classification import class_loss
-from paceline.recipes.recipe import Loss
+from paceline.recipes.recipe import NAMELESS, Loss, learnable_loss
 from paceline.record.recorder import Recorder
 
 Optimize = Callable[[nn.Module], Optimizer]
@@ -82,28 +82,32 @@ def shares(
 class Learning:
     """How a model learns from a batch.
 
-    `loss` is that of a recipe. A rank's part of a step is computed in `accumulate` micro-batches,
-    in bfloat16 where torch.autocast knows how, if `bfloat16`. `clip_norm` bounds the norm of all
-    gradients together.
+    `loss` is that of the recipe of this `name`. A rank's part of a step is computed in `accumulate`
+    micro-batches, in bfloat16 where torch.autocast knows how, if `bfloat16`. `clip_norm` bounds the
+    norm of all gradients together.
     """
 
     loss: Loss
     accumulate: int = 1
     clip_norm: float | None = None
     bfloat16: bool = False
+    name: str = NAMELESS
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Return the context of a forward pass and its loss."""
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Return the weighted loss of a share; without samples, zero with gradients of zero."""
+        """Return the weighted loss of a share; without samples, zero with gradients of zero.
+
+        Raises InvalidInput if the loss fails, or is not one number that depends on the model.
+        """
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
             if not share.num_samples:  # they have no mean
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
-            return self.loss(outputs, share.targets) * share.weight
+            return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
 
 
 OF_CLASSES = Learning(class_loss)

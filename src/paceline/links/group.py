@@ -27,6 +27,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 # Parts of gloo's and NCCL's messages: torch has no type of error for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
+_SPEAKER_KEY = "paceline/speaker"  # the rank that says itself why it has failed
 _REPORTED_KEY = "paceline/reported"
 _REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
@@ -205,31 +206,56 @@ def _process_group(own: Device, deadline_s: float) -> Iterator[Group]:
     try:
         yield group
     except (Exception, SystemExit) as error:
-        reason = f"worker {rank} failed: {error}"
-        # torch's own kinds of errors are all RuntimeErrors
-        lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
-        if lost_in_torch:
-            reason = _dead_peers(group) or _unknown_peer(error)
-        elif isinstance(error, WorkerLost):
-            reason = str(error)
-        is_first = store.add(_FAILED_KEY, 1) == 1
-        if is_first:
-            store.set(_FAILURE_KEY, reason)
-        if lost_in_torch or isinstance(error, WorkerLost):
-            if lost_in_torch and not is_first:  # the first rank to notice decides it for all
-                reason = store.get(_FAILURE_KEY).decode()
-            raise WorkerLost(f"worker {rank} stops: {reason}") from error
-        if is_first:
+        instead = _told(error, group, store)
+        if instead is None:
             raise
-        # torchrun kills all ranks as soon as one has ended: wait until the first has printed why.
-        # RuntimeError: it died without a word, and maybe the store with it.
-        with suppress(RuntimeError):
-            store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
-        raise WorkersFailed(2 if isinstance(error, InvalidInput) else 1) from error
+        raise instead from error
     finally:
         # After an error the peers may be gone, and saying goodbye would wait for them.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
+
+
+def _told(
+    error: Exception | SystemExit, group: Group, store: Store
+) -> WorkerLost | WorkersFailed | None:
+    """Tell the other ranks why this one ends; return the error to raise in the place of its own.
+
+    None: its own, which is the first, and which it has to say. WorkersFailed: there is nothing to
+    say, as another rank has.
+    """
+    reason = f"worker {group.rank} failed: {error}"
+    # torch's own kinds of errors are all RuntimeErrors
+    lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
+    if lost_in_torch:
+        reason = _dead_peers(group) or _unknown_peer(error)
+    elif isinstance(error, WorkerLost):
+        reason = str(error)
+    is_lost = lost_in_torch or isinstance(error, WorkerLost)
+    is_first = store.add(_FAILED_KEY, 1) == 1
+    if is_first:
+        if not is_lost:
+            store.set(_SPEAKER_KEY, str(group.rank))
+        store.set(_FAILURE_KEY, reason)
+    if is_lost and (is_first or not _is_said_here(group, store)):
+        if lost_in_torch and not is_first:  # the first rank to notice decides it for all
+            reason = store.get(_FAILURE_KEY).decode()
+        return WorkerLost(f"worker {group.rank} stops: {reason}")
+    if is_first:
+        return None
+    # torchrun kills all ranks as soon as one has ended: wait until the first has printed why.
+    # RuntimeError: it died without a word, and maybe the store with it.
+    with suppress(RuntimeError):
+        store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
+    return WorkersFailed(2 if isinstance(error, InvalidInput) else 1)
+
+
+def _is_said_here(group: Group, store: Store) -> bool:
+    """Return True if the first rank to fail runs on this machine, and says itself why."""
+    if not store.check([_SPEAKER_KEY]):
+        return False
+    speaker = group.members[int(store.get(_SPEAKER_KEY))]
+    return speaker.boot_id == group.members[group.rank].boot_id
 
 
 def joined(

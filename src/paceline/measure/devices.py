@@ -34,6 +34,7 @@ _SHARE_OF_MEMORY = 16  # all copies together take at most a 16th of the host's m
 # Codecs of one kernel are equally fast; where they are torch's own operations, nearly so.
 _CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
+    "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
 }

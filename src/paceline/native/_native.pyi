@@ -103,3 +103,33 @@ def decode_into(
     num_threads: int,
     instruction_set: str = "fastest",
 ) -> None: ...
+
+class FourBitTable:
+    def __init__(self, magnitudes: Sequence[float], thresholds: Sequence[float]) -> None: ...
+
+def encode_four_bit_into(
+    codes: Tensor,
+    scales: Tensor,
+    values: Tensor,
+    block_size: int,
+    table: FourBitTable,
+    num_threads: int,
+    instruction_set: str = "fastest",
+) -> int: ...
+def decode_four_bit_into(
+    values: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block_size: int,
+    table: FourBitTable,
+    adds: bool,
+    num_threads: int,
+    instruction_set: str = "fastest",
+) -> None: ...
+def cast_into(
+    rounded: Tensor,
+    values: Tensor,
+    dtype: DType,
+    num_threads: int,
+    instruction_set: str = "fastest",
+) -> int: ...

@@ -44,11 +44,7 @@ struct CodecKernels {
 // The kernels for an instruction set, or nullptr if this processor or build does not have it.
 const CodecKernels* codec_kernels_of(InstructionSet set);
 
-// Values that are encoded in blocks, each with a scale of its own.
-struct Blocks {
-    std::size_t count;
-    std::size_t block_size;
-};
+struct Blocks;
 
 // Return how many values are not finite. A block's scale is what stands in `scales`, or what is
 // written there: its largest magnitude.

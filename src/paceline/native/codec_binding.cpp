@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "blocks.hpp"
 #include "codec.hpp"
 
 namespace nb = nanobind;

@@ -6,6 +6,8 @@ void bind_process(nanobind::module_& m);
 void bind_sum(nanobind::module_& m);
 void bind_arena(nanobind::module_& m);
 void bind_codec(nanobind::module_& m);
+void bind_four_bit(nanobind::module_& m);
+void bind_cast(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
     // A program may end without closing its arenas: the kernel takes their memory back.
@@ -14,4 +16,6 @@ NB_MODULE(_native, m) {
     bind_sum(m);
     bind_arena(m);
     bind_codec(m);
+    bind_four_bit(m);
+    bind_cast(m);
 }

@@ -67,9 +67,18 @@ def optimizer_of(
     if given and not is_of_user:
         _try_out(name, factory, own, given)
 
+    return checked_optimizer(name, lambda parameters: factory(parameters, **own, **given))
+
+
+def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactory:
+    """Return a function that makes an optimizer by `factory`, which the messages call `name`.
+
+    The function raises InvalidInput if the factory fails, or makes nothing that can be used.
+    """
+
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
         try:
-            made = factory(parameters, **own, **given)
+            made: Optimizer = factory(parameters)
         except Exception as error:
             raise InvalidInput(f"optimizer: {name}: {first_line(error)}") from error
         if missing := [part for part in _PARTS if not hasattr(made, part)]:

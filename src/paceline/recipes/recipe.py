@@ -151,6 +151,8 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
     """Return a loss or a score; InvalidInput that names it if it fails or is no scalar."""
     try:
         value = function(outputs, targets)
+    except torch.OutOfMemoryError:  # says nothing about the function
+        raise
     except Exception as error:
         raise InvalidInput(
             f"{what}: fails on outputs {described(outputs)} and targets {described(targets)}: "
@@ -160,6 +162,20 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
         raise InvalidInput(
             f"{what}: is {described(value)}; it must be a scalar: a tensor without dimensions, the "
             f"mean over the samples (of outputs {described(outputs)})"
+        )
+    return value
+
+
+def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """Return the loss of a batch, whose gradients can be computed; `name` is the recipe's.
+
+    Raises InvalidInput if it fails, or is not one number that depends on the model.
+    """
+    value = scalar_of(f"loss of {name}", loss, outputs, targets)
+    if not value.requires_grad:
+        raise InvalidInput(
+            f"loss of {name}: does not depend on the model's parameters; it must be computed from "
+            "the outputs, without detach or torch.no_grad"
         )
     return value
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import cos, pi
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
@@ -72,6 +73,15 @@ def _of_user(name: str, warmup_steps: int) -> ScheduleFactory:
     factory = factory_of("schedule", name)
     if warmup_steps:
         raise InvalidInput(f"warmup_steps: {name} has its own; leave them at 0")
+    return checked_schedule(name, factory)
+
+
+def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
+    """Return a function that makes a schedule by `factory`, which the messages call `name`.
+
+    The function raises InvalidInput if the factory fails, or makes no schedule of torch's, or one
+    that has to be told of a loss.
+    """
 
     def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
         try:

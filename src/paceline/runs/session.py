@@ -221,7 +221,9 @@ def _result(
     """Return the result of a run, and its timelines: as predicted and as it happened."""
     predicted = outcome.predicted or (forecast.timeline if forecast else None)
     comparison = None
-    if predicted is not None and not session.strategy.is_led:
+    # Of a run that goes on there may be one traced step left, or none, which have no period.
+    has_steps = outcome.timeline.num_steps() > 1
+    if predicted is not None and has_steps and not session.strategy.is_led:
         comparison = compare(predicted, outcome.timeline)
     if outcome.predicted_step_s is None and forecast is not None:
         outcome = outcome.model_copy(update={"predicted_step_s": forecast.step_s})

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.codecs.blockwise import table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
 from ranks import Place, batch, bits, oracle_of
 
 ROUNDING = 1e-5  # of float32, in sums of some hundred values
@@ -43,7 +44,8 @@ def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
 
 def largest_error(codec: str) -> float:
     """The most that a value in [-1, 1] may lose: half of a gap, or what is above the table."""
-    magnitudes = table(codec).magnitudes.double()
+    chosen = four_bit_table(codec) if codec in FOUR_BIT_TABLES else table(codec)
+    magnitudes = chosen.magnitudes.double()
     return float(torch.cat([magnitudes.diff() / 2, 1 - magnitudes[-1:]]).max())
 
 

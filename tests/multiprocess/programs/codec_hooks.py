@@ -55,7 +55,7 @@ def _right_gradients(place: Place, codec: str, view: bool, cap_mb: float | None)
     return outcome | {"buckets": steps, "counts": [hooked.state.num_nonfinite]}
 
 
-for _codec in ("dynamic8", "linear8"):
+for _codec in ("dynamic8", "linear8", "e3m0"):
     for _view in (True, False):
         for _cap in (None, TINY_MB):
             CASES[f"hook_right_{_codec}_{_view}_{_cap}"] = partial(

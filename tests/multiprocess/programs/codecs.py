@@ -32,16 +32,23 @@ MADE: dict[str, Factory] = {
     "bfloat16": lambda: find_codec("bfloat16"),
     "onebit": lambda: find_codec("onebit"),
     "threshold:0.5": lambda: find_codec("threshold:0.5"),
+    "e3m0": lambda: find_codec("e3m0"),
+    "dynamic4+feedback": lambda: find_codec("dynamic4+feedback"),
     "float32": lambda: Cast("float32"),
 }
-FORGETFUL: dict[str, Factory] = {"onebit": OneBit, "threshold:0.5": lambda: Threshold(TAU)}
+FORGETFUL: dict[str, Factory] = {
+    "onebit": OneBit,
+    "threshold:0.5": lambda: Threshold(TAU),
+    "dynamic4+feedback": lambda: find_codec("dynamic4"),
+}
+WHOLE = ("e3m0", "dynamic4+feedback")  # of these no sum is encoded
 
 
 class Oracle:
     """What the ranks ought to end up with: one process encodes for all of them."""
 
-    def __init__(self, make: Factory, size: int) -> None:
-        self._make, self._size = make, size
+    def __init__(self, make: Factory, size: int, is_whole: bool) -> None:
+        self._make, self._size, self._is_whole = make, size, is_whole
         self._codecs: dict[tuple[object, ...], Codec] = {}
 
     def mean(self, key: str, values: list[Tensor]) -> Tensor:
@@ -49,6 +56,11 @@ class Oracle:
         means = torch.empty_like(values[0])
         for begin in range(0, len(means), PIECE):
             count = min(PIECE, len(means) - begin)
+            if self._is_whole:
+                own = slice(begin, begin + count)
+                sent = [self._sent((key, begin, rank), one[own]) for rank, one in enumerate(values)]
+                means[own] = sum(sent[1:], sent[0]) / self._size
+                continue
             size = -(-count // self._size)
             for owner in range(self._size):
                 first, end = (min(count, size * place) for place in (owner, owner + 1))
@@ -107,7 +119,7 @@ def right_means(place: Place, all_reduce: CompressedAllReduce) -> dict:
     """
     wrong, order, ends, inexact, every, sent = [], [], [], [], [], {}
     for name, make in MADE.items():
-        oracle = Oracle(make, place.size)
+        oracle = Oracle(make, place.size, name in WHOLE)
         for step in range(2):
             works = []
             for count in LENGTHS:
@@ -151,11 +163,17 @@ def steady(rank: int, step: int, count: int) -> Tensor:
     return torch.linspace(-0.05, 0.05, count).roll(37 * rank) + noise
 
 
-def _owed(all_reduce: CompressedAllReduce, place: Place, count: int) -> Tensor:
-    """The mean that has not arrived yet: what senders owe to owners, and owners to all."""
+def _owed(all_reduce: CompressedAllReduce, place: Place, count: int, is_whole: bool) -> Tensor:
+    """The mean that has not arrived yet: what senders owe to owners, and owners to all.
+
+    Where no sum is encoded, it is what all owe to each other.
+    """
     state = all_reduce.state_dict()
     owed = []
     for piece in range(-(-count // PIECE)):
+        if is_whole:
+            owed.append(state[f"all/{piece}/{place.rank}"].double() / place.size)
+            continue
         for shard in range(place.size):
             error = state[f"all/{piece}/{shard}"].double()
             owed.append(error if shard == place.rank else error / place.size)
@@ -181,7 +199,7 @@ def feedback(place: Place, all_reduce: CompressedAllReduce) -> dict:
         all_reduce.load_state_dict({})
         errors = list(_run(place, all_reduce, MADE[name], STEPS, count))
         missing = torch.stack(errors).cumsum(0)
-        unaccounted = (missing[-1] + _owed(all_reduce, place, count)).abs().max()
+        unaccounted = (missing[-1] + _owed(all_reduce, place, count, name in WHOLE)).abs().max()
         all_reduce.load_state_dict({})
         without = torch.stack(list(_run(place, all_reduce, bare, STEPS, count))).cumsum(0)
         outcome[name] = {

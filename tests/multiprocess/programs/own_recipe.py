@@ -149,7 +149,7 @@ def all_strategies() -> None:
 def led() -> None:
     """Strategies of which this process is a part; each twice."""
     kinds: dict[str, dict[str, Any]] = {
-        "hogbatch": {"workers": "cpu:1,cpu:1"},
+        "hogbatch": {"workers": "cpu:1,cpu:1", "force": True},
         "wheel": {"workers": 2, "options": {"head": "2"}},
         "subbatch": {"workers": 2},
     }

@@ -19,7 +19,7 @@ from paceline.links.group import Group, joined, process_group
 PIECE = 1 << 10
 LENGTHS = (3, 2 * PIECE + 17)
 DEADLINE_S = 60.0
-NAMES = ("float32", "dynamic8", "onebit")
+NAMES = ("float32", "dynamic8", "e3m0", "onebit")
 (DEVICE,) = devices(1)
 CPU, GPU = torch.device("cpu"), DEVICE.torch_device
 
@@ -51,12 +51,15 @@ def summed(all_reduce: CompressedAllReduce, name: str, rank: int) -> list[Tensor
 
 def voided(all_reduce: CompressedAllReduce, rank: int) -> list[bool]:
     """Return whether values that are not finite on one rank are NaN on all."""
-    values = torch.ones(2000, device=all_reduce.device)
-    if rank == 1:
-        values[7] = torch.inf
-    all_reduce.begin_step()
-    work = all_reduce.begin("void", values, partial(made, "dynamic8"))
-    return [bool(work.future.wait().isnan().all()), work.num_nonfinite > 0]
+    found = []
+    for name in ("dynamic8", "e3m0"):
+        values = torch.ones(2000, device=all_reduce.device)
+        if rank == 1:
+            values[7] = torch.inf
+        all_reduce.begin_step()
+        work = all_reduce.begin("void", values, partial(made, name))
+        found += [bool(work.future.wait().isnan().all()), work.num_nonfinite > 0]
+    return found
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import codec_cases as cases
 from paceline.codecs.blockwise import TABLES, table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
 from paceline.codecs.triton_kernels import cells_of
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("scale", cases.SCALES)
 def test_bin_edges(name: str, scale: float):
-    edges = cases.bin_edges(name, scale)
+    edges = cases.bin_edges(table(name), scale)
     cases.check_encode(edges, name, 1024, scale)
     rows = edges[: len(edges) // 63 * 63].view(-1, 63)
     with_scale = torch.cat([torch.full((len(rows), 1), scale), rows], 1)
@@ -83,3 +84,40 @@ def test_cells_hold_every_threshold(name: str):
         bits = values.view(torch.int32)
         found = (cells[(bits >> 16) - first] + (bits & 0xFFFF)) >> 16
         assert torch.equal(found, torch.arange(len(values), dtype=torch.int32) + more)
+
+
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+@pytest.mark.parametrize("scale", cases.SCALES)
+def test_four_bit_bin_edges(name: str, scale: float):
+    edges = cases.bin_edges(four_bit_table(name), scale)
+    rows = edges[: len(edges) // 63 * 63].view(-1, 63)
+    with_scale = torch.cat([torch.full((len(rows), 1), scale), rows], 1)
+    cases.check_four_bit(with_scale.flatten(), name, 64)
+
+
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+def test_four_bits_of_sixteen_bit_values_and_denormals(name: str):
+    for values in (cases.sixteen_bits(torch.bfloat16), cases.denormals()):
+        cases.check_four_bit(values, name, 100)
+    cases.check_four_bit(cases.sixteen_bits(torch.float16), name, 4096)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 63, 64, 65, 1023, 1025, 9001])
+@pytest.mark.parametrize("block_size", [2, 6, 64, 1000, 1024, 1500, 8192, 8194, 30_000])
+def test_four_bits_at_any_length_and_block_size(count: int, block_size: int):
+    values = cases.normal(count)
+    values[3::1111], values[5::999] = torch.nan, -torch.inf
+    cases.check_four_bit(values, "e3m0", block_size, offset=1)
+
+
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+def test_all_four_bit_codes_decode(name: str):
+    scales = torch.tensor([0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38, *cases.normal(30)])
+    codes = torch.arange(256).to(torch.uint8).repeat(len(scales))
+    cases.check_four_bit_decode(codes, scales, name, 512, 512 * len(scales))
+
+
+@settings(max_examples=30)
+@given(st.lists(FLOATS, max_size=80), st.integers(1, 45), st.sampled_from(list(FOUR_BIT_TABLES)))
+def test_any_four_bits(values: list[float], half_block: int, name: str):
+    cases.check_four_bit(torch.tensor(values, dtype=torch.float32), name, 2 * half_block)

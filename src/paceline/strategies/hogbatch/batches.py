@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidInput, PacelineError, first_line
 from paceline.data.batch import Batch, call
 from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import Learning
-from paceline.recipes.recipe import Recipe, described, scalar_of
+from paceline.recipes.recipe import Recipe, described, learnable_loss
 
 _MOST_NAMED = 3  # samples in an error
 
@@ -61,10 +61,4 @@ def loss_of(
             raise InvalidInput(
                 f"model {name}: fails on a batch, {described(inputs)}: {first_line(error)}"
             ) from error
-        loss = scalar_of(f"loss of {name}", learning.loss, outputs, targets)
-    if not loss.requires_grad:
-        raise InvalidInput(
-            f"loss of {name}: does not depend on the model's parameters; it must be computed from "
-            "the outputs, without detach or torch.no_grad"
-        )
-    return loss
+        return learnable_loss(name, learning.loss, outputs, targets)

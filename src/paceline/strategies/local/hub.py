@@ -10,9 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-
-from torch import Tensor
 
 from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
 from paceline.core.settings import RehearseSettings, TrainSettings
@@ -24,28 +21,12 @@ from paceline.rpc.limits import Limits, one_line
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 from paceline.rpc.workers import AGAIN, WorkerPool, agreement, difference, refusal
 from paceline.strategies.local.checkpoints import Checkpoints, OwnState
-from paceline.strategies.local.exchange import Exchanged
 from paceline.strategies.local.log import Diverged, RunLog
 from paceline.strategies.local.measure import DeviceProfile
-from paceline.strategies.local.protocol import (
-    Done,
-    PartHeader,
-    PartsHeader,
-    RunSpec,
-    SavedHeader,
-    Share,
-    StateHeader,
-    Tested,
-    Topic,
-    UnitsHeader,
-    decode,
-    encode,
-    joined,
-    tensor_of,
-    vectors_of,
-)
-from paceline.strategies.local.rounds import Completed, OutOfTurn, Rounds
-from paceline.strategies.local.trace import NUM_TRACED, HubTimes, Trace
+from paceline.strategies.local.protocol import RunSpec, SavedHeader, Tested, Topic, decode
+from paceline.strategies.local.relay import LeftOut, NotFinite, Relay, Reply
+from paceline.strategies.local.rounds import OutOfTurn
+from paceline.strategies.local.trace import Trace
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
@@ -53,18 +34,7 @@ _POLL_S = 0.2
 _DISMISSAL_S = 2.0
 _LEAVING_S = 5.0  # for processes that are done to say good-bye
 _LATE = 3.0  # times as long as the slowest worker's round: then a worker is late
-_MIN_MESSAGE_NBYTES = 1 << 22
 _MODULE = "paceline.strategies.local.worker"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A worker's part of an exchange, which waits for the others."""
-
-    request: RpcRequest
-    header: PartHeader
-    buffers: tuple[Tensor, ...]
-    values: Tensor
 
 
 class Hub:
@@ -82,30 +52,29 @@ class Hub:
         run_id: str,
         spec: RunSpec,
         layout: str,
-        exchanged: Exchanged,
-        buffers: list[Tensor],
-        rounds: Rounds[Part],
+        relay: Callable[[Reply], Relay],
         log: RunLog,
         checkpoints: Checkpoints,
         devices: tuple[str, ...],
         threads: int,
+        max_message_nbytes: int,
     ) -> None:
         self._settings, self._spec, self._layout = settings, spec, layout
-        self._exchanged, self.buffers, self.rounds = exchanged, buffers, rounds
         self._log, self._checkpoints = log, checkpoints
-        outer = exchanged.outer
-        biggest = max(2 * outer.nbytes, spec.config.workers * outer.nbytes) + (1 << 22)
+        self._max_nbytes = max_message_nbytes
         limits = Limits(
             run_id,
             agreement(),
             num_workers=spec.config.workers,
-            max_message_nbytes=max(_MIN_MESSAGE_NBYTES, biggest + biggest // 8),
+            max_message_nbytes=max_message_nbytes,
             settings=spec.model_dump_json().encode(),
             silence_timeout_s=settings.deadline_s,
         )
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
         self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys)
         stack.callback(self.rpc.close)
+        self.relay = relay(self.rpc.reply)
+        self.rounds = self.relay.rounds
         self._pool: WorkerPool | None = None
         if settings.bind is None:
             own = [
@@ -127,12 +96,10 @@ class Hub:
             )
         self._waiting: dict[int, RpcRequest] = {}  # with BEGIN
         self._done: set[int] = set()
-        self._digests: dict[int, str] = {}  # by exchange
         self._has_begun = False
-        self._first_exchange = rounds.exchange
-        self._not_finite: set[int] = set()  # since the last exchange
+        self._first_exchange = self.rounds.exchange
+        self._not_finite: set[tuple[int, int]] = set()  # workers, and in which exchange
         self._seen_s = time.monotonic()  # when somebody was there
-        self._first_part_s: float | None = None
         self._probing: int | None = None
         self._held: list[RpcRequest] = []  # probes out of turn
         self._polled_s = 0.0
@@ -140,11 +107,11 @@ class Hub:
         self._last_words = "no worker has come"
         self._reasons: dict[int, str] = {}  # what workers told before they ended
         self._stops = False  # the state that is being saved is the last one
+        self._says_stop = False
         self.interruption = Interruption()
         self.lost: list[str] = []
         self.profiles: dict[int, DeviceProfile] = {}
         self.traces: dict[int, Trace] = {}
-        self.times = HubTimes()
 
     def wait_for_workers(self) -> None:
         """Serve until all workers wait to begin, or those that came within `wait_s`.
@@ -206,7 +173,9 @@ class Hub:
         worker, message = request.worker, request.message
         try:
             reply = self._reply(request)
-        except OutOfTurn:
+        except (OutOfTurn, LeftOut) as error:
+            if isinstance(error, LeftOut):
+                self._leave_out(worker, error)
             reply = Message(AGAIN, message.step)
         except InvalidInput as error:
             # Workers of our own tell no lies: the others would fail alike.
@@ -228,10 +197,10 @@ class Hub:
                 self._begin(request)
                 return None
             case Topic.PART:
-                self._take(request)
+                self.relay.take(request)
                 return None
             case Topic.ROUND:
-                return self._units_for(worker, message.step)
+                return self.relay.units(worker, message.step)
             case Topic.PROBE:
                 return self._probe(request)
             case Topic.CLOCK:
@@ -273,105 +242,10 @@ class Hub:
         self._reasons[worker] = f"has failed: {told}"
         self._drop(worker, self._reasons[worker])
 
-    def _units_for(self, worker: int, number: int) -> Message:
-        """Return the units of a worker's round."""
-        dealt = self.rounds.units_of(worker, number)
-        if dealt is None:
-            header = UnitsHeader(units=(), first_step=0.0, num_steps=0.0, is_over=True)
-        else:
-            first, num_steps = (count / self._spec.config.workers for count in dealt.steps)
-            header = UnitsHeader(units=tuple(dealt.units), first_step=first, num_steps=num_steps)
-        return Message(Topic.UNITS, number, parts=(encode(header),))
-
-    def _take(self, request: RpcRequest) -> None:
-        """Take a worker's part of an exchange, unless it is not like the others."""
-        worker, message = request.worker, request.message
-        header = decode(PartHeader, message)
-        if header.digest is not None and worker in self.rounds.members:
-            own = self._digests.get(message.step - 1)
-            if own is not None and own != header.digest:
-                logger.warning(
-                    "worker %d: its copy of the group's parameters has other bits after exchange "
-                    "%d; it takes the group's",
-                    *(worker, message.step - 1),
-                )
-                self._drop(worker, "had other parameters than the group")
-                raise OutOfTurn
-        if not header.is_finite:
-            self._drop(worker, "has parameters that are NaN or infinite")
-            self._not_finite.add(worker)  # and may begin again before the others have sent theirs
-            if self.rounds.members.keys() <= self._not_finite and not self.rounds.posted:
-                self._failure = InvalidInput(
-                    "learning_rate: the parameters of all workers are NaN or infinite; choose a "
-                    "smaller one"
-                )
-            raise OutOfTurn
-        buffers = tuple(map(tensor_of, message.parts[1 : 1 + header.num_buffers]))
-        fragment = message.step % self._spec.config.fragments
-        values = self._exchanged.decode(fragment, buffers)  # or InvalidInput
-        self.rounds.post(worker, message.step, Part(request, header, buffers, values))
-        if header.step_s:
-            self.rounds.note_speed(worker, header.step_s)
-        self.times.received_s[worker, message.step] = request.arrived_s
-        if self._first_part_s is None:
-            self._first_part_s = time.monotonic()
-
     def _go_on(self) -> None:
         """Complete the exchange if all parts are there, and let workers join."""
-        while (completed := self.rounds.complete()) is not None:
-            self._complete(completed)
+        self._stops |= self.relay.go_on(stops=self.interruption.requested and not self._stops)
         self._admit()
-
-    def _complete(self, completed: Completed[Part]) -> None:
-        """Take the outer step, and send all workers the parts of the others."""
-        self._first_part_s = None
-        self._not_finite.clear()
-        exchange, parts = completed.exchange, completed.parts
-        fragment = exchange % self._spec.config.fragments
-        exchanged = self._exchanged
-        for worker, part in parts.items():
-            self._log.count(worker, part.header)
-        if completed.ends_round:
-            first = next(iter(parts.values()))
-            self.buffers = vectors_of(first.request.message.parts[-1], self.buffers)
-        tests = saves = False
-        there = [worker for worker in parts if worker in self.rounds.members]
-        if completed.ends_round:
-            num_steps = self.rounds.num_done // self._spec.config.workers
-            tests = self._log.end_round(exchange + 1, num_steps, there)
-            saves = self._checkpoints.is_due(num_steps)
-            if self.interruption.requested and not self._checkpoints.is_pending:
-                saves = self._stops = True
-        # Before the hub's own step: workers wait for these.
-        self.times.replied_s[exchange] = time.monotonic()
-        for worker, part in parts.items():
-            test = (there.index(worker), len(there)) if tests and worker in there else None
-            self.rpc.reply(part.request, self._others(worker, completed, test, saves))
-        exchanged.step(fragment, [(one.header.weight, one.values) for one in parts.values()])
-        self.times.summed_s[exchange] = time.monotonic()
-        self.times.forget(exchange - NUM_TRACED * self._spec.config.fragments)
-        self._digests[exchange] = exchanged.outer.digest(fragment).hex()
-        self._digests.pop(exchange - 2 * self._spec.config.fragments, None)
-        if saves:
-            own = exchange + 1, self.rounds, self._log, self.buffers, there
-            self._checkpoints.begin(*own, is_last=self._stops)
-
-    def _others(
-        self,
-        worker: int,
-        completed: Completed[Part],
-        test: tuple[int, int] | None,
-        saves: bool,
-    ) -> Message:
-        shares, sent = list[Share](), list[Tensor]()
-        for other, part in completed.parts.items():
-            sizes = tuple(one.numel() for one in part.buffers) if other != worker else ()
-            shares.append(Share(worker=other, weight=part.header.weight, sizes=sizes))
-            sent += part.buffers if other != worker else ()
-        header = PartsHeader(shares=tuple(shares), test=test, save=saves)
-        buffers = joined(self.buffers) if test is not None else memoryview(b"")
-        parts = (encode(header), joined(sent), buffers)
-        return Message(Topic.PARTS, completed.exchange, parts=parts)
 
     def _admit(self) -> None:
         """Let those begin that wait, if a round does."""
@@ -384,29 +258,31 @@ class Hub:
             self.rounds.admit(worker)
             if self.rounds.exchange > self._first_exchange:
                 logger.info("worker %d takes part from round %d on", worker, self.rounds.round)
-            own = self._checkpoints.own_state(worker, self.rounds.exchange)
-            outer = self._exchanged.outer
-            place = None if own is None else (own.header.round, own.header.step)
-            header = StateHeader(exchange=self.rounds.exchange, place=place)
-            vectors = joined([*outer.values, *outer.momenta])
-            parts = [encode(header), vectors, joined(self.buffers)]
-            parts += [] if own is None else [memoryview(own.tensors), memoryview(own.values)]
-            self.rpc.reply(request, Message(Topic.STATE, parts=tuple(parts)))
+            self.rpc.reply(request, self.relay.state(worker))
             if self._pool is not None:
                 self._pool.worked(worker)
 
     def _finish(self, worker: int, message: Message) -> None:
-        done = decode(Done, message)
-        own = self._digests.get(self.rounds.exchange - 1)
-        if done.digest is not None and own is not None and done.digest != own:
-            logger.warning("worker %d: it ended with other parameters than the group", worker)
-            self.lost.append(f"worker {worker} ended with other parameters than the group")
-        self.traces[worker] = Trace.from_json(bytes(message.parts[1]))
+        self.traces[worker] = self.relay.finish(message)
         self.rounds.drop(worker)
         self._done.add(worker)
 
+    def _leave_out(self, worker: int, error: LeftOut) -> None:
+        """Go on without a worker that is not like the others, until it has the group's state."""
+        logger.warning("worker %d %s; it takes the group's", worker, error)
+        self._drop(worker, str(error))
+        if not isinstance(error, NotFinite) or self.rounds.posted:
+            return
+        exchange = self.rounds.exchange
+        self._not_finite.add((worker, exchange))
+        # Some may have begun again meanwhile.
+        if all((one, exchange) in self._not_finite for one in self.rounds.members):
+            self._failure = InvalidInput(
+                "learning_rate: the parameters of all workers are NaN or infinite; choose a "
+                "smaller one"
+            )
+
     def _drop(self, worker: int, why: str) -> None:
-        """Go on without a worker; if it is there it begins again, as the group is."""
         self._end_probes(worker)
         self._waiting.pop(worker, None)
         self._log.drop(worker)
@@ -426,7 +302,7 @@ class Hub:
             return None
         self._probing = request.worker
         nbytes = request.message.step
-        if not 0 <= nbytes <= 2 * self._exchanged.outer.nbytes + (1 << 20):
+        if not 0 <= nbytes <= self._max_nbytes:
             raise InvalidInput(f"probe: {nbytes:,} bytes are more than any message of the run")
         return Message(Topic.PROBE, parts=(memoryview(bytes(nbytes)),))
 
@@ -460,25 +336,24 @@ class Hub:
                 f"no worker is left, and none came within {self._settings.wait_s:g} s; "
                 f"{self._last_words}"
             )
+        if self.interruption.requested and not self._says_stop:
+            self._says_stop = True
+            logger.info(
+                "stopping at the end of this round, when the state is saved; a second Ctrl-C does "
+                "not wait"
+            )
         if self._stops and not self._checkpoints.is_pending:
             raise Interrupted("interrupted", self._log.num_steps)
 
     def _drop_late(self, now_s: float) -> None:
         """Go on without workers whose parts do not come, though they may be there."""
-        if self._first_part_s is None or not self.rounds.missing:
+        if self.relay.first_part_s is None or not self.rounds.missing:
             return
-        waits_s = now_s - self._first_part_s
-        known = [
-            (
-                self.rounds.members[one].step_s,
-                max(map(len, self.rounds.members[one].units.values())),
-            )
-            for one in self.rounds.missing
-            if self.rounds.members[one].units
-        ]
-        if any(step_s is None for step_s, _ in known):
+        waits_s = now_s - self.relay.first_part_s
+        late = [self.rounds.members[one] for one in self.rounds.missing]
+        if any(one.step_s is None for one in late):
             return  # how long a step takes is not known; a dead worker is noticed by its silence
-        expected_s = max((step_s * count for step_s, count in known if step_s), default=0.0)
+        expected_s = max((one.step_s or 0.0) * one.most_units for one in late)
         if waits_s > self._settings.deadline_s + _LATE * expected_s:
             for worker in sorted(self.rounds.missing):
                 self._drop(worker, f"has sent nothing for {waits_s:.0f} s")
@@ -487,10 +362,8 @@ class Hub:
         """Tell those who ask that the run is over, for a moment: they end with the reason."""
         until_s = time.monotonic() + _DISMISSAL_S
         left = set(self.rounds.members) | self._waiting.keys()
-        for request in (
-            *self._waiting.values(),
-            *(one.request for one in self.rounds.posted.values()),
-        ):
+        posted = [part.request for part in self.rounds.posted.values()]
+        for request in (*self._waiting.values(), *posted):
             self.rpc.reply(request, refusal(why))
             left.discard(request.worker)
         while left and time.monotonic() < until_s:

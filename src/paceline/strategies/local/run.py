@@ -9,6 +9,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,11 +41,13 @@ from paceline.strategies.local.log import RunLog
 from paceline.strategies.local.measure import calibrate
 from paceline.strategies.local.plan import plan, plan_balanced
 from paceline.strategies.local.protocol import RunSpec, layout_of
+from paceline.strategies.local.relay import Relay
 from paceline.strategies.local.trace import NUM_TRACED, timeline_of
 
 logger = logging.getLogger(__name__)
 RUN = "local"  # the name of a run that nobody has named
 _SLACK_S = 1e-3
+_LEAST_MESSAGE_NBYTES = 1 << 23  # for traces and headers
 # Folders and addresses of the hub's machine.
 _OF_HUB = ("output", "keys", "bind", "resume", "tensorboard", "run")
 
@@ -162,13 +165,16 @@ class LocalRunner:
             run_id=session.run_id if settings.bind is None else settings.run or RUN,
             spec=self._hub_spec,
             layout=layout_of(self._setup, self._hub_spec),
-            exchanged=self._exchanged,
-            buffers=self._buffers,
-            rounds=rounds,
+            relay=partial(
+                Relay,
+                *(self._config, self._exchanged, self._buffers, rounds),
+                *(self._log, self._checkpoints),
+            ),
             log=self._log,
             checkpoints=self._checkpoints,
             devices=self._devices,
             threads=num_threads(len(self._devices) or 1, num_others=0),
+            max_message_nbytes=self._max_message_nbytes,
         )
         self._stack.push(self._tell_workers)
         self._hub.wait_for_workers()
@@ -195,6 +201,15 @@ class LocalRunner:
         """The samples of a round over all workers."""
         return self.samples_per_step * self._config.sync_every
 
+    @property
+    def _max_message_nbytes(self) -> int:
+        """The bytes that no message of the run exceeds."""
+        outer, workers = self._exchanged.outer, self._config.workers
+        # The parts of all workers, or the group's state with a worker's own: parameters, and what
+        # its optimizer keeps of them.
+        biggest = max(workers, 6) * outer.nbytes + sum(one.nbytes for one in self._buffers)
+        return _LEAST_MESSAGE_NBYTES + biggest
+
     def train(self, config: Local) -> Outcome:
         """Train, or rehearse; the model's parameters are the group's in the end.
 
@@ -214,7 +229,7 @@ class LocalRunner:
         for number, fragment in enumerate(self._exchanged.fragments):
             outer.load_into(number, fragment)
         with torch.no_grad():
-            for buffer, found in zip(self._setup.model.buffers(), hub.buffers, strict=True):
+            for buffer, found in zip(self._setup.model.buffers(), hub.relay.buffers, strict=True):
                 buffer.copy_(found)
         return self._outcome(hub)
 
@@ -232,8 +247,8 @@ class LocalRunner:
             names = {i: one.name for i, one in enumerate(calibrated.machine.devices)}
         origin = self._session.origin
         traced = hub.traces.values()
-        happened = timeline_of(traced, hub.times, names, config.fragments, NUM_TRACED, origin)
         is_balanced = self._session.settings.balance is not None
+        happened = timeline_of(traced, hub.relay.times, names, config.fragments, NUM_TRACED, origin)
         faults: list[str] = []
         if calibrated is not None and not hub.lost and self._session.resumed is None:
             num_rounds = 1 + max((span.step for span in happened.spans), default=-1)

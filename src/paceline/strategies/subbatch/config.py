@@ -6,17 +6,16 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from paceline.core.errors import InvalidInput
-from paceline.core.wire_format import WIRE_FORMATS, check_codec
+from paceline.core.wire_format import WIRE_FORMATS, check_codec, remembers
 
-_REMEMBERS = "onebit"
-_FIXED = tuple(name for name in WIRE_FORMATS if name != _REMEMBERS)
+_FIXED = tuple(name for name in WIRE_FORMATS if not remembers(name))
 
 
 def _check_fixed(name: str) -> str:
     if name in _FIXED:
         return name
     problem = f"codec: {name!r} is not one for activations and activation gradients"
-    if name == _REMEMBERS:
+    if name in WIRE_FORMATS:
         problem += (
             ": it adds its residual to the next values of the same tensor, and the next batch has "
             "other rows"

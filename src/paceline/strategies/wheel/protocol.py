@@ -15,7 +15,7 @@ from paceline.codecs.codec import Payload
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind, Lane
-from paceline.core.wire_format import Purpose
+from paceline.core.wire_format import Purpose, remembers
 from paceline.devices import device_of
 from paceline.rpc import workers
 from paceline.rpc.frames import Message
@@ -23,9 +23,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.trace import HalfRecorder
 
 Parts = tuple[memoryview, ...]
-# These add what they lose to the next values, which makes sense for gradients only.
 _MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
-_WITH_ERROR_FEEDBACK = ("onebit", "threshold:")
 
 
 class Topic(StrEnum):
@@ -173,7 +171,7 @@ def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
         find_codec(codec)
         if dtype != torch.float32:
             raise InvalidInput(f"codec: {purpose}={codec} encodes float32; the model is {dtype}")
-        if purpose is not Purpose.GRADIENTS and codec.startswith(_WITH_ERROR_FEEDBACK):
+        if purpose is not Purpose.GRADIENTS and remembers(codec):
             raise InvalidInput(
                 f"codec: {purpose}={codec}: what it loses is made up for by later gradients; "
                 f"only {Purpose.GRADIENTS} can travel by it"

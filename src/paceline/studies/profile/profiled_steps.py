@@ -25,6 +25,7 @@ from paceline.links.group import Group
 from paceline.measure.timing import endless, seconds_between
 from paceline.models import describe, find
 from paceline.recipes.named import recipe_of, takes_any_data
+from paceline.recipes.optimizers import checked_optimizer
 from paceline.recipes.recipe import Recipe, built
 from paceline.record.clock import Clock, clock_for
 from paceline.record.merge import clock_offset, gather_timeline
@@ -68,7 +69,8 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
     """Return a recipe's own optimizer of its model; without one, SGD with momentum."""
     if recipe.optimizer is None:
         return SGD(_LEARNING_RATE).optimizer(model)
-    return recipe.optimizer([one for one in model.parameters() if one.requires_grad])
+    make = checked_optimizer(recipe.name, recipe.optimizer)
+    return make([one for one in model.parameters() if one.requires_grad])
 
 
 def profiled_recipe(settings: ProfileSettings) -> Recipe:

@@ -1,0 +1,255 @@
+"""Kill -9 of any process of a run at random moments: what is resumed ends with the same bits.
+
+    python benchmarks/resume/main.py [STRATEGY...] [--quick]
+
+For each strategy an undisturbed run, then runs of which one process after the other gets SIGKILL,
+and which are gone on with by `--resume` until they end. Without STRATEGY there are 50 kills in all.
+Kills after the last step, while results are written, come on top. With --quick one kill of each
+shows that everything works; the figures are not written.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import tables  # noqa: E402
+from attempt import Attempt, Ended  # noqa: E402
+
+import parts  # noqa: E402
+
+_TRAINED = ("--batch-size", "24", "--epochs", "16", "--profile-s", "0.2", "--seed", "5")
+_AT_A_WRITING, _AT_THE_START = 0.35, 0.1  # shares of the moments
+_AGAIN = 0.6  # of resumed runs are killed, too
+
+
+class Case(NamedTuple):
+    """What is trained how, how often it is killed, and what its first process is called."""
+
+    recipe: str
+    options: str
+    num_kills: int
+    every: str = "10"
+    lead: str = "launcher"
+
+
+CASES = {
+    "host": Case("with_all", "--strategy host --workers 2", 8),
+    "tree": Case("with_all", "--strategy tree --workers 2", 7),
+    "allreduce": Case("with_all", "--strategy allreduce --workers 3", 7),
+    "allreduce-onebit": Case("with_all", "--strategy allreduce --workers 2 --set codec=onebit", 7),
+    "subbatch-onebit": Case("classes", "--strategy subbatch --workers 2 --set gradients=onebit", 7),
+    "hogbatch": Case(
+        "classes",
+        "--strategy hogbatch --workers cpu:1 --policy hogbatch",
+        7,
+        lead="coordinator",
+    ),
+    "wheel": Case(  # its workers take no steps together: a time
+        "plain",
+        "--strategy wheel --workers 1 --set lanes=1 --set staleness=0 --set head=head",
+        7,
+        every="0.2s",
+        lead="hub",
+    ),
+}
+
+
+class Learnt(NamedTuple):
+    """What a run has made: the bytes of its model, and its epochs but for their seconds."""
+
+    model: bytes
+    epochs: list[dict[str, Any]]
+
+
+@dataclass
+class Runs:
+    """The runs of a case in a folder of their own; `trained_s`: what an undisturbed one takes."""
+
+    case: Case
+    folder: Path
+    choice: random.Random
+    expected: Learnt | None = None
+    trained_s: float = 0.0
+    num_steps: int = 0
+    kills: list[dict[str, Any]] = field(default_factory=list)
+    num_begun: int = 0
+
+    def begin(self) -> tuple[Attempt, Path]:
+        """Begin a run, and return it with the folder in which its own will be."""
+        self.num_begun += 1
+        output = self.folder / f"run-{self.num_begun}"
+        case = self.case
+        asked = (f"small:{case.recipe}", *case.options.split(), *_TRAINED)
+        asked = ("train", *asked, "--checkpoint-every", case.every, "--output", str(output))
+        return Attempt(asked, self.folder, case.lead), output
+
+    def resume(self, run: Path) -> Attempt:
+        """Go on with a run."""
+        asked = ("train", "--resume", str(run), "--profile-s", "0.2")
+        return Attempt(asked, self.folder, self.case.lead)
+
+    def undisturbed(self) -> None:
+        """Train without a kill: what others must end with, and how long it takes."""
+        attempt, output = self.begin()
+        attempt.wait_until(lambda: _run_in(output) is not None)
+        began_s = time.monotonic()
+        ended = attempt.end()
+        self.trained_s = time.monotonic() - began_s
+        run = _run_in(output)
+        if ended.code or ended.left or run is None:
+            sys.exit(f"the undisturbed run ended with {ended}")
+        self.expected, self.num_steps = learnt(run), max(_steps(run))
+
+    def killed_and_resumed(self, num_kills: int) -> dict[str, Any]:
+        """Kill and resume one run until it ends, at most so often; return what became of it."""
+        attempt, output = self.begin()
+        num_attempts = 1
+        while num_kills:
+            ended = self._kill(attempt, output)
+            num_kills -= ended is not None and self.kills[-1]["when"] != tables.AFTER
+            if ended is None:  # it was through before the moment came
+                break
+            run = _run_in(output)
+            if run is not None and ended.code == 0:  # the process was not needed any more
+                break
+            num_attempts += 1
+            if run is None or not _steps(run):
+                self._check_refused(run)
+                attempt, output = self.begin()
+            else:
+                attempt = self.resume(run)
+            if self.choice.random() > _AGAIN:
+                break
+        ended = attempt.end()
+        run = _run_in(output)
+        if ended.code or run is None:
+            return {"is_equal": False, "attempts": num_attempts, "said": ended.said}
+        partial = [one.name for one in (run / "checkpoints").glob(".*")]
+        found = {"is_equal": self._is_as_expected(run), "attempts": num_attempts}
+        return found | {"left": ended.left + partial, "epochs": len(learnt(run).epochs)}
+
+    def _kill(self, attempt: Attempt, output: Path) -> Ended | None:
+        """Kill one process of an attempt at a random moment; None if it had ended before."""
+        draw = self.choice.random()
+        run = _run_in(output)
+        begun_at = 0 if run is None else max(_steps(run))
+        if draw < _AT_THE_START:
+            _sleep(attempt, self.choice.uniform(0.0, 6.0))
+        else:
+            attempt.wait_until(lambda: _has_begun(attempt, output))
+            left_s = self.trained_s * (1 - begun_at / self.num_steps)
+            _sleep(attempt, left_s * self.choice.random())
+            if draw > 1 - _AT_A_WRITING:
+                attempt.wait_until(lambda: _is_writing(attempt, output))
+        when = _when(attempt, output)
+        role = attempt.kill_one(self.choice) if attempt.is_running else None
+        ended = attempt.end()
+        if role is None:
+            return None
+        run = _run_in(output)
+        kill = {"role": role, "when": when, "begun_at": begun_at, "code": ended.code}
+        kill |= {"ended_s": ended.ended_s, "left": ended.left, "said": ended.complaint}
+        kill["half_written"] = _is_writing(attempt, output)
+        kill["goes_on_at"] = max(_steps(run), default=None) if run is not None else None
+        kill["traceback"] = ended.said if "Traceback" in ended.said else ""
+        self.kills.append(kill)
+        print(json.dumps(kill), file=sys.stderr, flush=True)
+        return ended
+
+    def _check_refused(self, run: Path | None) -> None:
+        """See that a run without a checkpoint is refused in one line, if there is a run at all."""
+        if run is not None:
+            ended = self.resume(run).end()
+            self.kills[-1]["refusal"] = [ended.code, ended.said]
+
+    def _is_as_expected(self, run: Path) -> bool:
+        assert self.expected is not None
+        own, expected = learnt(run), self.expected
+        if own.model != expected.model:
+            return False
+        if self.case.lead == "hub":  # what its bodies have lost in an epoch is of one life of it
+            names = ("number", "test_loss")
+            return _only(own.epochs, names) == _only(expected.epochs, names)
+        return own.epochs == expected.epochs
+
+
+def measure(name: str, quick: bool) -> dict[str, Any]:
+    """Return what became of the runs of a case, and each kill."""
+    case = CASES[name]
+    num_kills = 1 if quick else case.num_kills
+    with tempfile.TemporaryDirectory() as folder:
+        choice = random.Random(f"{name} {num_kills}")  # noqa: S311 - nothing is kept secret
+        runs = Runs(case, Path(folder), choice)
+        runs.undisturbed()
+        ends = list(_until(runs, num_kills))
+    return {"trained_s": runs.trained_s, "kills": runs.kills, "runs": ends}
+
+
+def _until(runs: Runs, num_kills: int) -> Iterator[dict[str, Any]]:
+    while (num_left := num_kills - sum(one["when"] != tables.AFTER for one in runs.kills)) > 0:
+        end = runs.killed_and_resumed(num_left)
+        print(json.dumps(end), file=sys.stderr, flush=True)
+        yield end
+
+
+def learnt(run: Path) -> Learnt:
+    """Return what a run has made."""
+    epochs = json.loads((run / "result.json").read_text())["epochs"]
+    for epoch in epochs:
+        del epoch["seconds"]
+    return Learnt((run / "model.safetensors").read_bytes(), epochs)
+
+
+def _only(epochs: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[Any]]:
+    return [[epoch[name] for name in names] for epoch in epochs]
+
+
+def _run_in(output: Path) -> Path | None:
+    """Return the folder of the run in this one, once it has its settings."""
+    return next((one.parent for one in output.glob("*/run.toml")), None)
+
+
+def _steps(run: Path) -> list[int]:
+    return [int(one.name[5:]) for one in (run / "checkpoints").glob("step-*[0-9]")]
+
+
+def _has_begun(attempt: Attempt, output: Path) -> bool:
+    """Whether the run's settings are written, which every start does before it trains."""
+    return any(map(attempt.has_written, output.glob("*/run.toml")))
+
+
+def _is_writing(attempt: Attempt, output: Path) -> bool:
+    return any(map(attempt.has_written, output.glob("*/checkpoints/.partial-*")))
+
+
+def _when(attempt: Attempt, output: Path) -> str:
+    run = _run_in(output)
+    if run is None or not _has_begun(attempt, output):
+        return tables.STARTING
+    if attempt.has_written(run / "model.safetensors"):
+        return tables.AFTER
+    if _is_writing(attempt, output):
+        return tables.WRITING
+    return tables.BETWEEN if _steps(run) else tables.BEFORE
+
+
+def _sleep(attempt: Attempt, seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    attempt.wait_until(lambda: time.monotonic() >= until_s)
+
+
+if __name__ == "__main__":
+    parts.run(HERE, {name: partial(measure, name) for name in CASES}, tables.of)

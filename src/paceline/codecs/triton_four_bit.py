@@ -1,0 +1,158 @@
+"""The 4-bit kernels for CUDA, in Triton's language, and the functions that launch them.
+
+`four_bit.py` specifies every bit of their results. Programs work on the tiles of
+`triton_kernels.py`; a tile has half as many bytes of codes in a row as it has values.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.codecs.blockwise import QuantizationTable, scales_of
+from paceline.codecs.triton_kernels import (
+    COLUMNS,
+    MOST_COLUMNS,
+    Tiles,
+    load_tile,
+    quotient_bits,
+    scaled,
+    store_tile,
+    tile_at,
+)
+from paceline.devices import device_of
+
+_NUM_THRESHOLDS = tl.constexpr(7)
+
+
+@triton.jit(do_not_specialize=["count", "num_blocks"])
+def encode_tile(
+    values,
+    codes,
+    scales,
+    num_nonfinite,
+    thresholds,
+    count,
+    num_blocks,
+    block_size,
+    num_parts,
+    num_rows: tl.constexpr,
+    num_columns: tl.constexpr,
+    finds_scales: tl.constexpr,
+):
+    """Write a tile's codes, two a byte, and, if told to find them, the scales of its blocks."""
+    block, begin, places, inside, left, is_whole = tile_at(
+        count, block_size, num_parts, num_rows, num_columns
+    )
+    bits = load_tile(values + begin, places, inside, left, is_whole).to(tl.int32, bitcast=True)
+    blocks = block + tl.arange(0, num_rows)
+    magnitudes, scale = scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales)
+    quotients = quotient_bits(magnitudes, scale)
+    indices = tl.zeros_like(quotients)
+    for i in tl.static_range(_NUM_THRESHOLDS):
+        indices += (quotients > tl.load(thresholds + i)).to(tl.int32)
+    found = tl.where(indices > 0, indices | ((bits >> 28) & 8), 0)
+    first, second = tl.split(tl.reshape(found, (num_rows, num_columns // 2, 2)))
+    pairs = (first | (second << 4)).to(tl.uint8)
+    bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
+    # The places of bytes are compared with the bytes that are left: the last may have one value.
+    store_tile(codes + begin // 2, bytes_, pairs, bytes_inside, (left + 1) // 2, is_whole)
+
+
+@triton.jit(do_not_specialize=["count", "num_blocks"])
+def decode_tile(
+    values,
+    codes,
+    scales,
+    meanings,
+    count,
+    num_blocks,
+    block_size,
+    num_parts,
+    num_rows: tl.constexpr,
+    num_columns: tl.constexpr,
+    adds: tl.constexpr,
+):
+    """Write, or add, the values of a tile's codes.
+
+    To be launched without fused multiply-add: products are rounded before they are added.
+    """
+    block, begin, places, inside, left, is_whole = tile_at(
+        count, block_size, num_parts, num_rows, num_columns
+    )
+    blocks = block + tl.arange(0, num_rows)
+    scale = tl.load(scales + blocks, mask=blocks < num_blocks, other=0)
+    bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
+    pairs = load_tile(codes + begin // 2, bytes_, bytes_inside, (left + 1) // 2, is_whole)
+    given = tl.reshape(tl.join(pairs & 15, pairs >> 4), (num_rows, num_columns))
+    found = tl.load(meanings + given) * scale[:, None]
+    if adds:
+        found = load_tile(values + begin, places, inside, left, is_whole) + found
+    store_tile(values + begin, places, found, inside, left, is_whole)
+
+
+@triton.jit
+def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constexpr):
+    """Return the places of a tile's bytes from its first, and which are within their block."""
+    rows = tl.arange(0, num_rows)[:, None]
+    columns = tl.arange(0, num_columns // 2)[None, :]
+    inside = (rows >= 0) & (columns < (block_size - begin % block_size) // 2)
+    return rows * (block_size // 2) + columns, inside
+
+
+def encode(
+    values: Tensor, block_size: int, table: QuantizationTable
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the encoding of values; return codes, scales and the non-finite count, int64 [1].
+
+    Each block's scale is its largest finite magnitude.
+    """
+    finds_scales = block_size <= MOST_COLUMNS
+    tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
+    if finds_scales:
+        scales = torch.empty(tiles.num_blocks, device=values.device)
+    else:
+        scales = scales_of(values, block_size)
+    codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8, device=values.device)
+    num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
+    thresholds, _ = _lookups(table, values.device)
+    # Triton launches on the current device, which need not be the tensor's.
+    with device_of(values.device).use():
+        encode_tile[(tiles.num_programs,)](
+            *(values, codes, scales, num_nonfinite, thresholds),
+            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
+            *(tiles.num_rows, tiles.num_columns, finds_scales),
+            num_warps=tiles.num_warps("encode"),
+            enable_fp_fusion=False,
+        )
+    return codes, scales, num_nonfinite
+
+
+def decode(
+    values: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block_size: int,
+    table: QuantizationTable,
+    adds: bool,
+) -> None:
+    """Launch the decoding of codes into `values`, or the addition to them."""
+    tiles = Tiles.of(len(values), block_size, COLUMNS)
+    _, meanings = _lookups(table, values.device)
+    with device_of(values.device).use():
+        decode_tile[(tiles.num_programs,)](
+            *(values, codes, scales, meanings),
+            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
+            *(tiles.num_rows, tiles.num_columns, adds),
+            num_warps=tiles.num_warps("decode"),
+            # A fused multiply-add rounds once: other bits than the specification's.
+            enable_fp_fusion=False,
+        )
+
+
+@cache
+def _lookups(table: QuantizationTable, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return on a device the bits of the thresholds, int32 [7], and the codes' values [16]."""
+    return table.thresholds.view(torch.int32).to(device), table.values.to(device)
