@@ -76,7 +76,8 @@ def test_workers_of_elsewhere_go_on_with_a_hub_that_was_killed(runs: LocalRuns) 
 def test_another_number_of_workers_goes_on_with_the_groups_parameters(
     runs: LocalRuns, workers: int
 ) -> None:
-    run = runs.train(*ROUNDS, *EVERY, "--output", "interrupted", epochs=MANY)
+    rounds = (*ROUNDS[:4], "--set", "codec=dynamic8")
+    run = runs.train(*rounds, *EVERY, "--output", "interrupted", epochs=MANY)
     folder = wait_for_checkpoint(runs, run, "interrupted")
     run.started.process.send_signal(signal.SIGINT)
     done = run.finish(130)
@@ -86,7 +87,7 @@ def test_another_number_of_workers_goes_on_with_the_groups_parameters(
     check_whole(result, MANY)
     assert result["lost"] == []
     # What was learnt is there from the first round on.
-    assert result["evaluations"][0]["test_loss"] < first_loss() / 4
+    assert result["evaluations"][0]["test_loss"] < first_loss() / 2
 
 
 def children_of(parent: int) -> list[int]:
