@@ -221,7 +221,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Return what was computed and what was kept, and what the hub says of its workers."""
     computed, kept = num_computed(folder), num_steps * _WORKERS
-    reasons = Counter(re.sub(r"worker \d+ |\d+", "", one).strip() for one in result["lost"])
+    reasons = Counter(re.sub(r"worker \d+ | for \d+ s", "", one) for one in result["lost"])
     later = log.losses[len(log.losses) // 10 :]
     return {
         "steps": num_steps,
