@@ -37,6 +37,7 @@ def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(runs:
     check_whole(result, MANY)
     assert result["lost"] == [f"worker 1 (process {killed}) was ended by SIGKILL"]
     assert result["evaluations"][-1]["num_steps"] == MANY * STEPS_PER_EPOCH
+    assert not [path for path in Path("/dev/shm").iterdir() if "paceline" in path.name]
 
 
 def test_a_stopped_worker_is_left_out_after_the_deadline_and_comes_back(runs: LocalRuns) -> None:

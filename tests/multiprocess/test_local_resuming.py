@@ -111,12 +111,14 @@ def ranks_of(torchrun: int) -> dict[int, int]:
     return found
 
 
-def under_torchrun(runs: LocalRuns, *options: str, restarts: int = 0, output: str = "runs") -> Run:
+def under_torchrun(
+    runs: LocalRuns, *options: str, restarts: int = 0, output: str = "runs", afresh: bool = False
+) -> Run:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     torchrun = (*torchrun, "--max-restarts", str(restarts))
     asked = ("train", RECIPE, "--strategy", "local", *QUICK, "--epochs", str(MANY), *ROUNDS)
     command = (*torchrun, "-m", "paceline", *asked, *options, "--output", output, "--json")
-    return Run(runs.start("-m", *command))
+    return Run(runs.start("-m", *command, afresh=afresh))
 
 
 def test_ranks_of_torchrun_are_workers_and_learn_the_same(runs: LocalRuns) -> None:
@@ -129,16 +131,20 @@ def test_ranks_of_torchrun_are_workers_and_learn_the_same(runs: LocalRuns) -> No
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchrun_starts_killed_ranks_again_from_the_last_checkpoint(
-    runs: LocalRuns, rank: int
+    runs: LocalRuns, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     whole = runs.train(*ROUNDS, epochs=MANY).result()
-    slow = runs.flag("slow")
-    run = under_torchrun(runs, *EVERY, restarts=1, output="killed")
+    slow, temporary = runs.flag("slow"), runs.folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    # Afresh: a forked process has read TMPDIR long ago.
+    run = under_torchrun(runs, *EVERY, restarts=1, output="killed", afresh=True)
     wait_for_checkpoint(runs, run, "killed")
     os.kill(ranks_of(run.started.process.pid)[rank], signal.SIGKILL)
     slow.unlink()
     done = run.started.finish()
     assert done.code == 0, done.err
+    assert not list(temporary.glob("paceline-*"))
     (folder,) = (runs.folder / "killed").iterdir()
     assert (folder / "model.safetensors").read_bytes() == runs.model(whole)
     assert (
