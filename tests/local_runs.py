@@ -85,7 +85,7 @@ class LocalRuns:
 
     def train(self, *options: str, recipe: str = RECIPE, workers: int = 2, epochs: int = 4) -> Run:
         """Start a run whose workers the hub starts."""
-        sizes = ("--workers", str(workers), "--epochs", str(epochs))
+        sizes = ("--workers", str(workers), *_length(epochs, options))
         command = ("train", recipe, "--strategy", "local", *QUICK, *sizes)
         return Run(self.start("-m", "paceline", *command, *options, "--json"))
 
@@ -112,6 +112,10 @@ class LocalRuns:
     def model(self, result: dict, output: str = "runs") -> bytes:
         """Return the bytes of what a run has learnt."""
         return (self.folder / output / result["id"] / "model.safetensors").read_bytes()
+
+
+def _length(epochs: int, options: tuple[str, ...]) -> tuple[str, ...]:
+    return () if "--steps" in options else ("--epochs", str(epochs))
 
 
 def first_loss() -> float:

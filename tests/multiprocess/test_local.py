@@ -12,6 +12,7 @@ from rpc_exchange import free_port
 
 MANY = 60  # epochs: a run that takes minutes while it is slow, and seconds when it is not
 ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2")
+DELAY = ("--set", "delay=2", "--set", "mixing=0.5")
 JOINS = "takes part from round"
 
 
@@ -20,9 +21,20 @@ def runs(start, tmp_path: Path) -> LocalRuns:
     return LocalRuns(start, tmp_path)
 
 
-def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(runs: LocalRuns) -> None:
+@pytest.mark.parametrize("steps", [81, 82, 83])
+def test_a_last_round_may_be_shorter_than_the_delay(runs: LocalRuns, steps: int) -> None:
+    delay = ("--set", "delay=3", "--set", "mixing=0.5")
+    result = runs.train(*ROUNDS, *delay, "--steps", str(steps), workers=3).result()
+    check_whole(result, 5)
+    assert result["lost"] == []
+
+
+@pytest.mark.parametrize("options", [(), DELAY], ids=["plain", "delay"])
+def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(
+    runs: LocalRuns, options: tuple[str, ...]
+) -> None:
     slow = runs.flag("slow")
-    run = runs.train(*ROUNDS, "--evaluate-every", "8", workers=3, epochs=MANY)
+    run = runs.train(*ROUNDS, *options, "--evaluate-every", "8", workers=3, epochs=MANY)
     run.until("step 8")
     killed = run.worker(1)
     os.kill(killed, signal.SIGKILL)
@@ -157,7 +169,7 @@ def test_a_lone_new_worker_takes_what_the_group_has_learnt(runs: LocalRuns) -> N
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--set", "codec=dynamic8"), ("--set", "delay=2", "--set", "mixing=0.5")],
+    [(), ("--set", "codec=dynamic8"), DELAY],
     ids=["plain", "codec", "delay"],
 )
 def test_a_worker_whose_parameters_are_nan_is_left_out_and_takes_the_groups(
