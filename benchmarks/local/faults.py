@@ -1,6 +1,6 @@
 """Three workers of strategy local with a hundred faults, one every three rounds.
 
-    python benchmarks/local/faults.py [--quick]
+    python benchmarks/local/faults.py [faults] ["faults, streaming"] [--quick]
 
 A hub and three workers, each behind a proxy, are processes of this machine. Workers are killed,
 stopped or cut off; which of them when, and how, is drawn with a seed. One that is killed is started
@@ -20,8 +20,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +42,7 @@ _BATCH_SIZE = NUM_SAMPLES // _EVERY  # a round is an epoch
 _WORKER_DEADLINE_S = 5.0
 _KINDS = {"kill": 40, "short stop": 15, "long stop": 15, "cut": 20, "partition": 10}
 _STOPPED_S = {"short stop": (0.2, 1.5), "long stop": (8.0, 10.0), "partition": (8.0, 10.0)}
+_OPTIONS = {"faults": (), "faults, streaming": ("fragments=2", "delay=10", "mixing=0.5")}
 _POLL_S = 0.05
 _HANGS_S = 300.0  # without a round
 _ENDS_S = 120.0  # for the last lines
@@ -137,19 +139,22 @@ def drawn(num_faults: int) -> list[Fault]:
     ]
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(options: Sequence[str], quick: bool) -> dict[str, Any]:
     """Return what became of a run with faults."""
     faults = drawn(6 if quick else sum(_KINDS.values()))
     num_steps = _EVERY * (_ROUNDS_BETWEEN * len(faults) + _ROUNDS_AFTER)
     with tempfile.TemporaryDirectory() as folder:
-        return _run(Path(folder), faults, num_steps)
+        return _run(Path(folder), faults, num_steps, options)
 
 
-def _run(folder: Path, faults: list[Fault], num_steps: int) -> dict[str, Any]:
+def _run(
+    folder: Path, faults: list[Fault], num_steps: int, options: Sequence[str]
+) -> dict[str, Any]:
     os.environ["PYTHONPATH"] = str(HERE)
     asked = ["--strategy", "local", "--workers", str(_WORKERS), "--profile-s", "0", "--json"]
     asked += [f"--batch-size={_BATCH_SIZE}", f"--steps={num_steps}", "--checkpoint-every=never"]
-    asked += ["--set", f"sync_every={_EVERY}", "--set", "codec=dynamic8"]
+    own = [f"sync_every={_EVERY}", "codec=dynamic8", *options]
+    asked += [word for option in own for word in ("--set", option)]
     asked += ["--deadline-s", str(_WORKER_DEADLINE_S), "--bind", "tcp://127.0.0.1:0"]
     command = [sys.executable, "-m", "paceline", "hub", "counted:recipe", *asked]
     pipe = subprocess.PIPE
@@ -239,7 +244,7 @@ def _figures(
     }
 
 
-def text(_: str, figures: dict[str, Any]) -> str:
+def text(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a run."""
     struck = ", ".join(f"{count} {kind}s" for kind, count in figures["struck"].items())
     rows = {
@@ -254,9 +259,10 @@ def text(_: str, figures: dict[str, Any]) -> str:
         "test loss": f"{figures['first_loss']:.3f} after the first round, at most "
         f"{figures['largest_later_loss']:.3f} after a tenth, {figures['last_loss']:.3f} at the end",
     }
-    lines = ["| faults on three workers | |", "|---|---|"]
+    lines = [f"| {part}: three workers | |", "|---|---|"]
     return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
 if __name__ == "__main__":
-    parts.run(HERE, {"faults": measure}, text)
+    every_part = {name: partial(measure, options) for name, options in _OPTIONS.items()}
+    parts.run(HERE, every_part, text)
