@@ -196,6 +196,15 @@ def test_a_loss_that_is_not_finite_is_nobodys_fault_and_ends_the_run(runs: Local
         assert "the test loss nan after epoch 1" in worker.finish(2).err
 
 
+def test_workers_that_all_fail_again_and_again_end_the_run_with_what_they_said(
+    runs: LocalRuns,
+) -> None:
+    # At once, and not after ten minutes (wait_s): nobody of elsewhere can come.
+    done = runs.train(*ROUNDS, recipe="local_recipes:failing").finish(1)
+    said = r"no worker is left; worker [01] has failed: RuntimeError\('bang'\)"
+    assert re.search(said, one_line(done.err))
+
+
 # Of 3 ms a step and of 300 ms: a hundredth of the samples gains less than the planner asks for.
 UNEVEN = """
 import os, time

@@ -1,5 +1,6 @@
 """Recipes whose steps a test slows down, or makes fail, by files in the folder of the run."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,17 @@ def steady(width: int = 16, num_samples: int = NUM_SAMPLES) -> Recipe:
         loss=loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.02),
     )
+
+
+def failing() -> Recipe:
+    """A loss that raises in training: in workers, and not in their hub."""
+
+    def fail(outputs: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and "worker" in sys.argv[0]:
+            raise RuntimeError("bang")
+        return loss(outputs, targets)
+
+    return replace(steady(), loss=fail)
 
 
 def untestable() -> Recipe:
