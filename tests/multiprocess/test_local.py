@@ -3,18 +3,16 @@
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from launched import PROGRAMS
 from local_runs import STEPS_PER_EPOCH, LocalRuns, check_whole, first_loss
 from rpc_exchange import free_port
 
-sys.path.insert(0, str(PROGRAMS))
 MANY = 60  # epochs: a run that takes minutes while it is slow, and seconds when it is not
 ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2")
+DELAY = ("--set", "delay=2", "--set", "mixing=0.5")
 JOINS = "takes part from round"
 
 
@@ -23,9 +21,20 @@ def runs(start, tmp_path: Path) -> LocalRuns:
     return LocalRuns(start, tmp_path)
 
 
-def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(runs: LocalRuns) -> None:
+@pytest.mark.parametrize("steps", [81, 82, 83])
+def test_a_last_round_may_be_shorter_than_the_delay(runs: LocalRuns, steps: int) -> None:
+    delay = ("--set", "delay=3", "--set", "mixing=0.5")
+    result = runs.train(*ROUNDS, *delay, "--steps", str(steps), workers=3).result()
+    check_whole(result, 5)
+    assert result["lost"] == []
+
+
+@pytest.mark.parametrize("options", [(), DELAY], ids=["plain", "delay"])
+def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(
+    runs: LocalRuns, options: tuple[str, ...]
+) -> None:
     slow = runs.flag("slow")
-    run = runs.train(*ROUNDS, "--evaluate-every", "8", workers=3, epochs=MANY)
+    run = runs.train(*ROUNDS, *options, "--evaluate-every", "8", workers=3, epochs=MANY)
     run.until("step 8")
     killed = run.worker(1)
     os.kill(killed, signal.SIGKILL)
@@ -40,6 +49,7 @@ def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(runs:
     check_whole(result, MANY)
     assert result["lost"] == [f"worker 1 (process {killed}) was ended by SIGKILL"]
     assert result["evaluations"][-1]["num_steps"] == MANY * STEPS_PER_EPOCH
+    assert not [path for path in Path("/dev/shm").iterdir() if "paceline" in path.name]
 
 
 def test_a_stopped_worker_is_left_out_after_the_deadline_and_comes_back(runs: LocalRuns) -> None:
@@ -159,8 +169,8 @@ def test_a_lone_new_worker_takes_what_the_group_has_learnt(runs: LocalRuns) -> N
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--set", "codec=onebit"), ("--set", "delay=2", "--set", "mixing=0.5")],
-    ids=["plain", "feedback", "delay"],
+    [(), ("--set", "codec=dynamic8"), DELAY],
+    ids=["plain", "codec", "delay"],
 )
 def test_a_worker_whose_parameters_are_nan_is_left_out_and_takes_the_groups(
     runs: LocalRuns, options: tuple[str, ...]

@@ -76,7 +76,8 @@ def test_workers_of_elsewhere_go_on_with_a_hub_that_was_killed(runs: LocalRuns) 
 def test_another_number_of_workers_goes_on_with_the_groups_parameters(
     runs: LocalRuns, workers: int
 ) -> None:
-    run = runs.train(*ROUNDS, *EVERY, "--output", "interrupted", epochs=MANY)
+    rounds = (*ROUNDS[:4], "--set", "codec=dynamic8")
+    run = runs.train(*rounds, *EVERY, "--output", "interrupted", epochs=MANY)
     folder = wait_for_checkpoint(runs, run, "interrupted")
     run.started.process.send_signal(signal.SIGINT)
     done = run.finish(130)
@@ -86,7 +87,7 @@ def test_another_number_of_workers_goes_on_with_the_groups_parameters(
     check_whole(result, MANY)
     assert result["lost"] == []
     # What was learnt is there from the first round on.
-    assert result["evaluations"][0]["test_loss"] < first_loss() / 4
+    assert result["evaluations"][0]["test_loss"] < first_loss() / 2
 
 
 def children_of(parent: int) -> list[int]:
@@ -105,16 +106,19 @@ def ranks_of(torchrun: int) -> dict[int, int]:
         with contextlib.suppress(OSError):
             entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
             environment = dict(one.partition("=")[::2] for one in entries)
-            found[int(environment["RANK"])] = pid
+            if "RANK" in environment:  # the others are the tests' own
+                found[int(environment["RANK"])] = pid
     return found
 
 
-def under_torchrun(runs: LocalRuns, *options: str, restarts: int = 0, output: str = "runs") -> Run:
+def under_torchrun(
+    runs: LocalRuns, *options: str, restarts: int = 0, output: str = "runs", afresh: bool = False
+) -> Run:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     torchrun = (*torchrun, "--max-restarts", str(restarts))
     asked = ("train", RECIPE, "--strategy", "local", *QUICK, "--epochs", str(MANY), *ROUNDS)
     command = (*torchrun, "-m", "paceline", *asked, *options, "--output", output, "--json")
-    return Run(runs.start("-m", *command))
+    return Run(runs.start("-m", *command, afresh=afresh))
 
 
 def test_ranks_of_torchrun_are_workers_and_learn_the_same(runs: LocalRuns) -> None:
@@ -127,16 +131,20 @@ def test_ranks_of_torchrun_are_workers_and_learn_the_same(runs: LocalRuns) -> No
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchrun_starts_killed_ranks_again_from_the_last_checkpoint(
-    runs: LocalRuns, rank: int
+    runs: LocalRuns, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     whole = runs.train(*ROUNDS, epochs=MANY).result()
-    slow = runs.flag("slow")
-    run = under_torchrun(runs, *EVERY, restarts=1, output="killed")
+    slow, temporary = runs.flag("slow"), runs.folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    # Afresh: a forked process has read TMPDIR long ago.
+    run = under_torchrun(runs, *EVERY, restarts=1, output="killed", afresh=True)
     wait_for_checkpoint(runs, run, "killed")
     os.kill(ranks_of(run.started.process.pid)[rank], signal.SIGKILL)
     slow.unlink()
     done = run.started.finish()
     assert done.code == 0, done.err
+    assert not list(temporary.glob("paceline-*"))
     (folder,) = (runs.folder / "killed").iterdir()
     assert (folder / "model.safetensors").read_bytes() == runs.model(whole)
     assert (

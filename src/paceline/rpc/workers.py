@@ -167,6 +167,11 @@ class WorkerPool:
                 self._processes.append((settings, self._start(settings)))
         return found
 
+    @property
+    def is_empty(self) -> bool:
+        """True if all processes have failed, and none of them is started again."""
+        return not self._processes
+
     def worked(self, worker: int) -> None:
         """Note that a worker takes part: how often its process has failed before counts no more."""
         for numbers in self._failures:

@@ -20,11 +20,11 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
-from paceline.exchange.session import Runner, TrainingSession
+from paceline.exchange.session import Runner, SpeedRunner, TrainingSession
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
-from paceline.planner.admission import admit_profiled
+from paceline.planner.admission import admit_profiled, admit_rounds
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
@@ -201,6 +201,8 @@ def _trained(
     name = forecasts[0].strategy if settings.strategy == AUTO else session.strategy.name
     chosen = next((one for one in forecasts if one.strategy == name), None)
     if not isinstance(runner, ReplicaRunner):
+        if chosen is not None and settings.balance and isinstance(runner, SpeedRunner):
+            _check_speeds(settings, runner, chosen)
         return chosen, runner.train(chosen.config if chosen else session.config)
     assert chosen is not None  # replicas are always measured
     if isinstance(settings, TrainSettings) and settings.balance and not settings.force:
@@ -217,6 +219,18 @@ def _trained(
     if outcome.config != chosen.config:  # as a search on the way has found
         chosen = forecast_with(session, runner, session.strategy, outcome.config)
     return chosen, outcome
+
+
+def _check_speeds(
+    settings: TrainSettings | RehearseSettings, runner: SpeedRunner, chosen: Forecast
+) -> None:
+    """Log what each worker gains; raise InvalidInput if one does not help, unless by force."""
+    judged = admit_rounds(chosen, runner.speeds, runner.samples_per_exchange)
+    for one in judged:
+        logger.info("%s", one.why)
+    refused = [one.why for one in judged if not one.helps]
+    if refused and isinstance(settings, TrainSettings) and not settings.force:
+        raise InvalidInput(f"{'; '.join(refused)} (--force has all take part)")
 
 
 def _result(

@@ -59,17 +59,19 @@ def lead_or_work(request: RunRequest, group: Group) -> None:
     strategy = strategy_of(request.settings)
     assert strategy.worker is not None
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="paceline-keys-")))
         address = _address() if group.rank == 0 else ""
-        is_open = group.rank == 0 and not _is_loopback(address)
-        keys = _new_keys(folder) if is_open else {}
+        folder, keys = None, {}
+        if group.rank == 0 and not _is_loopback(address):
+            folder = _folder(stack)
+            keys = _new_keys(folder)
         told = group.gather({"address": address, "keys": keys, "run": request.run_id})[0]
-        _write_keys(folder, told["keys"])
-        own_keys = folder if told["keys"] else None
+        if told["keys"] and folder is None:
+            folder = _folder(stack)
+            _write_keys(folder, told["keys"])
         settings = WorkerProcessSettings(
             connect=told["address"],
             run=told["run"],
-            keys=own_keys,
+            keys=folder,
             deadline_s=request.settings.deadline_s,
             workers=(group.rank,),
             device=_device(),
@@ -82,10 +84,15 @@ def lead_or_work(request: RunRequest, group: Group) -> None:
         command = processes.module_command(strategy.worker, settings.model_dump_json())
         child = processes.start(command, stdout=processes.STANDARD_ERROR)
         stack.callback(lambda: processes.end([child], wait_s=_LEAVING_S, termination_s=0.0))
-        led = {"bind": told["address"], "keys": own_keys, "run": told["run"]}
+        led = {"bind": told["address"], "keys": folder, "run": told["run"]}
         alone = Group.alone(torch.device("cpu"), request.settings.deadline_s)
         asked = request.model_copy(update={"settings": request.settings.model_copy(update=led)})
         go_through(asked, alone)
+
+
+def _folder(stack: ExitStack) -> Path:
+    """Make a folder for keys, which is removed at the end. A killed rank leaves it behind."""
+    return Path(stack.enter_context(TemporaryDirectory(prefix="paceline-keys-")))
 
 
 def _address() -> str:
@@ -110,9 +117,8 @@ def _new_keys(folder: Path) -> dict[str, str]:
 def _write_keys(folder: Path, keys: dict[str, str]) -> None:
     for name, text in keys.items():
         path = folder / name
-        if not path.exists():
-            path.touch(_KEY_MODE)
-            path.write_text(text)
+        path.touch(_KEY_MODE)
+        path.write_text(text)
 
 
 def _device() -> str:

@@ -1,6 +1,7 @@
 """Recipes whose steps a test slows down, or makes fail, by files in the folder of the run."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -60,6 +61,23 @@ def steady(width: int = 16, num_samples: int = NUM_SAMPLES) -> Recipe:
         loss=loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.02),
     )
+
+
+def failing() -> Recipe:
+    """An optimizer that raises at its first step."""
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            raise RuntimeError("bang")
+
+    return replace(steady(), optimizer=lambda parameters: Failing(parameters, 0.1))
+
+
+def untestable() -> Recipe:
+    """Test samples that are NaN: the loss on them is, and all parameters are finite."""
+    recipe = steady()
+    inputs, targets = data(60, seed=1).tensors
+    return replace(recipe, test=TensorDataset(inputs * torch.nan, targets))
 
 
 def line() -> Recipe:

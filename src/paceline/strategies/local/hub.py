@@ -21,7 +21,7 @@ from paceline.rpc.limits import Limits, one_line
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 from paceline.rpc.workers import AGAIN, WorkerPool, agreement, difference, refusal
 from paceline.strategies.local.checkpoints import Checkpoints, OwnState
-from paceline.strategies.local.log import RunLog
+from paceline.strategies.local.log import Diverged, RunLog
 from paceline.strategies.local.measure import DeviceProfile
 from paceline.strategies.local.protocol import RunSpec, SavedHeader, Tested, Topic, decode
 from paceline.strategies.local.relay import LeftOut, NotFinite, Relay, Reply
@@ -105,6 +105,7 @@ class Hub:
         self._polled_s = 0.0
         self._failure: InvalidInput | WorkerLost | None = None
         self._last_words = "no worker has come"
+        self._reasons: dict[int, str] = {}  # what workers told before they ended
         self._stops = False  # the state that is being saved is the last one
         self._says_stop = False
         self.interruption = Interruption()
@@ -117,8 +118,15 @@ class Hub:
 
         Raises InvalidInput if a worker of this machine cannot work, WorkerLost if none comes.
         """
-        expected = self._spec.config.workers
-        self._serve(lambda: len(self._waiting) == expected or (self._is_late and self._waiting))
+        expected = set(range(self._spec.config.workers))
+        until_s = time.monotonic() + self._settings.wait_s
+        self._serve(
+            lambda: (
+                self._waiting.keys() == expected or (self._waiting and time.monotonic() > until_s)
+            )
+        )
+        for worker in sorted(expected - self._waiting.keys()):
+            logger.warning("worker %d has not come; the others begin without it", worker)
 
     def train(self) -> None:
         """Let the workers begin, and serve until all units are trained on.
@@ -149,21 +157,17 @@ class Hub:
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
     def _serve(self, is_over: Callable[[], object]) -> None:
-        try:
-            while not is_over():
-                event = self.rpc.receive(_POLL_S)
-                if isinstance(event, RpcRequest):
-                    self._execute(event)
-                elif isinstance(event, Lost):
-                    self._drop(event.worker, event.why)
-                elif isinstance(event, Joined):
-                    self._drop(event.worker, "has begun anew")
-                if self._failure is not None:
-                    raise self._failure
-                self._poll()
-        except (InvalidInput, WorkerLost, Interrupted) as error:
-            self._dismiss(str(error))
-            raise
+        while not is_over():
+            event = self.rpc.receive(_POLL_S)
+            if isinstance(event, RpcRequest):
+                self._execute(event)
+            elif isinstance(event, Lost):
+                self._drop(event.worker, event.why)
+            elif isinstance(event, Joined):
+                self._drop(event.worker, "has begun anew")
+            if self._failure is not None:
+                raise self._failure
+            self._poll()
 
     def _execute(self, request: RpcRequest) -> None:
         worker, message = request.worker, request.message
@@ -174,7 +178,8 @@ class Hub:
                 self._leave_out(worker, error)
             reply = Message(AGAIN, message.step)
         except InvalidInput as error:
-            if self._pool is not None:  # our own, which tells no lies: the others would fail alike
+            # Workers of our own tell no lies: the others would fail alike.
+            if self._pool is not None or isinstance(error, Diverged):
                 self.rpc.reply(request, refusal(str(error)))
                 raise
             logger.warning("worker %d is refused: %s", worker, error)
@@ -234,7 +239,8 @@ class Hub:
         told = one_line(b"".join(message.parts[:1]).decode(errors="replace"))
         if self._pool is not None and message.step:
             self._failure = InvalidInput(f"worker {worker} failed: {told}")
-        self._drop(worker, f"has failed: {told}")
+        self._reasons[worker] = f"has failed: {told}"
+        self._drop(worker, self._reasons[worker])
 
     def _go_on(self) -> None:
         """Complete the exchange if all parts are there, and let workers join."""
@@ -316,8 +322,10 @@ class Hub:
             return
         self._polled_s = now_s
         for worker, why in self._pool.poll() if self._pool else ():
-            self._last_words = f"worker {worker} {why}"
+            self._last_words = f"worker {worker} {self._reasons.pop(worker, why)}"
             self._drop(worker, why)
+        if self._pool is not None and self._pool.is_empty:
+            raise WorkerLost(f"no worker is left; {self._last_words}")
         self._drop_late(now_s)
         self._checkpoints.poll()
         self._log.show(len(self.rounds.members))
@@ -350,7 +358,7 @@ class Hub:
             for worker in sorted(self.rounds.missing):
                 self._drop(worker, f"has sent nothing for {waits_s:.0f} s")
 
-    def _dismiss(self, why: str) -> None:
+    def dismiss(self, why: str) -> None:
         """Tell those who ask that the run is over, for a moment: they end with the reason."""
         until_s = time.monotonic() + _DISMISSAL_S
         left = set(self.rounds.members) | self._waiting.keys()

@@ -1,7 +1,7 @@
 """The epochs and tests of a run, and its seconds of training, as the hub counts them."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +14,9 @@ from paceline.exchange.session import Progress
 from paceline.exchange.setup import TrainingSetup
 from paceline.strategies.local.protocol import Loss, PartHeader, Tested
 
-_RATE_WINDOW_S = 10.0
+
+class Diverged(InvalidInput):
+    """The loss of the group is not finite, which no worker alone is to blame for."""
 
 
 @dataclass
@@ -54,6 +56,7 @@ class RunLog:
         self._rate = setup.learning_rate
         self.epochs, self.evaluations = list(epochs), list(evaluations)
         self._losses: defaultdict[int, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        self.samples_of: Counter[int] = Counter()  # by worker
         self._test: Test | None = None
         self._shown_s, self._last_loss = 0.0, float("nan")
         self.num_steps = self._tested = 0  # steps of the run
@@ -85,10 +88,11 @@ class RunLog:
         self._began_s = time.monotonic()
         self.num_steps = self._tested = num_steps
 
-    def count(self, header: PartHeader) -> None:
+    def count(self, worker: int, header: PartHeader) -> None:
         """Count what a worker has trained on since its last part."""
         for loss in header.losses:
             self.add_loss(loss)
+            self.samples_of[worker] += loss.num_samples
             if loss.num_samples:
                 self._last_loss = loss.total / loss.num_samples
 
@@ -107,7 +111,7 @@ class RunLog:
     def end_round(self, exchange: int, num_steps: int, there: Sequence[int]) -> bool:
         """Count a round, after which so many steps are done; return True if workers are to test.
 
-        `there` are the workers that can. Raises InvalidInput if a loss is not finite.
+        `there` are the workers that can. Raises Diverged if a loss is not finite.
         """
         self._progress.advance(num_steps - self.num_steps)
         self.num_steps = num_steps
@@ -166,7 +170,7 @@ class RunLog:
         train_loss = total / max(1, samples)
         if not (isfinite(train_loss) and isfinite(found.test_loss or 0.0)):
             rate = "" if self._rate is None else f"with {self._rate:g} "
-            raise InvalidInput(
+            raise Diverged(
                 f"learning_rate: {rate}the training loss is {train_loss} and the test loss "
                 f"{found.test_loss} after epoch {number + 1}; choose a smaller one"
             )

@@ -149,8 +149,8 @@ class Relay:
         """Send all workers the parts of the others, and take the outer step."""
         self.first_part_s = None
         exchange, parts = completed.exchange, completed.parts
-        for part in parts.values():
-            self._log.count(part.header)
+        for worker, part in parts.items():
+            self._log.count(worker, part.header)
         there = [worker for worker in parts if worker in self.rounds.members]
         tests = saves = False
         if completed.ends_round:

@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor
 
+from paceline.core.balance import apportion
 from paceline.core.compare import conform
-from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
+from paceline.core.errors import Interrupted, InvalidInput, PacelineError, WorkerLost
 from paceline.core.outcome import Outcome
 from paceline.core.settings import TrainSettings
 from paceline.core.strategy import Calibrated, Window
@@ -175,10 +176,30 @@ class LocalRunner:
             threads=num_threads(len(self._devices) or 1, num_others=0),
             max_message_nbytes=self._max_message_nbytes,
         )
+        self._stack.push(self._tell_workers)
         self._hub.wait_for_workers()
         if settings.profile_s:
             self._calibrated = calibrate(self.workload, self._config, self._hub.profiles)
         return self._calibrated
+
+    def _tell_workers(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        """Tell workers of elsewhere why the run does not begin, or ends."""
+        if self._hub is not None and kind is not None and issubclass(kind, PacelineError):
+            self._hub.dismiss(str(error))
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Samples a second of each worker by itself, as measured; empty if one has not measured."""
+        hub, count = self._hub, self._config.workers
+        if hub is None or set(range(count)) - hub.profiles.keys():
+            return ()
+        own = self.samples_per_step / count
+        return tuple(own / hub.profiles[worker].step_s for worker in range(count))
+
+    @property
+    def samples_per_exchange(self) -> float:
+        """The samples of a round over all workers."""
+        return self.samples_per_step * self._config.sync_every
 
     @property
     def _max_message_nbytes(self) -> int:
@@ -226,12 +247,12 @@ class LocalRunner:
             names = {i: one.name for i, one in enumerate(calibrated.machine.devices)}
         origin = self._session.origin
         traced = hub.traces.values()
+        is_balanced = self._session.settings.balance is not None
         happened = timeline_of(traced, hub.relay.times, names, config.fragments, NUM_TRACED, origin)
         faults: list[str] = []
         if calibrated is not None and not hub.lost and self._session.resumed is None:
             num_rounds = 1 + max((span.step for span in happened.spans), default=-1)
             if num_rounds > 0:
-                is_balanced = self._session.settings.balance is not None
                 planned = (plan_balanced if is_balanced else plan)(
                     self.workload, calibrated.machine, config, Window(num_rounds)
                 )
@@ -253,6 +274,7 @@ class LocalRunner:
             score=score_of(self._setup.recipe),
             faults=tuple(faults),
             lost=tuple(hub.lost),
+            shares=self._shares() if is_balanced and log.samples_of else None,
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
             wire_nbytes=wire_nbytes,
             device=", ".join(
@@ -260,6 +282,11 @@ class LocalRunner:
             )
             or None,
         )
+
+    def _shares(self) -> tuple[int, ...]:
+        """Return the samples of each worker in a step of the run, on average."""
+        taken = [self._log.samples_of[worker] for worker in range(self._config.workers)]
+        return apportion(round(self.samples_per_step), taken)
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""

@@ -59,9 +59,7 @@ class Trainer:
         self._setup, self._config, self._group = setup, config, group
         self.model = setup.model
         self.exchanged = Exchanged(setup.model, config)
-        self._stretched = None
-        if setup.factor is not None:
-            self._stretched = Stretched(setup.model, setup.factor)
+        self._stretched: Stretched | None = None
         self._clock = clock_for(group.device)
         self._recorder = Recorder(self._clock, "", group.rank)
         self._prefetched: Prefetched | None = None
@@ -84,6 +82,11 @@ class Trainer:
         self._optimizer = self._setup.optimizer(self.model)
         self._schedule = self._setup.schedule(self._optimizer)
         self._scheduled = 0
+
+    def stretch(self) -> None:
+        """Let layers take longer from now on, in a rehearsal that asks for it."""
+        if self._setup.factor is not None and self._stretched is None:
+            self._stretched = Stretched(self.model, self._setup.factor)
 
     def begin(self, number: int, header: UnitsHeader, done: int = 0) -> Round:
         """Begin a round with these units, of which `done` were trained on before."""

@@ -91,6 +91,7 @@ class LocalWorker:
     def run(self) -> None:
         """Take part until all units of the run are trained on."""
         layout = memoryview(layout_of(self._setup, self._spec).encode())
+        self._trainer.stretch()
         while True:
             try:
                 self._take_over(self._ask(Topic.BEGIN, layout))
@@ -177,12 +178,9 @@ class LocalWorker:
         if self._travelling is not None:
             beside = min(left, self._travelling.steps_left)
             self._take(beside, f"{part}{BESIDE}")
-            self._travelling = self._travelling._replace(
-                steps_left=self._travelling.steps_left - beside
-            )
             left -= beside
-            if not self._travelling.steps_left:
-                self._receive()
+            # Also in a round that has fewer steps: one fragment travels at a time.
+            self._receive()
         self._take(left, part)
 
     def _take(self, count: int, part: str) -> None:
