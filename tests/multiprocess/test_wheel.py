@@ -203,6 +203,6 @@ def test_a_process_with_the_wrong_workers_is_told_which_belong_together(start):
     other = start("-m", "paceline", "worker", "--connect", address, "--run", "another")
     done = other.finish(30)
     assert done.code == 2
-    assert "run id: the hub's run is 'wheel', this worker's 'another'" in done.err
+    assert "run id: the hub's run is 'paceline', this worker's 'another'" in done.err
     os.killpg(hub.process.pid, signal.SIGINT)
     assert hub.finish(20).code == 130

@@ -325,7 +325,7 @@ def test_what_resumes_nothing_is_left_as_it_is():
             "optimizer_options: 'ep' is no field of adamw; did you mean 'eps'?",
         ),
         (["train", "gpt", "--schedule", "cosin"], "schedule: 'cosin' is not known; did you mean"),
-        (["hub", "--config", "host.toml"], "strategy: a hub is one of wheel, not host"),
+        (["hub", "--config", "host.toml"], "strategy: a hub is one of wheel, local, not host"),
         (["hub", "--config", "empty.toml"], "model: name what to train, or a folder by --gen"),
     ],
 )

@@ -235,7 +235,7 @@ def test_each_draws_other_random_numbers(fork: Forked) -> None:
 
 
 def test_a_large_tensor_is_shared_and_not_copied(fork: Forked) -> None:
-    nbytes = 64 * 2**20
+    nbytes = 256 * 2**20
     values = torch.ones(nbytes // 4)
 
     def run() -> None:

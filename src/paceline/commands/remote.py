@@ -25,8 +25,9 @@ def hub(
     values: dict[str, Any],
     *,
     strategy: Annotated[
-        str, typer.Option(help=f"The hub's: {' or '.join(_WITH_HUB)}.")
-    ] = _STRATEGY.name,
+        str | None,
+        typer.Option(help=f"{' or '.join(_WITH_HUB)}; {_STRATEGY.name} by default."),
+    ] = None,
     generate_keys: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write new keys there, and end.")
     ] = None,
@@ -48,9 +49,12 @@ def hub(
         return
     known = {"as": number, "gather": gather, "parent_keys": parent_keys}
     own = {name: value for name, value in known.items() if value is not None}
-    if connect is not None and strategy != _STRATEGY.name:
-        raise InvalidInput(f"connect: a hub of {strategy} is no worker of another")
+    if strategy is not None:
+        values["strategy"] = strategy
     if connect is not None:
+        named = values.pop("strategy", _STRATEGY.name)
+        if named != _STRATEGY.name:
+            raise InvalidInput(f"connect: a hub of {named} is no worker of another")
         _serve_parent({**values, **own, "connect": connect}, as_json)
         return
     for name in own:
@@ -59,9 +63,10 @@ def hub(
         raise InvalidInput("model: name what to train, or a folder by --generate-keys")
     if "bind" not in values:
         raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.0.1:5555")
-    if strategy not in _WITH_HUB:
-        raise InvalidInput(f"strategy: a hub is one of {', '.join(_WITH_HUB)}, not {strategy!r}")
-    given = {**values, "strategy": strategy}
+    given = values if "resume" in values else {"strategy": _STRATEGY.name, **values}
+    named = given.get("strategy", _STRATEGY.name)
+    if named not in _WITH_HUB:
+        raise InvalidInput(f"strategy: a hub is one of {', '.join(_WITH_HUB)}, not {named}")
     launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
 
 

@@ -198,6 +198,8 @@ class Hub:
                 return None
             case Topic.PART:
                 self.relay.take(request)
+                if self._pool is not None:
+                    self._pool.worked(worker)
                 return None
             case Topic.ROUND:
                 return self.relay.units(worker, message.step)
@@ -259,8 +261,6 @@ class Hub:
             if self.rounds.exchange > self._first_exchange:
                 logger.info("worker %d takes part from round %d on", worker, self.rounds.round)
             self.rpc.reply(request, self.relay.state(worker))
-            if self._pool is not None:
-                self._pool.worked(worker)
 
     def _finish(self, worker: int, message: Message) -> None:
         self.traces[worker] = self.relay.finish(message)

@@ -32,6 +32,7 @@ from paceline.exchange.setup import setup_for
 from paceline.links.group import boot_id
 from paceline.links.interruption import interruptible
 from paceline.recipes.named import is_given
+from paceline.rpc.connecting import RUN
 from paceline.rpc.workers import num_threads
 from paceline.strategies.local import checkpoints as saved
 from paceline.strategies.local.config import Local
@@ -45,7 +46,6 @@ from paceline.strategies.local.relay import Relay
 from paceline.strategies.local.trace import NUM_TRACED, timeline_of
 
 logger = logging.getLogger(__name__)
-RUN = "local"  # the name of a run that nobody has named
 _SLACK_S = 1e-3
 _LEAST_MESSAGE_NBYTES = 1 << 23  # for traces and headers
 # Folders and addresses of the hub's machine.

@@ -326,5 +326,10 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
             worker.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Work for the hub that the command line names."""
     run_as_process(take_part)
+
+
+if __name__ == "__main__":
+    main()

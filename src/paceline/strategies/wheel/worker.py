@@ -387,5 +387,10 @@ def _run(bodies: list[BodyWorker], turns: Turns) -> None:
         raise failures[0]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Work for the hub that the command line names."""
     run_as_process(take_part)
+
+
+if __name__ == "__main__":
+    main()
