@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_a_stopped_worker_is_left_out_after_the_deadline_and_comes_back(runs: Lo
     said = run.until("the others go on")
     assert re.search(r"worker 0 (was silent|has sent nothing) for \d+ s", said), said
     run.until("step ")  # the other one trains by itself
+    time.sleep(7)  # longer than its deadline, of which it knows nothing
     os.kill(stopped, signal.SIGCONT)
     assert "worker 0 " in run.until(JOINS)
     assert run.worker(0) == stopped

@@ -286,7 +286,7 @@ class Client:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise Disconnected("the hub does not answer")
-            connection.poll(self._wakeup, min(left_s, _POLL_S), to_send=False)
+            self._poll(connection, min(left_s, _POLL_S), to_send=False)
 
     def _is_welcome(self, frame: Buffer, payload: Buffer) -> bool:
         """Begin or resume the session if this is a WELCOME; raise if it is a refusal."""
@@ -324,7 +324,7 @@ class Client:
         assembly, outgoing = frames.Assembly(), frames.PieceQueue(self._next_request)
         while not self._closing.is_set():
             is_blocked = not self._send_requests(connection, outgoing)
-            connection.poll(self._wakeup, _POLL_S, to_send=is_blocked)
+            self._poll(connection, _POLL_S, to_send=is_blocked)
             for frame, payload in connection.receive():
                 header = frames.unpack(frame, payload)
                 self._heard_s = time.monotonic()
@@ -338,6 +338,12 @@ class Client:
             if time.monotonic() - self._heard_s > min(limits.SILENCE_S, self._deadline_s):
                 raise Disconnected("the hub is silent")
         self._send_control(connection, MessageKind.BYE)
+
+    def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
+        """Wait for messages. A process that was stopped meanwhile has not waited for the hub."""
+        polled_s = time.monotonic()
+        connection.poll(self._wakeup, timeout_s, to_send=to_send)
+        self._heard_s += max(0.0, time.monotonic() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:
         """Send until nothing is left, or the queue is full: then return False."""
