@@ -1,0 +1,121 @@
+"""Two hosts at 1 Gbit/s, one of which is four times slower: strategy local beside the fast one.
+
+    python benchmarks/local/uneven.py [--quick]
+
+It needs root, for two hosts in namespaces of their own. `paceline train` of a GPT of a million
+parameters (uneven_gpt.py) on the fast host alone, and on both with balanced rounds, in turn.
+Seconds to a loss are a run's steps until a test first reached it, at its median step. With --quick
+a few steps show that everything works; the figures mean nothing, and are not written.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path.append(str(HERE.parent / "network"))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from host import missing  # noqa: E402
+from hosts import TwoHosts  # noqa: E402
+
+import parts  # noqa: E402
+from ranks import DEADLINE_S  # noqa: E402
+
+_BATCH_SIZE = 4  # windows of an inner step
+_EVERY, _NUM_ROUNDS, _REPEATS = 40, 8, 3
+_GAIN = 1.6  # inner steps that the fast worker takes for one of the run's, at 4:1
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return speeds and losses of all runs: of the fast host alone, and of both."""
+    if problem := missing():
+        sys.exit(problem)
+    every, rounds = (5, 2) if quick else (_EVERY, _NUM_ROUNDS)
+    alone_every = round(_GAIN * every)
+    alone = ["--strategy=host", "--workers=1", f"--batch-size={_BATCH_SIZE}"]
+    alone += [f"--steps={alone_every * rounds}", f"--evaluate-every={alone_every}"]
+    both = ["--strategy=local", "--workers=2", f"--batch-size={2 * _BATCH_SIZE}"]
+    both += [f"--set=sync_every={every}", "--balance=auto"]
+    both += [f"--steps={every * rounds}", f"--evaluate-every={every}"]
+    found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": []}
+    with TwoHosts("1gbit") as hosts:
+        for _ in range(1 if quick else _REPEATS):
+            found["alone"].append(_run(hosts, alone, lone=True))
+            found["both"].append(_run(hosts, both, lone=False))
+    return found
+
+
+def _run(hosts: TwoHosts, options: Sequence[str], *, lone: bool) -> dict[str, Any]:
+    """Return the speed, the shares and the tests of a run."""
+    command = [sys.executable, "-m", "paceline", "train", "uneven_gpt:recipe", *options, "--json"]
+    environment = {"PYTHONPATH": str(HERE)}
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--checkpoint-every=never", f"--output={folder}", "--profile-s=2"]
+        if lone:  # the other host has nothing to do, and the run's one rank nobody to meet
+            script = 'test "$RANK" = 0 || exit 0; export WORLD_SIZE=1; exec "$@"'
+            command = ["sh", "-c", script, "sh", *command]
+        finished = hosts.run(
+            command, environment=environment, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S
+        )
+        if any(one.code for one in finished):
+            sys.exit("\n".join(one.err for one in finished))
+        (path,) = Path(folder).glob("*/result.json")
+        result = json.loads(path.read_text())
+    samples_per_step = _BATCH_SIZE * (1 if lone else 2)
+    step_s = samples_per_step / result["samples_per_s"]
+    tests = [[one["num_steps"] * step_s, one["test_loss"]] for one in result["evaluations"]]
+    return {
+        "tokens_per_s": result["tokens_per_s"],
+        "predicted_samples_per_s": result["predicted_samples_per_s"],
+        "samples_per_s": result["samples_per_s"],
+        "shares": result["shares"],
+        "tests": tests,
+    }
+
+
+def text(_: str, figures: dict[str, Any]) -> str:
+    """Return the table."""
+    alone, both = figures["alone"], figures["both"]
+    target = max(run["tests"][-1][1] for run in alone)
+    base = median(run["tokens_per_s"] for run in alone)
+    lines = [
+        "| gpt-1m, 1 Gbit/s, 4:1 | tokens/s | times alone | shares | predicted "
+        f"| s to a loss of {target:.3f} | last loss |",
+        "|---" * 7 + "|",
+    ]
+    for name, runs in (("the fast host alone", alone), ("both, local, balanced", both)):
+        speeds = sorted(run["tokens_per_s"] for run in runs)
+        predicted = [run["predicted_samples_per_s"] for run in runs]
+        pairs = zip(predicted, runs, strict=True)
+        errors = [own / run["samples_per_s"] - 1 for own, run in pairs if own is not None]
+        seconds = [_reached_s(run["tests"], target) for run in runs]
+        losses = [run["tests"][-1][1] for run in runs]
+        shares = " + ".join(map(str, runs[-1]["shares"] or ()))
+        cells = [
+            name,
+            f"{median(speeds):,.0f} [{speeds[0]:,.0f}, {speeds[-1]:,.0f}]",
+            f"{median(speeds) / base:.2f}",
+            shares,
+            f"{median(errors):+.1%}" if errors else "",
+            " ".join("never" if one is None else f"{one:.0f}" for one in seconds),
+            f"{median(losses):.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _reached_s(tests: Sequence[Sequence[float]], target: float) -> float | None:
+    """Return the seconds until the first test with at most that loss."""
+    return next((seconds for seconds, loss in tests if loss <= target), None)
+
+
+if __name__ == "__main__":
+    parts.run(HERE, {"uneven": measure}, text)
