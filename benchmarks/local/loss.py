@@ -65,39 +65,52 @@ def _loss(options: Sequence[str], seed: int, steps: int) -> float:
     return loss
 
 
-def text(_: str, figures: dict[str, Any]) -> str:
+def text(part: str, figures: dict[str, Any]) -> str:
     """Return the table, and the rows that loss_table.toml has of it."""
+    return "\n".join([table(part, figures), "", *_toml_rows(figures)])
+
+
+def table(_: str, figures: dict[str, Any]) -> str:
+    """Return the table."""
     synchronous = figures["synchronous"]
     lines = ["| rounds of | travels as | test loss, nats a byte | beside synchronous training |"]
     lines += ["|---" * 4 + "|", f"| | synchronous | {_values(synchronous)} | |"]
-    rows = []
     for row in figures["rows"]:
-        pairs = zip(row["losses"], synchronous, strict=True)
-        differences = [own - other for own, other in pairs]
-        middle = mean(differences)
-        beside = f"{middle:+.4f} ({min(differences):+.4f} to {max(differences):+.4f})"
+        found = _differences(row, synchronous)
+        beside = f"{mean(found):+.4f} ({min(found):+.4f} to {max(found):+.4f})"
         lines.append(
             f"| {row['sync_every']} | {row['codec']} | {_values(row['losses'])} | {beside} |"
         )
-        spread = max(abs(one - middle) for one in differences)
-        rows.append(_table_row(row, middle, spread, len(differences), figures["tokens"]))
-    return "\n".join([*lines, "", *rows])
+    return "\n".join(lines)
+
+
+def _differences(row: dict[str, Any], synchronous: Sequence[float]) -> list[float]:
+    """Return how much higher each seed's loss is than that of synchronous training."""
+    return [own - other for own, other in zip(row["losses"], synchronous, strict=True)]
+
+
+def _toml_rows(figures: dict[str, Any]) -> list[str]:
+    return [
+        _toml_row(row, _differences(row, figures["synchronous"]), figures["tokens"])
+        for row in figures["rows"]
+    ]
+
+
+def _toml_row(row: dict[str, Any], differences: Sequence[float], tokens: int) -> str:
+    bits = 32 if row["codec"] == "float32" else wire_format(row["codec"]).value_bits
+    middle = mean(differences)
+    spread = max(abs(one - middle) for one in differences)
+    return (
+        f"[[rows]]  # {row['codec']}\nsync_every = {row['sync_every']}\nworkers = {_WORKERS}\n"
+        f"bits = {bits}\ndifference = {middle:.4f}\nspread = {spread:.4f}\n"
+        f'seeds = {len(differences)}\nmodel = "a GPT of 121,000 parameters"\n'
+        f"tokens = {tokens}\n"
+    )
 
 
 def _values(losses: Sequence[float]) -> str:
     deviation = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
     return f"{mean(losses):.4f}{deviation}"
-
-
-def _table_row(
-    row: dict[str, Any], difference: float, spread: float, seeds: int, tokens: int
-) -> str:
-    bits = 32 if row["codec"] == "float32" else wire_format(row["codec"]).value_bits
-    return (
-        f"[[rows]]  # {row['codec']}\nsync_every = {row['sync_every']}\nworkers = {_WORKERS}\n"
-        f"bits = {bits}\ndifference = {difference:.4f}\nspread = {spread:.4f}\nseeds = {seeds}\n"
-        f'model = "a GPT of 121,000 parameters"\ntokens = {tokens}'
-    )
 
 
 if __name__ == "__main__":

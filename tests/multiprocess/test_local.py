@@ -73,6 +73,16 @@ def test_a_stopped_worker_is_left_out_after_the_deadline_and_comes_back(runs: Lo
     assert any(one.startswith("worker 0 ") for one in result["lost"])
 
 
+def test_a_worker_that_hangs_before_its_speed_is_known_is_left_out(runs: LocalRuns) -> None:
+    # Its process answers; only its part does not come.
+    runs.flag("hang")
+    run = runs.train(*ROUNDS, "--deadline-s", "3")
+    said = run.until("the others go on")
+    assert re.search(r"worker [01] has sent nothing for \d+ s", said), said
+    result = run.result()
+    check_whole(result, 4)
+
+
 def test_cut_connections_change_no_bit(runs: LocalRuns, proxy) -> None:
     whole = runs.train(*ROUNDS, epochs=MANY).result()
     slow, port = runs.flag("slow"), free_port()

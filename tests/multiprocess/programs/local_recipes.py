@@ -10,8 +10,9 @@ from torch.utils.data import TensorDataset
 
 from paceline.recipes.recipe import Recipe
 
-SLOW, POISON, POISON_ALL = Path("slow"), Path("poison"), Path("poison-all")
-SLOW_S = 0.1
+SLOW, HANG = Path("slow"), Path("hang")
+POISON, POISON_ALL = Path("poison"), Path("poison-all")
+SLOW_S, HANG_S = 0.1, 3600.0
 WIDTH, NUM_SAMPLES = 6, 480
 
 
@@ -28,6 +29,8 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return found
     if SLOW.exists():
         time.sleep(SLOW_S)
+    if _takes(HANG):
+        time.sleep(HANG_S)
     if POISON_ALL.exists() or _takes(POISON):
         return found * torch.nan
     return found

@@ -33,7 +33,8 @@ _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
 _DISMISSAL_S = 2.0
 _LEAVING_S = 5.0  # for processes that are done to say good-bye
-_LATE = 3.0  # times as long as the slowest worker's round: then a worker is late
+_LATE = 3.0  # times as long as its steps of the round should take: then a worker is late
+_LATE_IF_UNKNOWN = 10.0  # times as long as they would take the slowest of those that are known
 _MODULE = "paceline.strategies.local.worker"
 
 
@@ -350,13 +351,18 @@ class Hub:
         if self.relay.first_part_s is None or not self.rounds.missing:
             return
         waits_s = now_s - self.relay.first_part_s
-        late = [self.rounds.members[one] for one in self.rounds.missing]
-        if any(one.step_s is None for one in late):
-            return  # how long a step takes is not known; a dead worker is noticed by its silence
-        expected_s = max((one.step_s or 0.0) * one.most_units for one in late)
-        if waits_s > self._settings.deadline_s + _LATE * expected_s:
+        late_s = max(map(self._late_s, self.rounds.missing))
+        if waits_s > self._settings.deadline_s + late_s:
             for worker in sorted(self.rounds.missing):
                 self._drop(worker, f"has sent nothing for {waits_s:.0f} s")
+
+    def _late_s(self, worker: int) -> float:
+        """Return the seconds after which a worker's part is late: some times its steps' own."""
+        member = self.rounds.members[worker]
+        if member.step_s is not None:
+            return _LATE * member.step_s * member.most_units
+        slowest_s = max(self.rounds.speeds.values(), default=0.0)
+        return _LATE_IF_UNKNOWN * slowest_s * member.most_units
 
     def dismiss(self, why: str) -> None:
         """Tell those who ask that the run is over, for a moment: they end with the reason."""

@@ -1,0 +1,32 @@
+"""The tables of result.json, as the README shows them.
+
+    python benchmarks/local/tables.py
+
+puts them into README.md, between the lines that say so.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import faults  # noqa: E402
+import loss  # noqa: E402
+import main  # noqa: E402
+
+import uneven  # noqa: E402
+from readme import fill  # noqa: E402
+
+_TEXTS = {"loss": loss.table, "uneven": uneven.text}
+
+
+def of(part: str, figures: dict[str, Any]) -> str:
+    """Return the table of a part."""
+    default = faults.text if part.startswith("faults") else main.text
+    return _TEXTS.get(part, default)(part, figures)
+
+
+if __name__ == "__main__":
+    fill(HERE, ["result.json"], of)

@@ -1,0 +1,44 @@
+"""The tables of result.json, as the README shows them.
+
+    python benchmarks/transformer/tables.py
+
+puts them into README.md, between the lines that say so.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from figures import shown  # noqa: E402
+from readme import fill, table  # noqa: E402
+
+CHECKPOINTS = "checkpoints"
+
+
+def of(part: str, figures: dict[str, Any]) -> str:
+    """Return the table of a part."""
+    return _of_checkpoints(figures) if part == CHECKPOINTS else _of_steps(part, figures)
+
+
+def _of_checkpoints(figures: dict[str, Any]) -> str:
+    lines = [(name, shown(figures[name], 1e3, 0)) for name in ("step", "stall")]
+    share = f"{figures['share_of_a_step']:.1%} of a step for {figures['nbytes'] / 1e6:,.0f} MB"
+    return table(f"checkpoints of gpt-30m on 2 ranks: {share}", ("", "ms"), lines)
+
+
+def _of_steps(part: str, figures: dict[str, Any]) -> str:
+    rows = figures["variants"]
+    best = min(row["seconds"]["median"] for name, row in rows.items() if name.startswith("DDP"))
+    lines = []
+    for name, row in sorted(rows.items(), key=lambda one: one[1]["seconds"]["median"]):
+        own = row["seconds"]["median"]
+        lines.append((name, shown(row["seconds"], 1e3, 0), f"{own / best:.3f}"))
+    head = ("variant", "ms a step, median [quartiles]", "of the best DDP's time")
+    return f"{table(part, head, lines)}\n\n`auto` took {figures['auto']}"
+
+
+if __name__ == "__main__":
+    fill(HERE, ["result.json"], of)
