@@ -2,13 +2,14 @@
 
     python benchmarks/transformer/main.py [PART...] [--quick]
 
-A part is a model and a wire: "gpt-10m loopback", "gpt-30m 1gbit"; or "checkpoints". The wires need
-root, for two hosts in namespaces of their own. Without PART all are measured. With --quick a few
-steps show that everything works; the figures mean nothing, and are not written.
+A part is a model and a wire: "gpt-10m loopback", "gpt-30m 1gbit"; "checkpoints", or "ten minutes".
+The wires need root, for two hosts in namespaces of their own. Without PART all are measured. With
+--quick a few steps show that everything works; the figures mean nothing, and are not written.
 """
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -53,8 +54,29 @@ def stall(quick: bool) -> dict[str, Any]:
     return on_ranks(HERE, "checkpoints_of_gpt", 2, quick)
 
 
+def ten_minutes(quick: bool) -> dict[str, Any]:
+    """Return the bits per byte of `gpt` while it trains: here some ten minutes."""
+    steps, every = (4, 2) if quick else (800, 100)
+    command = [sys.executable, "-m", "paceline", "train", "gpt", "--strategy=host", "--workers=2"]
+    command += ["--batch-size=16", f"--steps={steps}", f"--evaluate-every={every}"]
+    command += ["--schedule=cosine", f"--warmup-steps={steps // 16}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command += [f"--checkpoint-every={every}", f"--output={folder}", "--json"]
+        subprocess.run(command, check=True, timeout=10 * DEADLINE_S, stdout=subprocess.PIPE)
+        (path,) = Path(folder).glob("*/result.json")
+        return curve_of(json.loads(path.read_text()))
+
+
+def curve_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a run's result."""
+    curve = [[one["num_steps"], one["score"]] for one in result["evaluations"]]
+    seconds = sum(epoch["seconds"] for epoch in result["epochs"])
+    speeds = {name: result[name] for name in ("step_s", "tokens_per_s")}
+    return {"curve": curve, "seconds": seconds, **speeds}
+
+
 if __name__ == "__main__":
     every = {
         f"{model} {wire}": partial(measure, model, wire) for model in _MODELS for wire in _WIRES
     }
-    parts.run(HERE, every | {tables.CHECKPOINTS: stall}, tables.of)
+    parts.run(HERE, every | {tables.CHECKPOINTS: stall, tables.TEN_MINUTES: ten_minutes}, tables.of)

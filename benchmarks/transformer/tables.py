@@ -15,18 +15,30 @@ sys.path.insert(0, str(HERE.parent))
 from figures import shown  # noqa: E402
 from readme import fill, table  # noqa: E402
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, TEN_MINUTES = "checkpoints", "ten minutes"
 
 
 def of(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a part."""
-    return _of_checkpoints(figures) if part == CHECKPOINTS else _of_steps(part, figures)
+    if part == CHECKPOINTS:
+        return _of_checkpoints(figures)
+    return _of_curve(figures) if part == TEN_MINUTES else _of_steps(part, figures)
 
 
 def _of_checkpoints(figures: dict[str, Any]) -> str:
     lines = [(name, shown(figures[name], 1e3, 0)) for name in ("step", "stall")]
     share = f"{figures['share_of_a_step']:.1%} of a step for {figures['nbytes'] / 1e6:,.0f} MB"
     return table(f"checkpoints of gpt-30m on 2 ranks: {share}", ("", "ms"), lines)
+
+
+def _of_curve(figures: dict[str, Any]) -> str:
+    title = (
+        f"gpt, 3.3 M parameters, batches of 16 windows of 256 bytes, 2 workers of one core: "
+        f"{figures['seconds']:.0f} s, {figures['tokens_per_s']:,.0f} tokens/s"
+    )
+    steps, bits = zip(*figures["curve"], strict=True)
+    cells = [["bits per byte", *(f"{one:.3f}" for one in bits)]]
+    return table(title, ["steps", *map(str, steps)], cells)
 
 
 def _of_steps(part: str, figures: dict[str, Any]) -> str:
