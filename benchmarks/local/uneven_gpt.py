@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import torch
 from torch import nn
@@ -16,25 +17,31 @@ from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import Recipe
 
 CONTEXT = 256
-_LEARNING_RATE, _SLOWER, _NUM_TESTED = 0.003, 4, 64
+_LEARNING_RATE, _NUM_TESTED = 0.003, 64
+_SLOWER, _NUM_MEASURED = 4, 7
 
 
 class Slow(torch.optim.AdamW):
-    """AdamW whose steps come a quarter as often: after each it waits three times as long.
+    """AdamW that waits after each step, so that steps come a quarter as often as without waiting.
 
-    As long as the processor needed for everything since the step before, without any waiting: for
-    loading, forward, backward and update.
+    How often that is, is measured in the first steps: by the processor's time for everything since
+    the step before, so for loading, forward, backward and update.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(parameters, lr)
-        self._began_s = time.process_time()
+        self._ended_s = time.process_time()
+        self._measured: list[float] = []
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Take a step, and wait."""
         super().step()
-        time.sleep((_SLOWER - 1) * (time.process_time() - self._began_s))
-        self._began_s = time.process_time()
+        own_s = time.process_time() - self._ended_s
+        if len(self._measured) < _NUM_MEASURED:
+            self._measured.append(own_s)
+        else:
+            time.sleep(max(0.0, _SLOWER * median(self._measured) - own_s))
+        self._ended_s = time.process_time()
 
 
 def recipe() -> Recipe:
