@@ -7,7 +7,8 @@ A file has the fields that the options of a command have. TOML has no null: with
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,7 +85,27 @@ def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
     path = Path(str(folder)) / FILE_NAME
     if not path.is_file():
         raise InvalidInput(f"resume: {folder} is not the folder of a run, as it has no {FILE_NAME}")
-    return merged(values, read_config(path, kind))
+    before = read_config(path, kind)
+    if "strategy" in values and values["strategy"] != before.get("strategy"):
+        before.pop("options", None)  # of a strategy that this run does not have
+    return merged(values, before)
+
+
+@contextmanager
+def written_config(folder: Path, settings: Record) -> Iterator[None]:
+    """Write all settings of a run into its folder, which has the earlier ones if it is refused.
+
+    Raises InvalidInput if they cannot be written.
+    """
+    path = folder / FILE_NAME
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    write_config(folder, settings)
+    try:
+        yield
+    except InvalidInput:
+        if before is not None:
+            path.write_text(before, encoding="utf-8")
+        raise
 
 
 def write_config(folder: Path, settings: Record) -> None:

@@ -25,7 +25,7 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
 from paceline.planner.admission import admit_profiled, admit_rounds
-from paceline.records.config_file import write_config
+from paceline.records.config_file import written_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
@@ -55,7 +55,7 @@ def go_through(request: RunRequest, group: Group) -> None:
         about = runner.about
         # Made before hours of training, not after them.
         makes = group.rank == 0 and request.verb != "plan"
-        folder = _make_folder(session) if makes else None
+        folder = stack.enter_context(_folder_of(session)) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
         forecasts = forecasts_of(session, runner)
@@ -116,14 +116,15 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
     return request.model_copy(update={"run_id": rows[0]["run_id"]})
 
 
-def _make_folder(session: TrainingSession) -> Path:
-    """Make the run's folder, write its settings into it, and return it."""
+@contextmanager
+def _folder_of(session: TrainingSession) -> Iterator[Path]:
+    """Make the run's folder, or take that of the run that goes on, with its settings in it."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0
     folder = make_folder(settings.output, session.run_id, exists=exists)
-    write_config(folder, settings)
-    return folder
+    with written_config(folder, settings):
+        yield folder
 
 
 @contextmanager
