@@ -43,6 +43,8 @@ CASES = [
     for options in ([given] if "fused" in given else [given | {"foreach": True}, given])
     if "foreach" not in options or "foreach" in inspect.signature(OPTIMIZERS[name]).parameters
     for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    # Which torch rounds by where in memory the momentum is: two equal runs differ.
+    if not (name == "SGD" and "fused" in options and dtype == torch.bfloat16)
 ]
 
 

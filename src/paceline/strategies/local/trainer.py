@@ -70,6 +70,7 @@ class Trainer:
             self._prefetched = Prefetched(self.batches, group.device)
         self.round: Round | None = None
         self._losses: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._carried: defaultdict[int, float] = defaultdict(float)  # sums from a checkpoint
         self._sizes: defaultdict[int, int] = defaultdict(int)
         self._weights = [0] * config.fragments
         self._busy_s, self._num_busy = 0.0, 0
@@ -138,12 +139,17 @@ class Trainer:
     def losses(self) -> tuple[Loss, ...]:
         """Return the losses since the last call, by epoch."""
         found = tuple(
-            Loss(epoch=epoch, num_samples=self._sizes[epoch], total=float(torch.stack(own).sum()))
-            for epoch, own in self._losses.items()
+            Loss(epoch=epoch, num_samples=size, total=self._total(epoch))
+            for epoch, size in self._sizes.items()
         )
-        self._losses.clear()
-        self._sizes.clear()
+        for counted in (self._losses, self._carried, self._sizes):
+            counted.clear()
         return found
+
+    def _total(self, epoch: int) -> float:
+        """Return the summed loss, in float64: the same wherever a checkpoint divides the sum."""
+        own = self._losses.get(epoch)
+        return self._carried[epoch] + (float(torch.stack(own).cpu().double().sum()) if own else 0.0)
 
     def step_s(self) -> float | None:
         """Return the mean seconds of the inner steps since the last call."""
@@ -221,10 +227,7 @@ class Trainer:
             "scheduled": self._scheduled,
             "weights": list(self._weights),
             # Of steps beside an exchange, which the hub has not been told of.
-            "losses": [
-                [epoch, self._sizes[epoch], float(torch.stack(own).sum())]
-                for epoch, own in self._losses.items()
-            ],
+            "losses": [[epoch, size, self._total(epoch)] for epoch, size in self._sizes.items()],
             "schedule": None if self._schedule is None else schedule_state(self._schedule),
         }
         return found, known
@@ -239,7 +242,7 @@ class Trainer:
             load_schedule_state(self._schedule, values["schedule"])
         self._scheduled, self._weights = values["scheduled"], list(values["weights"])
         for epoch, size, total in values["losses"]:
-            self._losses[epoch].append(torch.tensor(total, device=self._group.device))
+            self._carried[epoch] += total
             self._sizes[epoch] += size
         self.exchanged.load_feedback(of("feedback"))
         outer, own = self.exchanged.outer, of("parameters")
