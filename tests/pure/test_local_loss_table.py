@@ -68,6 +68,9 @@ def test_rows_are_near_up_to_twice_or_half_with_as_many_bits(row, is_near):
 
 def test_without_a_codec_values_have_32_bits_and_auto_has_those_of_what_it_encodes_with():
     assert "nothing" not in described(Local(), [replace(ROW, bits=32)])
+    # Another outer step costs something else.
+    assert "nothing" in described(Local(outer_learning_rate=1), [replace(ROW, bits=32)])
+    assert "nothing" in described(Local(outer_momentum=0), [replace(ROW, bits=32)])
     assert "nothing" not in described(Local(codec="auto"), [ROW])
     with pytest.raises(InvalidInput, match="nobody knows beforehand"):
         caveat(Local(codec="threshold:0.1"))
@@ -92,9 +95,9 @@ def test_every_forecast_of_local_says_it_in_terminals_reports_and_json(capsys):
         assert len(said) == (one.strategy == "local")
     rows = list(map(PlanRow.of, found))
     assert rows[0].strategy == "local"  # on such a link
-    assert "nothing is known of the cost in loss" in rows[0].model_dump_json()
+    assert caveat(Local()) in rows[0].model_dump_json()
     show_plans(console(), rows, "plans")
     assert "1: " + rows[0].explanation in capsys.readouterr().out
     method = next(iter(of_plan(RankingRows.of(found))))
     assert "local on 2 workers is predicted to be the fastest" in method.sentence
-    assert "nothing is known of the cost in loss" in method.sentence
+    assert caveat(Local()) in method.sentence

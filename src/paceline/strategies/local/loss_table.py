@@ -62,7 +62,8 @@ def described(config: Local, rows: Sequence[LossRow]) -> str:
     workers = f"{config.workers} worker{'s' * (config.workers > 1)}"
     size = f"{bits} bit{'s' * (bits > 1)}"
     asked = f"rounds of {config.sync_every} steps on {workers} with {size}"
-    near = [row for row in rows if row.bits == bits and _is_near(row, config)]
+    is_usual = _outer(config) == _outer(Local())  # as in all measurements
+    near = [row for row in rows if is_usual and row.bits == bits and _is_near(row, config)]
     if not near:
         return f"not the same training: nothing is known of the cost in loss of {asked}"
     low = min(row.difference - row.spread for row in near)
@@ -72,6 +73,10 @@ def described(config: Local, rows: Sequence[LossRow]) -> str:
         f"not the same training: near {asked} the loss was {low:+.3f} to {high:+.3f} beside that "
         f"of synchronous training, which is no promise for another model ({measured})"
     )
+
+
+def _outer(config: Local) -> tuple[float | None, float]:
+    return config.outer_learning_rate, config.outer_momentum
 
 
 def _is_near(row: LossRow, config: Local) -> bool:
