@@ -34,6 +34,7 @@ from figures import shown, spread  # noqa: E402
 from ranks import DEADLINE_S  # noqa: E402
 
 _MODELS, _WIRES = ("gpt-10m", "gpt-30m"), ("1gbit", "100mbit")
+_TRAINED = {"gpt-30m": "even_gpt:recipe"}
 _SYNC_EVERY, _NUM_ROUNDS = 50, 3
 _REPEATS = {"gpt-10m": 2, "gpt-30m": 1}
 _LOCALS = {
@@ -100,7 +101,7 @@ def _local(
     asked += [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
     with tempfile.TemporaryDirectory() as folder:
         asked += ["--output", folder, "--profile-s", "1" if quick else "10"]
-        _run(hosts, [sys.executable, "-m", "paceline", "train", model, *asked])
+        _run(hosts, [sys.executable, "-m", "paceline", "train", _TRAINED.get(model, model), *asked])
         (path,) = Path(folder).glob("*/result.json")
         result = json.loads(path.read_text())
     quartiles = [result[f"{name}_s"] for name in ("lower_quartile", "step", "upper_quartile")]
@@ -108,7 +109,10 @@ def _local(
 
 
 def _run(hosts: TwoHosts, command: list[str]) -> None:
-    finished = hosts.run(command, cores=(0, 1), deadline_s=10 * DEADLINE_S)
+    environment = {"PYTHONPATH": str(HERE)}
+    finished = hosts.run(
+        command, environment=environment, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S
+    )
     if any(one.code for one in finished):
         sys.exit("\n".join(one.err for one in finished))
 
