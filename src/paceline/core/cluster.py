@@ -31,7 +31,7 @@ class Level(Fact):
 
     Each member has one link to its switch, through which all nodes below the member go:
     `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, which is how many
-    times more the members can send than the switches pass on. `latency_s` is that of a message on
+    times more the members can send than the switches pass on. `share` and `latency_s` are those of
     this link.
     """
 
@@ -39,6 +39,7 @@ class Level(Fact):
     count: Annotated[int, Field(ge=1, examples=[32])]
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     source: Source
 
@@ -192,6 +193,7 @@ class Cluster(Machine):
                         between=(name, above[i // size]),
                         bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / level.oversubscription,
                         latency_s=level.latency_s,
+                        share=level.share,
                         source=level.source,
                     )
                     for i, name in enumerate(names)
@@ -204,4 +206,5 @@ class Cluster(Machine):
             "links": tuple(links),
             "switches": tuple(switches),
             "groups": groups,
+            "losses": self.losses,
         }

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from paceline.core.compare import Breakdown, breakdown
-from paceline.core.cost import CostModel, Roofline
+from paceline.core.cost import CostModel, Roofline, Slowed
 from paceline.core.machine import Machine
 from paceline.core.plan import COMMUNICATION, Kind, Lane, Plan
 from paceline.core.simulate import makespan_s, simulate
@@ -22,6 +22,7 @@ _FEWEST_PERIODS = 3  # the first, the last, and one between them
 _MANY_TASKS = 8_000  # of a step
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
+_SHOWN_SLOWDOWN = 1.005
 _GAIN = 1.02  # what more workers have to gain to be worth using
 # Mean absolute error of a predicted step: benchmarks/planner.
 ERROR_BAR = 0.06
@@ -36,7 +37,8 @@ class Forecast:
     takes; on their own they would reach `alone_samples_per_s` together. `is_balanced`: the workers'
     parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
     Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
-    where workers take several between two exchanges.
+    where workers take several between two exchanges. `slowdown`: how many times longer computation
+    takes than undisturbed (see `core.losses`).
     """
 
     strategy: str
@@ -54,6 +56,7 @@ class Forecast:
     is_balanced: bool = False
     notes: tuple[str, ...] = ()
     steps_per_update: float = 1.0
+    slowdown: float = 1.0
 
     @property
     def codec(self) -> str | None:
@@ -100,6 +103,11 @@ class Forecast:
         # Asynchronous devices have steps of their own.
         share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
         computing = f"computes {parts.compute_s * share:.0f} % of the step"
+        if self.slowdown >= _SHOWN_SLOWDOWN:
+            computing += (
+                f", {100 * (self.slowdown - 1):.0f} % longer than undisturbed: beside exchanges, "
+                "and waiting for the slowest"
+            )
         if not parts.communication_s:
             return f"{computing}; nothing is exchanged"
         return (
@@ -124,6 +132,7 @@ def forecast(
     `samples_per_step` are those of all workers. `balanced`: with parts that follow the workers'
     speeds, if the strategy plans them. InvalidInput if the strategy does not fit.
     """
+    machine = machine.reached
     model = cost or Roofline.of(machine)
     is_balanced = balanced and strategy.plan_balanced is not None
     planned = (is_balanced and strategy.plan_balanced) or strategy.plan
@@ -137,35 +146,69 @@ def forecast(
         num_steps = max(num_steps, _FEWEST_PERIODS)
     plan = window(num_steps)
     timeline = simulate(plan, model)
+    if (slowdown := _slowdown(timeline, machine, strategy, config)) != 1.0:
+        model = Slowed(model, slowdown)
+        timeline = simulate(plan, model)
     # The difference of two windows: the first step starts cold, the last one overlaps with none.
     period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
-    step_s, num_taken = period_s / per_period, num_steps * per_period
+    num_taken = num_steps * per_period
+    step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
     if per_period > 1:
         per_update = num_taken / timeline.num_steps()
         parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
-    link_nbytes: dict[str, float] = defaultdict(float)
-    sorts, sort_of = plan.priced_alike
-    for number, times in Counter(sort_of).items():
-        task = sorts[number]
-        for resource in task.on if task.kind in COMMUNICATION else ():
-            if resource.lane is Lane.WIRE:
-                link_nbytes[resource.owner] += times * task.cost.nbytes
     return Forecast(
         strategy.name,
         config,
         config.workers,
         step_s,
         samples_per_step / step_s,
-        {link: nbytes / num_taken for link, nbytes in link_nbytes.items()},
+        {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
         memory(workload, machine, strategy, config),
         parts,
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=() if strategy.caveat is None else (strategy.caveat(config),),
+        notes=notes if strategy.caveat is None else (*notes, strategy.caveat(config)),
         steps_per_update=per_update,
+        slowdown=slowdown,
     )
+
+
+def _sent(plan: Plan) -> Mapping[str, float]:
+    """Return the bytes that a plan sends in each direction of each link."""
+    found: dict[str, float] = defaultdict(float)
+    sorts, sort_of = plan.priced_alike
+    for number, times in Counter(sort_of).items():
+        task = sorts[number]
+        for resource in task.on if task.kind in COMMUNICATION else ():
+            if resource.lane is Lane.WIRE:
+                found[resource.owner] += times * task.cost.nbytes
+    return found
+
+
+def _fed(
+    machine: Machine, workers: int, samples_per_step: float, step_s: float
+) -> tuple[float, tuple[str, ...]]:
+    """Return the seconds of a step of workers that wait for samples if hosts do not keep up."""
+    devices = machine.first_devices(workers)
+    on_host = Counter(device.host for device in devices)
+    for host in machine.hosts:
+        if host.samples_per_s is not None and on_host[host.name]:
+            wanted = samples_per_step * on_host[host.name] / workers
+            if wanted > step_s * host.samples_per_s:
+                step_s = wanted / host.samples_per_s
+                note = f"{host.name} reads {host.samples_per_s:g} samples/s, which is what limits"
+                return step_s, (note,)
+    return step_s, ()
+
+
+def _slowdown(timeline: Timeline, machine: Machine, strategy: Strategy, config: Any) -> float:
+    """Return by how much longer computation takes than in a timeline without losses."""
+    parts = breakdown(timeline)
+    hidden = parts.hidden_s / parts.compute_s if parts.compute_s else 0.0
+    num_waiting = 1 if strategy.is_asynchronous else config.workers
+    return machine.usual_losses.slowdown(hidden, num_waiting, strategy.steps_per_period(config))
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
