@@ -59,5 +59,5 @@ _PUBLISHED = (
     "one half of the published tables in benchmarks/scaling_tables"
 )
 # Of an exchange between hosts less is lost beside it: adapters and not kernels carry the bytes.
-WITHIN_A_HOST = Losses(link_share=0.75, beside_exchange=0.7, spread=0.03, source=_PUBLISHED)
+WITHIN_A_HOST = Losses(link_share=0.75, beside_exchange=0.85, spread=0.03, source=_PUBLISHED)
 BETWEEN_HOSTS = Losses(link_share=0.75, beside_exchange=0.4, spread=0.03, source=_PUBLISHED)

@@ -74,7 +74,8 @@ def calibrated(
     batch_size = rate.batch_size or usual_batch
     strategy = STRATEGIES[_ALONE]
     config = strategy.config(workers=1)
-    found = forecast(workload_of(batch_size), machine, strategy, config, batch_size)
+    computing = machine.with_each("hosts", samples_per_s=None)  # the device, and not what feeds it
+    found = forecast(workload_of(batch_size), computing, strategy, config, batch_size)
     slower = found.samples_per_s / rate.samples_per_s
     (needed,) = found.memory_nbytes.values()
     source = f"measured: {rate.samples_per_s:g} samples/s in batches of {batch_size}"

@@ -255,8 +255,8 @@ def _literal(field: str, value: Any) -> str:
         return f"[{', '.join(_literal(field, item) for item in value)}]"
     if isinstance(value, int):  # or a bool
         return json.dumps(value)
-    unit = next(unit for end, unit in _UNITS.items() if field.endswith(end))
-    text = quantity(value, unit)
+    unit = next((unit for end, unit in _UNITS.items() if field.endswith(end)), None)
+    text = None if unit is None else quantity(value, unit)
     return repr(value) if text is None else f'"{text}"'
 
 
