@@ -39,7 +39,7 @@ class Level(Fact):
     count: Annotated[int, Field(ge=1, examples=[32])]
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
-    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     source: Source
 

@@ -1,8 +1,8 @@
 """Losses: what keeps real steps from the time that a plan of undisturbed tasks gives them.
 
-A plan lets computing and exchanging go on side by side at their full speeds, links carry what they
-are built for, and equal devices take equal times. None of it is so. What each costs is said by a
-machine, measured by a profile, or taken from publications.
+A plan lets computing and exchanging go on side by side at their full speeds, and equal devices take
+equal times. Neither is so. What it costs is said by a machine, contained in the times of a profile,
+or taken from publications.
 """
 
 from math import sqrt
@@ -18,16 +18,14 @@ _NORMAL = NormalDist()
 
 
 class Losses(Fact):
-    """The shares of time and bandwidth that a plan of undisturbed tasks does not know of.
+    """The shares of time that a plan of undisturbed tasks does not know of.
 
-    `link_share`: of the links' bandwidth, what exchanges reach, where a link does not say its own.
     `beside_exchange`: by so much of the time for which a device exchanges beside its computation,
     that takes longer: collectives take its processors and its memory's bandwidth.
     `spread`: the standard deviation of a worker's computation of a step over its mean; workers that
     exchange in each step wait for the slowest.
     """
 
-    link_share: Annotated[float, Field(gt=0, le=1)]
     beside_exchange: _Share
     spread: _Share
     source: Source
@@ -35,7 +33,7 @@ class Losses(Fact):
     @classmethod
     def none(cls, source: str) -> Self:
         """Return no losses: of a machine whose figures were measured with them."""
-        return cls(link_share=1.0, beside_exchange=0.0, spread=0.0, source=source)
+        return cls(beside_exchange=0.0, spread=0.0, source=source)
 
     def slowdown(self, hidden: float, num_workers: int, num_steps: int = 1) -> float:
         """Return by how much longer computation takes than undisturbed.
@@ -53,11 +51,11 @@ def largest_of(count: int) -> float:
 
 
 _PUBLISHED = (
-    "links: 0.6 to 0.85 of a data sheet (nccl src/graph/topo.h and issues); beside exchanges: "
+    "beside exchanges: "
     "kernels take 1.2 to 1.4 times as long (arXiv 2507.03114), buckets are copied and launched; "
     "spread: 8 % between equal GPUs of a cluster (arXiv 2208.11035); values within these that fit "
     "one half of the published tables in benchmarks/scaling_tables"
 )
 # Of an exchange between hosts less is lost beside it: adapters and not kernels carry the bytes.
-WITHIN_A_HOST = Losses(link_share=0.75, beside_exchange=0.85, spread=0.03, source=_PUBLISHED)
-BETWEEN_HOSTS = Losses(link_share=0.75, beside_exchange=0.4, spread=0.03, source=_PUBLISHED)
+WITHIN_A_HOST = Losses(beside_exchange=0.85, spread=0.03, source=_PUBLISHED)
+BETWEEN_HOSTS = Losses(beside_exchange=0.4, spread=0.03, source=_PUBLISHED)

@@ -29,7 +29,7 @@ from paceline.core.wire_format import Kernel, WireFormat
 class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
-    `share` of it is what exchanges reach, by default as much as the machine's losses say.
+    `share` of it is what exchanges reach.
     Between a host and itself it is what processes on that host exchange messages through. There the
     processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
     meanwhile.
@@ -38,7 +38,7 @@ class Link(Fact):
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
-    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     uses_cores: bool = False
     source: Source
 
@@ -50,12 +50,12 @@ class Link(Fact):
         """The two ends, joined."""
         return "--".join(self.between)
 
-    def reached(self, usual: float) -> "Link":
-        """Return the link with what exchanges reach of it; `usual` is the share if it says none."""
-        share = usual if self.share is None else self.share
-        if share == self.share == 1.0:
+    @property
+    def reached(self) -> "Link":
+        """The link with what exchanges reach of it."""
+        if self.share == 1.0:
             return self
-        found = share * self.bandwidth_bytes_per_s
+        found = self.share * self.bandwidth_bytes_per_s
         return self.model_copy(update={"bandwidth_bytes_per_s": found, "share": 1.0})
 
 
@@ -302,8 +302,7 @@ class Machine(Fact):
     @cached_property
     def reached(self) -> Self:
         """The machine with links as fast as exchanges find them."""
-        usual = self.usual_losses.link_share
-        links = tuple(link.reached(usual) for link in self.links)
+        links = tuple(link.reached for link in self.links)
         if links == self.links:
             return self
         return self.model_copy(update={"links": links})
