@@ -14,6 +14,7 @@ from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
+from paceline.planner.ranges import half_width
 from paceline.strategies import EXCHANGES
 
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
@@ -85,6 +86,16 @@ class Forecast:
         ]
         num_steps = self.timeline.num_steps() * self.steps_per_update
         return max(links, default=0.0) / num_steps / self.step_s
+
+    @property
+    def range_share(self) -> float:
+        """How far a measured step may be from `step_s` in nine of ten cases, as a share of it."""
+        return half_width(self.machine, self.breakdown)
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The seconds between which a measured step lies in nine of ten cases."""
+        return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property
     def shown_s(self) -> float:
