@@ -23,8 +23,15 @@ def shown(figure: Mapping[str, float], scale: float = 1.0, digits: int = 3) -> s
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def write(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write result.json: the figures, and the machine and versions that they hold for."""
+def write(
+    folder: Path, figures: Mapping[str, Any], others: Mapping[str, Any] | None = None
+) -> None:
+    """Write result.json: the figures, and the machine and versions that they hold for.
+
+    `others` are those of parts that were measured on another machine, or with other versions.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    content = {"machine": facts(device), "figures": figures}
+    content: dict[str, Any] = {"machine": facts(device), "figures": figures}
+    if others:
+        content["other_machines"] = others
     (folder / "result.json").write_text(json.dumps(content, indent=2) + "\n")

@@ -20,7 +20,7 @@ def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], s
 
     A part is told whether to be quick; `text` returns the tables of its figures, to be printed.
     The figures of quick parts mean nothing, and are not written. Parts that are not named keep what
-    they had, if it was measured on this machine.
+    they had, and the machine that they were measured on.
     """
     quick = _QUICK in sys.argv
     names = [name for name in sys.argv[1:] if name != _QUICK] or list(parts)
@@ -30,16 +30,18 @@ def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], s
     for name in names:
         figures = parts[name](quick)
         if not quick:
-            write(folder, _earlier(folder) | {name: figures})
+            earlier, others = _earlier(folder, name)
+            write(folder, earlier | {name: figures}, others)
         print(f"\n{text(name, figures)}", flush=True)
 
 
-def _earlier(folder: Path) -> dict[str, Any]:
-    """Return the figures of the parts that were measured before, if it was on this machine."""
+def _earlier(folder: Path, but: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the figures of the other parts that were measured before, and their other machines."""
     path = folder / "result.json"
     if not path.exists():
-        return {}
+        return {}, {}
     content = json.loads(path.read_text())
-    same = content["machine"] == facts(torch.device("cpu"))
-    figures: dict[str, Any] = content["figures"]
-    return figures if same else {}
+    figures = {name: own for name, own in content["figures"].items() if name != but}
+    machines = dict.fromkeys(figures, content["machine"]) | content.get("other_machines", {})
+    here = facts(torch.device("cpu"))
+    return figures, {name: machines[name] for name in figures if machines[name] != here}

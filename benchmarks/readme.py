@@ -28,6 +28,10 @@ def table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> st
     return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def _shown(machine: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
 def fill(folder: Path, names: Sequence[str], text: Callable[[str, Any], str]) -> None:
     """Put the tables of those of the named results that exist between README.md's two marks.
 
@@ -38,7 +42,9 @@ def fill(folder: Path, names: Sequence[str], text: Callable[[str, Any], str]) ->
         if path.exists():
             content = json.loads(path.read_text())
             texts += [text(part, figures) for part, figures in content["figures"].items()]
-            texts.append(", ".join(f"{key} {value}" for key, value in content["machine"].items()))
+            texts.append(_shown(content["machine"]))
+            others = content.get("other_machines", {})
+            texts += [f"{part}: {_shown(machine)}" for part, machine in others.items()]
     if not texts:
         sys.exit(f"none of {', '.join(names)} is here; run main.py first")
     readme = folder / "README.md"

@@ -4,8 +4,9 @@
 
 A part is a model and a wire: "gpt-10m 1gbit", "gpt-30m 100mbit". They need root, for two hosts in
 namespaces of their own. In each turn of a part steps are measured alone on both hosts at
-once, and by DistributedDataParallel; then `paceline train` with local, whole rounds of it. With
---quick a few steps show that everything works; the figures mean nothing, and are not written.
+once, and by DistributedDataParallel; then `paceline train` with local, whole rounds of it, with
+steps alone before and after it. Times a lone host are the median of the turns' own. With --quick a
+few steps show that everything works; the figures mean nothing, and are not written.
 """
 
 import json
@@ -15,6 +16,7 @@ import tempfile
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -45,34 +47,43 @@ def measure(model: str, wire: str, quick: bool) -> dict[str, Any]:
     if problem := missing():
         sys.exit(f"{wire}: {problem}")
     seconds: dict[str, list[float]] = defaultdict(list)
+    times: dict[str, list[float]] = defaultdict(list)  # a lone host's speed, in each turn
     predicted: dict[str, list[float]] = defaultdict(list)
     with TwoHosts(wire) as hosts:
         for _ in range(1 if quick else _REPEATS[model]):
             found = _steps(hosts, model, quick)
+            before = found["seconds"][ALONE]
             for name, own in found["seconds"].items():
                 seconds[name] += own
+                times[name].append(2 * median(before) / median(own))
             for name, options in _LOCALS.items():
                 own, step_s = _local(hosts, model, options, quick)
+                after = _steps(hosts, model, quick, only=ALONE)["seconds"][ALONE]
                 seconds[name] += own
-                predicted[name].append(step_s)
-    alone = spread(seconds[ALONE] * (2 if quick else 1))["median"]
-    rows = {name: _row(own, alone, quick) for name, own in seconds.items()}
-    for name, own in predicted.items():
-        rows[name]["predicted_s"] = sorted(own)[len(own) // 2]
+                seconds[ALONE] += after
+                # The machine's speed changes within minutes: what ran just before and after tells.
+                times[name].append(2 * median([*before, *after]) / median(own))
+                predicted[name].append(step_s / median(own) - 1)
+                before = after
+    rows: dict[str, dict[str, Any]] = {
+        name: {
+            "seconds": spread(own * (4 if quick else 1)),
+            "times_alone": 1.0 if name == ALONE else median(times[name]),
+            "turns": times[name],
+        }
+        for name, own in seconds.items()
+    }
+    for name, errors in predicted.items():
+        rows[name]["predicted"] = errors
     known = {"sync_every": 4 if quick else _SYNC_EVERY, "tokens": found["tokens"]}
     return {"ways": rows, **known}
 
 
-def _row(seconds: list[float], alone_s: float, quick: bool) -> dict[str, Any]:
-    found = spread(seconds * (4 if quick else 1))
-    return {"seconds": found, "times_alone": 2 * alone_s / found["median"]}
-
-
-def _steps(hosts: TwoHosts, model: str, quick: bool) -> dict[str, Any]:
+def _steps(hosts: TwoHosts, model: str, quick: bool, only: str = "") -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
         program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "steps_of_hosts"]
-        options = [str(output), f"--case={model}", *(["--quick"] if quick else [])]
+        options = [str(output), f"--case={model} {only}", *(["--quick"] if quick else [])]
         _run(hosts, [*program, *options])
         found: dict[str, Any] = json.loads(output.read_text())
     return found
@@ -108,10 +119,11 @@ def text(part: str, figures: dict[str, Any]) -> str:
     for name, row in figures["ways"].items():
         seconds = row["seconds"]
         rate = (1 if name == ALONE else 2) * figures["tokens"] / seconds["median"]
-        times = 1.0 if name == ALONE else row["times_alone"]
-        error = row.get("predicted_s", 0.0) / seconds["median"] - 1
-        told = f"{error:+.1%}" if "predicted_s" in row else ""
-        lines.append(f"| {name} | {shown(seconds, 1e3, 0)} | {rate:,.0f} | {times:.2f} | {told} |")
+        turns = sorted(row["turns"])
+        between = f" [{turns[0]:.2f}, {turns[-1]:.2f}]" if len(turns) > 1 and name != ALONE else ""
+        told = " ".join(f"{error:+.1%}" for error in row.get("predicted", ()))
+        times = f"{row['times_alone']:.2f}{between}"
+        lines.append(f"| {name} | {shown(seconds, 1e3, 0)} | {rate:,.0f} | {times} | {told} |")
     return "\n".join(lines)
 
 

@@ -20,10 +20,16 @@ _NUM_BLOCKS, _NUM_STEPS = 3, 2
 
 
 def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
-    """Return the seconds of the steps of all variants, in blocks that take turns."""
-    task = Task.synthetic(case, BATCH_SIZE[case], group.device)
+    """Return the seconds of the steps of all variants, in blocks that take turns.
+
+    `case` is a model, and a variant if it is to be the only one.
+    """
+    model, _, only = case.partition(" ")
+    task = Task.synthetic(model, BATCH_SIZE[model], group.device)
     variants = []
     for name, wrap in _wraps(quick).items():
+        if only and name != only:
+            continue
         trainee = Trainee(task, wrap)
         for _ in range(_NUM_WARM_UP):
             trainee.step()

@@ -3,7 +3,8 @@
     python benchmarks/local/uneven.py [--quick]
 
 It needs root, for two hosts in namespaces of their own. `paceline train` of a GPT of a million
-parameters (uneven_gpt.py) on the fast host alone, and on both with balanced rounds, in turn.
+parameters (uneven_gpt.py) on the fast host alone, and on both with balanced rounds, by the usual
+outer step and by plain averaging, in turn.
 Seconds to a loss are a run's steps until a test first reached it, at its median step. With --quick
 a few steps show that everything works; the figures mean nothing, and are not written.
 """
@@ -45,11 +46,13 @@ def measure(quick: bool) -> dict[str, Any]:
     both = ["--strategy=local", "--workers=2", f"--batch-size={2 * _BATCH_SIZE}"]
     both += [f"--set=sync_every={every}", "--balance=auto"]
     both += [f"--steps={every * rounds}", f"--evaluate-every={every}"]
-    found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": []}
+    averaged = [*both, "--set=outer_learning_rate=1", "--set=outer_momentum=0"]
+    found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": [], "averaged": []}
     with TwoHosts("1gbit") as hosts:
         for _ in range(1 if quick else _REPEATS):
             found["alone"].append(_run(hosts, alone, lone=True))
             found["both"].append(_run(hosts, both, lone=False))
+            found["averaged"].append(_run(hosts, averaged, lone=False))
     return found
 
 
@@ -83,7 +86,7 @@ def _run(hosts: TwoHosts, options: Sequence[str], *, lone: bool) -> dict[str, An
 
 def text(_: str, figures: dict[str, Any]) -> str:
     """Return the table."""
-    alone, both = figures["alone"], figures["both"]
+    alone = figures["alone"]
     target = max(run["tests"][-1][1] for run in alone)
     base = median(run["tokens_per_s"] for run in alone)
     lines = [
@@ -91,7 +94,11 @@ def text(_: str, figures: dict[str, Any]) -> str:
         f"| s to a loss of {target:.3f} | last loss |",
         "|---" * 7 + "|",
     ]
-    for name, runs in (("the fast host alone", alone), ("both, local, balanced", both)):
+    for name, runs in (
+        ("the fast host alone", alone),
+        ("both, local, balanced", figures["both"]),
+        ("both, plain averaging", figures["averaged"]),
+    ):
         speeds = sorted(run["tokens_per_s"] for run in runs)
         predicted = [run["predicted_samples_per_s"] for run in runs]
         pairs = zip(predicted, runs, strict=True)

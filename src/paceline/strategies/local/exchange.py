@@ -10,7 +10,7 @@ from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.outer import OuterModel, fragments_of, weighted_sum
+from paceline.strategies.local.outer import OuterModel, fragments_of, is_finite
 from paceline.strategies.local.protocol import payload_of
 
 
@@ -35,7 +35,7 @@ class Exchanged:
         """Return an outer gradient as buffers of bytes; None if a value is NaN or infinite."""
         codec = self._codecs[fragment]
         if codec is None:
-            return (gradient.view(torch.uint8),) if bool(gradient.isfinite().all()) else None
+            return (gradient.view(torch.uint8),) if is_finite(gradient) else None
         payload = codec.encode(gradient)
         return None if payload.num_nonfinite else payload.buffers
 
@@ -52,7 +52,7 @@ class Exchanged:
         """Take the outer step with workers' weights and outer gradients, in the workers' order."""
         total = sum(weight for weight, _ in parts)
         terms = [(weight / total if total else 0.0, values) for weight, values in parts]
-        self.outer.step(fragment, weighted_sum(terms))
+        self.outer.step(fragment, terms)
 
     def feedback(self) -> dict[str, Tensor]:
         """Return what codecs remember, by `FRAGMENT/NAME`."""

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from paceline.core.cost import Measured, Rate, Roofline
 from paceline.core.losses import Losses
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
@@ -19,7 +22,8 @@ from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.layers import profile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.plan import inner_step
+from paceline.strategies.local.outer import OuterModel
+from paceline.strategies.local.plan import FLOAT32_NBYTES, inner_step, step_traffic
 from paceline.strategies.local.protocol import RunSpec
 from paceline.strategies.local.trace import HUB
 
@@ -27,6 +31,7 @@ _SOURCE = "measured by the workers before this run"
 _NUM_PINGS = 20
 _MIN_SECONDS = 1e-9
 _MIN_PROBE_NBYTES = 64 * 1024
+_MOST_STEPPED = 1 << 22  # values of an outer step that is measured
 _NETWORK = Path("/proc/self/ns/net")
 Ask = Callable[[int, int], None]
 
@@ -35,7 +40,8 @@ class DeviceProfile(Record):
     """The speed of a worker's device and of its link to the hub.
 
     `host` tells its network from others. `seconds` are those of each part of an inner step, by kind
-    and layer; `codecs` are values a second encoded and decoded, by kernel.
+    and layer; `codecs` are values a second encoded and decoded, by kernel. `memory_bytes_per_s` is
+    what an outer step reads and writes in host memory.
     """
 
     kind: DeviceKind
@@ -43,6 +49,7 @@ class DeviceProfile(Record):
     seconds: tuple[tuple[Kind, str, float], ...]
     codecs: dict[Kernel, tuple[float, float]]
     copy_bytes_per_s: float | None = None
+    memory_bytes_per_s: float
     latency_s: float
     link_bytes_per_s: float
 
@@ -79,9 +86,23 @@ def device_profile(
         seconds=tuple((key.kind, key.part, one) for key, one in found.durations.items()),
         codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
         copy_bytes_per_s=copy_speed(group.device) if is_gpu else None,
+        memory_bytes_per_s=_memory_speed(min(nbytes // FLOAT32_NBYTES, _MOST_STEPPED)),
         latency_s=small_s / 2,
         link_bytes_per_s=2 * size / max(large_s - small_s, _MIN_SECONDS),
     )
+
+
+def _memory_speed(num_values: int) -> float:
+    """Return the bytes a second of an outer step of two workers, as a plan counts them."""
+    outer = OuterModel([(nn.Parameter(torch.ones(num_values)),)], Local(workers=2))
+    terms = [(0.5, torch.ones(num_values)) for _ in range(2)]
+
+    def step() -> None:
+        outer.step(0, terms)
+        outer.digest(0)
+
+    seconds = max(timing.median_s(step), _MIN_SECONDS)
+    return step_traffic(len(terms)) * FLOAT32_NBYTES * num_values / seconds
 
 
 def calibrate(
@@ -95,6 +116,7 @@ def calibrate(
         return None
     known = dict.fromkeys([network_here(), *(workers[i].host for i in range(config.workers))])
     hosts = {network: f"host{number}" for number, network in enumerate(known)}
+    slowest = min(workers[i].memory_bytes_per_s for i in range(config.workers))
     links: dict[tuple[str, str], Link] = {}
     devices = []
     for worker in range(config.workers):
@@ -107,7 +129,7 @@ def calibrate(
             links[host, device.name] = _link((host, device.name), one.copy_bytes_per_s, 0.0)
     machine = Machine(
         name="this-run",
-        hosts=tuple(host_here(name, _SOURCE, cores=1) for name in hosts.values()),
+        hosts=tuple(host_here(name, _SOURCE, slowest, cores=1) for name in hosts.values()),
         devices=tuple(devices),
         links=tuple(links.values()),
         losses=Losses.none(_SOURCE),

@@ -9,7 +9,7 @@ is added: fused, sums would have other bits on other processors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from paceline.models.layers import layers_of
 from paceline.strategies.local.config import Local
 
 Fragment = tuple[nn.Parameter, ...]
-_DIGEST_NBYTES = 16
+_BLOCK = 1 << 16  # values: what is read and written of so many stays in a core's cache
 
 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
@@ -52,6 +52,11 @@ def flatten(parameters: Iterable[Tensor]) -> Tensor:
     return torch.cat([one.detach().reshape(-1) for one in parameters]).cpu()
 
 
+def is_finite(vector: Tensor) -> bool:
+    """Return False if a value is NaN or infinite."""
+    return all(bool(block.isfinite().all()) for block in vector.split(_BLOCK))
+
+
 def weighted_sum(terms: Sequence[tuple[float, Tensor]]) -> Tensor:
     """Return the sum of vectors times their weights, added in this order."""
     total = torch.zeros_like(terms[0][1])
@@ -75,13 +80,18 @@ class OuterModel:
 
     def gradient(self, fragment: int, parameters: Fragment) -> Tensor:
         """Return how far a worker's parameters of a fragment are from the group's."""
-        return self.values[fragment] - flatten(parameters)
+        own = flatten(parameters)
+        return torch.sub(self.values[fragment], own, out=own)
 
-    def step(self, fragment: int, mean: Tensor) -> None:
-        """Take the outer step of a fragment, with the mean of the workers' outer gradients."""
-        momentum = self.momenta[fragment].mul_(self._momentum).add_(mean)
-        change = (momentum * self._momentum).add_(mean).mul_(self._rate)
-        self.values[fragment].sub_(change)
+    def step(self, fragment: int, terms: Sequence[tuple[float, Tensor]]) -> None:
+        """Take the outer step of a fragment, with the workers' shares and outer gradients."""
+        shares = [share for share, _ in terms]
+        vectors = self.values[fragment], self.momenta[fragment], *(one for _, one in terms)
+        for values, momentum, *parts in zip(*(one.split(_BLOCK) for one in vectors), strict=True):
+            mean = weighted_sum(list(zip(shares, parts, strict=True)))
+            momentum.mul_(self._momentum).add_(mean)
+            change = (momentum * self._momentum).add_(mean).mul_(self._rate)
+            values.sub_(change)
 
     @torch.no_grad()
     def load_into(self, fragment: int, parameters: Fragment, mixing: float = 0.0) -> None:
@@ -95,7 +105,7 @@ class OuterModel:
 
     def digest(self, fragment: int) -> bytes:
         """Return a hash of a fragment's parameters and momentum, by which replicas are compared."""
-        found = blake2b(digest_size=_DIGEST_NBYTES)
+        found = sha256()  # processors have instructions for it
         for vector in (self.values[fragment], self.momenta[fragment]):
             found.update(vector.numpy().data)
         return found.digest()

@@ -32,7 +32,7 @@ from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.units import inner_steps
 
-_FLOAT32_NBYTES = 4  # of a value of the outer state, and of an outer gradient without a codec
+FLOAT32_NBYTES = 4  # of a value of the outer state, and of an outer gradient without a codec
 # Vectors that an outer step reads and writes: the mean outer gradient, the momentum twice, the
 # parameters twice.
 _OUTER_TRAFFIC = 5
@@ -58,6 +58,11 @@ def plan_balanced(workload: Workload, machine: Machine, config: Local, window: W
     return _Rounds(workload, machine, config, balanced=True).plan(window.num_steps)
 
 
+def step_traffic(num_workers: int) -> int:
+    """Return the vectors that an outer step reads and writes, the sum of all workers' included."""
+    return num_workers + 1 + _OUTER_TRAFFIC
+
+
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
     """Return the bytes that each device needs, a replica, and each host, by name.
 
@@ -65,7 +70,7 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
-    kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
+    kept = _OUTER_STATE * FLOAT32_NBYTES * workload.num_parameters
     for name in (hub_of(machine, config).name, *(device.host for device in devices)):
         needed[name] = needed.get(name, 0) + kept
     return needed
@@ -106,7 +111,7 @@ def exchange_nbytes(workload: Workload, config: Local) -> tuple[int, ...]:
     """
     counts = map(_num_values, fragments_of(workload, config))
     if config.codec is None:
-        return tuple(_FLOAT32_NBYTES * count for count in counts)
+        return tuple(FLOAT32_NBYTES * count for count in counts)
     return tuple(map(wire_format(config.codec).nbytes, counts))
 
 
@@ -296,8 +301,8 @@ class _Rounds:
 
     def _hub_step(self, fragment: int) -> _Stage:
         """Return what the hub does with a fragment: the sum of all payloads, and the outer step."""
-        values = _FLOAT32_NBYTES * _num_values(self.fragments[fragment])
-        traffic = len(self.devices) * self.nbytes[fragment] + values + _OUTER_TRAFFIC * values
+        values = FLOAT32_NBYTES * _num_values(self.fragments[fragment])
+        traffic = step_traffic(len(self.devices)) * values
         on_hub = [device for device in self.devices if device.host == self.hub.name]
         on = (Resource(self.hub.name, Lane.REDUCE), *costs.core_lanes(on_hub))
         return _Stage(Kind.REDUCE, str(fragment), on, Cost(nbytes=traffic, num_calls=1))
@@ -367,7 +372,7 @@ class _Rounds:
         It is that of the worker's cores, or of a GPU's host, while the device computes nothing.
         """
         device = self.devices[worker]
-        nbytes = num_vectors * _FLOAT32_NBYTES * _num_values(self.fragments[fragment])
+        nbytes = num_vectors * FLOAT32_NBYTES * _num_values(self.fragments[fragment])
         if device.kind == DeviceKind.CPU:
             # All workers of a host do this at the same time, and share its memory's bandwidth.
             return Transfer(
