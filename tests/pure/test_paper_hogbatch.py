@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from paceline.core.plan import Kind
@@ -6,6 +8,7 @@ from paceline.studies.papers import hogbatch
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.hogbatch import DATA_SETS, workload
 from paceline.studies.papers.paper_tables import Basis
+from paper_markdown import markdown
 
 COVTYPE, W8A, DELICIOUS, REAL_SIM = DATA_SETS
 
@@ -99,3 +102,9 @@ def test_real_sims_copies_alone_forbid_the_printed_ratio():
     gpu_s = work.input_nbytes / 15.75e9 + flops / 7.8e12
     assert 236 * gpu_s == pytest.approx(286, abs=1)
     assert hogbatch.epoch_s(REAL_SIM, "cpu0") < 0.8 * 236 * gpu_s
+
+
+def test_the_readme_has_the_tables_of_the_code(paper):
+    text = Path("papers/hogbatch/README.md").read_text()
+    between = text.split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0]
+    assert between.strip() == markdown(paper)

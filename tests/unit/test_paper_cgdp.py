@@ -36,6 +36,9 @@ from paper_markdown import markdown
 README = Path(__file__).parents[2] / "papers" / "cgdp" / "README.md"
 
 
+ALONE = [f"BVLC/Caffe, {name}, 1 GPU" for name in ("AlexNet", "GoogLeNet-v1", "VGGNet-16")]
+
+
 @pytest.fixture(scope="module")
 def whole():
     return paper()
@@ -85,7 +88,9 @@ def test_table_2_is_met_within_3_percent_but_for_googlenets_tree(whole):
     for cell in table_2.cells:
         limit = 0.075 if "BVLC/Caffe, GoogLeNet" in cell.name else 0.03
         assert abs(cell.error) <= limit, cell
-        if cell.basis is Basis.CALIBRATED:
+        # Of these cells constants were taken.
+        if cell.name.endswith("AlexNet, 2 GPUs") or cell.name in ALONE:
+            assert cell.basis is Basis.CALIBRATED
             assert abs(cell.error) < 0.002, cell
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from paceline.core.errors import InvalidInput
@@ -8,6 +10,7 @@ from paceline.strategies.wheel.split import messages, split
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis
 from paceline.studies.papers.wheel import paper, ungrouped_alexnet
+from paper_markdown import markdown
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +116,9 @@ def test_networks_are_cut_before_their_fully_connected_layers(name, samples, fir
             split(work, Wheel())
     else:
         assert split(work, Wheel()).head.layers[0].name == first
+
+
+def test_the_readme_has_the_tables_of_the_code(wheel):
+    text = Path("papers/wheel/README.md").read_text()
+    between = text.split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0]
+    assert between.strip() == markdown(wheel)
