@@ -1,7 +1,7 @@
 """Search over strategies, codecs, chunks, numbers of workers and placements."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,36 +86,60 @@ def search(
     """Return all forecasts, best first, and what was refused and why.
 
     `workload_of` describes one worker's part of a step by its samples; `batch_size` are the samples
-    of a step over all workers. InvalidInput if so many workers do not fit.
+    of a step over all workers. Where one number of `workers` is asked for, one worker is forecast
+    as well, to judge it by. InvalidInput if so many workers do not fit.
     """
     known = tuple(strategies)
     speeds: dict[tuple[float, ...], float] = {}
     forecasts: list[Forecast] = []
     refused: list[Refusal] = []
-    for count in worker_counts(machine, batch_size, workers):
-        # Where samples do not divide evenly, the worker with the most decides the step's time.
-        workload = workload_of(-(-batch_size // count))
-        # One worker has nobody to exchange with, and all strategies are the same.
-        for strategy in known if count > 1 else known[:1]:
-            try:
-                part = machine.for_workers(count, strategy.symmetric)
-                places = placements(machine, count) if part is machine else {_LISTED: part}
-            except InvalidInput as error:
-                refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
-                continue
-            for name, place in places.items():
-                # Of a cluster every node has the same devices.
-                chosen = machine if machine.num_devices > len(machine.devices) else place
-                nodes, rest = divmod(count, len(chosen.devices))
-                own = [_speed(workload, chosen, one, known[0], speeds) for one in chosen.devices]
-                alone = nodes * sum(own) + sum(own[:rest])
-                found, why = _forecasts(workload, place, strategy, count, batch_size)
-                forecasts += [
-                    replace(one, placement=name, alone_samples_per_s=alone) for one in found
-                ]
-                if why is not None:
-                    refused.append(Refusal(strategy.name, count, name, why))
-    return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size)
+    counts = worker_counts(machine, batch_size, workers)
+    for count in counts:
+        found, why = _with_workers(workload_of, machine, known, batch_size, count, speeds)
+        forecasts += found
+        refused += why
+    alone: list[Forecast] = []
+    if 1 not in counts:
+        alone, _ = _with_workers(workload_of, machine, known, batch_size, 1, speeds)
+    best_alone = next(iter(rank(alone)), None)
+    return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size, best_alone)
+
+
+def _with_workers(
+    workload_of: Callable[[int], Workload],
+    machine: Machine,
+    strategies: Sequence[Strategy],
+    batch_size: int,
+    count: int,
+    speeds: dict[tuple[float, ...], float],
+) -> tuple[list[Forecast], list[Refusal]]:
+    """Return the forecasts of all strategies on so many workers, and what was refused.
+
+    `speeds` has what devices reach alone; those that are met here are added.
+    """
+    forecasts: list[Forecast] = []
+    refused: list[Refusal] = []
+    # Where samples do not divide evenly, the worker with the most decides the step's time.
+    workload = workload_of(-(-batch_size // count))
+    # One worker has nobody to exchange with, and all strategies are the same.
+    for strategy in strategies if count > 1 else strategies[:1]:
+        try:
+            part = machine.for_workers(count, strategy.symmetric)
+            places = placements(machine, count) if part is machine else {_LISTED: part}
+        except InvalidInput as error:
+            refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
+            continue
+        for name, place in places.items():
+            # Of a cluster every node has the same devices.
+            chosen = machine if machine.num_devices > len(machine.devices) else place
+            nodes, rest = divmod(count, len(chosen.devices))
+            own = [_speed(workload, chosen, one, strategies[0], speeds) for one in chosen.devices]
+            alone = nodes * sum(own) + sum(own[:rest])
+            found, why = _forecasts(workload, place, strategy, count, batch_size)
+            forecasts += [replace(one, placement=name, alone_samples_per_s=alone) for one in found]
+            if why is not None:
+                refused.append(Refusal(strategy.name, count, name, why))
+    return forecasts, refused
 
 
 def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
