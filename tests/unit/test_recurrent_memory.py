@@ -13,13 +13,13 @@ from paceline.models.recurrent_layers import workspace_nbytes
 from paceline.studies.profile.memory_use import make_momentum, track
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
-STEPS, SAMPLES, WORDS, CLASSES = 8, 16, 50, 10
+STEPS, SAMPLES, WORDS, CLASSES = 10, 64, 50, 10
 
 
 class Classifier(nn.Module):
     """Words of a sentence, a recurrent layer over them, and a class from its last step."""
 
-    def __init__(self, kind: type[nn.RNNBase], hidden: int = 48, **options: object) -> None:
+    def __init__(self, kind: type[nn.RNNBase], hidden: int = 32, **options: object) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, 32, dtype=options.get("dtype"))
         self.recurrent = kind(32, hidden, **options)
@@ -40,7 +40,7 @@ CASES: dict[str, Callable[[], Classifier]] = {
     "lstm, odd": lambda: Classifier(nn.LSTM, hidden=37, bias=False),
     "lstm, both ways": lambda: Classifier(nn.LSTM, **BOTH),
     "lstm, dropout": lambda: Classifier(nn.LSTM, num_layers=3, dropout=0.2),
-    "lstm, projected": lambda: Classifier(Projected, hidden=24, batch_first=True),
+    "lstm, projected": lambda: Classifier(Projected, hidden=16, batch_first=True),
     "lstm, float64": lambda: Classifier(nn.LSTM, dtype=torch.float64),
     "gru": lambda: Classifier(nn.GRU, batch_first=True),
     "gru, both ways": lambda: Classifier(nn.GRU, dropout=0.2, **BOTH),

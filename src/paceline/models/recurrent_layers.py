@@ -160,16 +160,19 @@ def _step_by_step(
     batch_first: bool,
 ) -> Any:
     """Return the outputs and the last states of layers without a kernel, as PyTorch makes them."""
+    held = list[Tensor]()
 
     def layer(
         x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], is_reversed: bool
     ) -> tuple[Tensor, list[Tensor]]:
         of_inputs, of_states, *rest = weights
+        if not is_reversed:  # PyTorch holds those of the first direction while it makes the others
+            held.clear()
         bias, bias_of_states = rest[:2] if has_biases else (None, None)
         projection = rest[2 * has_biases :]
-        steps = list(F.linear(x, of_inputs, bias).unbind(0))
+        held[:] = F.linear(x, of_inputs, bias).unbind(0)
         state, outputs = list(states), []
-        for step in reversed(steps) if is_reversed else steps:
+        for step in reversed(held) if is_reversed else held:
             state = cell(step, F.linear(state[0], of_states, bias_of_states), state)
             for weight in projection:
                 state[0] = state[0].matmul(weight.t())
