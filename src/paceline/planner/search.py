@@ -22,6 +22,9 @@ _CODECS = ("half", "bfloat16", "dynamic8", "onebit")
 _LEAST_BITS = 8  # of an activation: a sign is too little (Dettmers 2016, section 4.2)
 _FEW_DEVICES = 8
 _LISTED = "as listed"
+# Of a strategy each of whose tasks is planned: layers of all workers, for a plan in about 5 s, and
+# workers that any network may have, which are also the most that are looked at without being asked.
+_MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
@@ -95,12 +98,13 @@ def search(
     refused: list[Refusal] = []
     counts = worker_counts(machine, batch_size, workers)
     for count in counts:
-        found, why = _with_workers(workload_of, machine, known, batch_size, count, speeds)
+        asked = workers is not None
+        found, why = _with_workers(workload_of, machine, known, batch_size, count, speeds, asked)
         forecasts += found
         refused += why
     alone: list[Forecast] = []
     if 1 not in counts:
-        alone, _ = _with_workers(workload_of, machine, known, batch_size, 1, speeds)
+        alone, _ = _with_workers(workload_of, machine, known, batch_size, 1, speeds, asked=True)
     best_alone = next(iter(rank(alone)), None)
     return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size, best_alone)
 
@@ -112,10 +116,12 @@ def _with_workers(
     batch_size: int,
     count: int,
     speeds: dict[tuple[float, ...], float],
+    asked: bool,
 ) -> tuple[list[Forecast], list[Refusal]]:
     """Return the forecasts of all strategies on so many workers, and what was refused.
 
-    `speeds` has what devices reach alone; those that are met here are added.
+    `speeds` has what devices reach alone; those that are met here are added. `asked`: this number
+    alone is wanted.
     """
     forecasts: list[Forecast] = []
     refused: list[Refusal] = []
@@ -125,6 +131,8 @@ def _with_workers(
     for strategy in strategies if count > 1 else strategies[:1]:
         try:
             part = machine.for_workers(count, strategy.symmetric)
+            if not strategy.symmetric and part is not machine:
+                _check_size(count, len(workload.layers), asked)
             places = placements(machine, count) if part is machine else {_LISTED: part}
         except InvalidInput as error:
             refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
@@ -140,6 +148,21 @@ def _with_workers(
             if why is not None:
                 refused.append(Refusal(strategy.name, count, name, why))
     return forecasts, refused
+
+
+def _check_size(workers: int, num_layers: int, asked: bool) -> None:
+    """Raise InvalidInput if a plan of each worker's tasks would take too long."""
+    most = max(_MOST_UNASKED, _MOST_LAYERS // num_layers)
+    if workers > most:
+        raise InvalidInput(
+            f"workers: {workers} are too many for a strategy without symmetry, each of whose tasks "
+            f"is planned; at most {most} of a model of {num_layers} layers"
+        )
+    if workers > _MOST_UNASKED and not asked:
+        raise InvalidInput(
+            f"workers: more than {_MOST_UNASKED} of a strategy without symmetry, each of whose "
+            f"tasks is planned, are looked at only if they are asked for (--workers {workers})"
+        )
 
 
 def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
