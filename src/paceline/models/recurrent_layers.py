@@ -111,7 +111,8 @@ def _lstm(
     """Return what `lstm` of PyTorch does, and has the same arguments."""
     more = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
     is_projected = hx[0].shape[2] != hx[1].shape[2]
-    if is_projected or inputs.dtype not in _OF_KERNEL:
+    has_kernel = torch.backends.mkldnn.is_available() and inputs.dtype in _OF_KERNEL
+    if is_projected or not has_kernel:
         return _step_by_step(_lstm_cell, inputs, hx, params, *more)
 
     def layer(
