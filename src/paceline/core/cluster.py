@@ -22,7 +22,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Flow, Hop, Host, Link, Machine, RingPeers, Station, Switch
 
-_MOST_EXPANDED = 128  # workers whose every task is planned: beyond it, plans take minutes
+# Workers whose every task is planned, in about 5 s; fewer of strategies that plan many chunk sizes.
+_MOST_EXPANDED, _MOST_UNEVEN = 512, 128
 _KINDS = 2  # members below a switch that have the ways to each other that all members have
 
 
@@ -153,13 +154,15 @@ class Cluster(Machine):
             # Few members below each switch have all the ways to each other that there are.
             sizes = [min(size, _KINDS) for size in groups]
             return Symmetric(**self._nodes(prod(sizes), sizes, full), num_nodes=num_nodes)
-        if workers > _MOST_EXPANDED:
+        if symmetric and workers > _MOST_UNEVEN:
             fewer = workers - workers % node_size
             raise InvalidInput(
                 f"workers: {workers} do not fill nodes of {node_size} devices; more than "
-                f"{_MOST_EXPANDED} have to, as {fewer} or {fewer + node_size} do"
-                if symmetric
-                else f"workers: {workers} are too many for a strategy without symmetry, each of "
+                f"{_MOST_UNEVEN} have to, as {fewer} or {fewer + node_size} do"
+            )
+        if workers > _MOST_EXPANDED:
+            raise InvalidInput(
+                f"workers: {workers} are too many for a strategy without symmetry, each of "
                 f"whose tasks is planned; at most {_MOST_EXPANDED}"
             )
         sizes = [level.count for level in self.levels]

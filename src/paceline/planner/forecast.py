@@ -329,11 +329,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Forecast]):
-    """Forecasts, best first, and what was refused."""
+    """Forecasts, best first, and what was refused.
+
+    `alone` is the best forecast of one worker, where only another number was asked for.
+    """
 
     forecasts: tuple[Forecast, ...]
     refused: tuple[Refusal, ...]
     batch_size: int
+    alone: Forecast | None = None
 
     def __len__(self) -> int:
         return len(self.forecasts)
@@ -365,8 +369,13 @@ class Ranking(Sequence[Forecast]):
         return dict(sorted(best.items()))
 
     @property
-    def worth(self) -> int:
-        """The fewest workers beyond which more hardly gain, or lose."""
+    def worth(self) -> int | None:
+        """The fewest workers beyond which more hardly gain, or lose.
+
+        None if nothing could be planned, or if only one number was looked at of those that may be.
+        """
+        if not self._is_comparison:
+            return None
         most = self.forecasts[0].samples_per_s
         return next(
             workers
@@ -375,9 +384,20 @@ class Ranking(Sequence[Forecast]):
         )
 
     @property
-    def workers_sentence(self) -> str:
-        """A sentence about the number of workers worth using, and the effect of more."""
+    def _is_comparison(self) -> bool:
+        """True if numbers of workers were compared, or one worker is all that there is."""
+        return len(self.best_of) > 1 or set(self.best_of) == {1}
+
+    @property
+    def workers_sentence(self) -> str | None:
+        """A sentence about the number of workers worth using, and the effect of more.
+
+        Of a single number that was asked for it says how fast they are beside one worker, and None
+        if that is not known: others may be faster than both.
+        """
         worth, best = self.worth, self.best_of
+        if worth is None:
+            return self._beside_one()
         one = best.get(1)
         gain = ""
         if one is not None and worth > 1:
@@ -390,3 +410,14 @@ class Ranking(Sequence[Forecast]):
         last = best[more[-1]].samples_per_s / best[worth].samples_per_s
         change = f"gain {100 * (last - 1):.0f} %" if last >= 1 else f"lose {100 * (1 - last):.0f} %"
         return f"{sentence}; {more[-1]} would {change}"
+
+    def _beside_one(self) -> str | None:
+        if self.alone is None or not self.forecasts:
+            return None
+        best = self.forecasts[0]
+        times = best.samples_per_s / self.alone.samples_per_s
+        beside = f"are {times:.2f}x one worker"
+        if times < _GAIN:
+            verdict = "slower" if times * _GAIN < 1 else "no faster"
+            beside = f"are {verdict} than one ({times:.2f}x)"
+        return f"{best.workers} workers {beside}; other numbers of workers were not compared"

@@ -104,8 +104,9 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first, and what is to be said of them.
 
-    `workers_worth` are those beyond which more hardly gain, `error_bar` the range of the best plan,
-    as a share of its step. Both sentences are about the plans.
+    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared;
+    `error_bar` is the range of the best plan, as a share of its step. Both sentences are about the
+    plans.
     """
 
     plans: tuple[PlanRow, ...]
@@ -121,8 +122,8 @@ class RankingRows(Record):
         return cls(
             plans=tuple(map(PlanRow.of, ranking)),
             refused=ranking.refused,
-            workers_worth=ranking.worth if ranking else None,
-            workers_sentence=ranking.workers_sentence if ranking else None,
+            workers_worth=ranking.worth,
+            workers_sentence=ranking.workers_sentence,
             error_bar=ranking[0].range_share if ranking else ERROR_BAR,
             advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
         )

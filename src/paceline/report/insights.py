@@ -245,6 +245,11 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
             f"{verdict(reached)}: together the workers reach {share(reached)} of the samples/s "
             "that they reached one by one before the training."
         )
+        if reached > 1 + ERROR_BAR:
+            sentence = (
+                f"Together the workers are {reached:.2f} times as fast as one by one before the "
+                "training, which working together cannot make them: the machine was busier then."
+            )
         together = f"{number(result.samples_per_s)} samples/s"
         yield Insight("limit", sentence, (("together", together), ("one by one", number(alone))))
     if result.utilisation:
