@@ -97,6 +97,11 @@ class Forecast:
         """The seconds between which a measured step lies in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
+    def surely_faster_than(self, other: "Forecast") -> bool:
+        """Return True if it trains more samples a second wherever in their ranges both are."""
+        slowest, fastest = 1 + self.range_share, 1 - other.range_share
+        return self.samples_per_s / slowest > other.samples_per_s / fastest
+
     @property
     def shown_s(self) -> float:
         """The seconds between two updates of the timeline, of which a drawing shows one."""
@@ -263,8 +268,13 @@ class Advice:
 
     @property
     def pays(self) -> bool:
-        """True if a step is so much faster that it is worth the rounding of the codec."""
-        return self.encoded.step_s < _WORTH * self.plain.step_s
+        """True if a step is faster whatever the predictions err: worth the codec's rounding."""
+        return self.encoded.surely_faster_than(self.plain)
+
+    @property
+    def may_pay(self) -> bool:
+        """True if a step is predicted to be faster, by less than predictions err."""
+        return not self.pays and self.encoded.step_s < _WORTH * self.plain.step_s
 
     @property
     def speedup(self) -> float:
@@ -276,6 +286,11 @@ class Advice:
         """The advice as a sentence, with its reason."""
         plain, encoded = self.plain, self.encoded
         times = f"({_seconds(encoded.step_s)} for {_seconds(plain.step_s)})"
+        if self.may_pay:
+            return (
+                f"a codec may pay: {_named(encoded)} is predicted to be {_compared(self.speedup)} "
+                f"{times}, by less than predictions may err: measure both"
+            )
         if not self.pays:
             would = f"{_named(encoded)} would be {_compared(self.speedup)} {times}"
             return f"no codec pays: {self._why_not()}; {would}"
@@ -403,6 +418,8 @@ class Ranking(Sequence[Forecast]):
         if one is not None and worth > 1:
             gain = f", {best[worth].samples_per_s / one.samples_per_s:.2f}x one worker"
         plural = "worker is" if worth == 1 else "workers are"
+        if one is not None and worth > 1 and not best[worth].surely_faster_than(one):
+            plural = "workers may be"
         sentence = f"{worth} {plural} worth using{gain}"
         more = [workers for workers in best if workers > worth]
         if not more:
