@@ -1,6 +1,7 @@
 """Write the tables of a paper as Markdown, as the README of a paper has them."""
 
-from paceline.studies.papers.paper_tables import COLUMNS, Paper, row_texts, summary
+from paceline.studies.papers.headline import COLUMNS, row_texts, summary
+from paceline.studies.papers.paper_tables import Paper
 
 
 def markdown(paper: Paper) -> str:

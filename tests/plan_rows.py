@@ -14,6 +14,7 @@ def plan_row(**facts: Any) -> PlanRow:
         "placement": "as listed",
         "devices": ("cpu0", "cpu1"),
         "step_s": 0.011,
+        "range_share": 0.13,
         "samples_per_s": 5818,
         "efficiency": 0.9,
         "exposed_s": 0.001,

@@ -19,6 +19,7 @@ from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.links.forking import forked_from_here
 from paceline.planner import Ranking, search
+from paceline.planner.measured import MeasuredRate, calibrated
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
 from paceline.recipes.named import given, workload_of
@@ -194,6 +195,8 @@ def plan(
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
     strategies: Sequence[str | Strategy] | None = None,
+    measured: str | float | None = None,
+    profile: str | Path | None = None,
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
 
@@ -205,11 +208,17 @@ def plan(
     `machine` is a file or the name of one of machines/*.toml, `batch_size` the samples of a step
     over all workers, `input_shape` that of one sample; recipes and built-in models know theirs.
     With `workers` only that number is looked at, with `strategies` only these: names,
-    package.module:record, or records. InvalidInput if the model, the machine or the numbers do not
-    fit.
+    package.module:record, or records. `measured`: the samples a second that one of the devices
+    reaches by itself, such as "350/s", or "350/s@128" in batches of 128 samples; without them, in
+    batches of a worker's size if `workers` says how many, or else of `batch_size`; `profile`: the
+    folder or result.json of `paceline profile` with one worker on such a device, which says the
+    same. InvalidInput if the model, the machine or the numbers do not fit.
     """
-    question = _question(model, machine, batch_size, input_shape, strategies)
-    return search(*question, batch_size, workers)
+    return search(
+        *_question(model, machine, batch_size, input_shape, strategies, workers, measured, profile),
+        batch_size,
+        workers,
+    )
 
 
 def sweep(
@@ -220,6 +229,8 @@ def sweep(
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
     strategies: Sequence[str | Strategy] | None = None,
+    measured: str | float | None = None,
+    profile: str | Path | None = None,
 ) -> Sweep:
     """Return the rankings of `plan` along a range of what the links between hosts can do.
 
@@ -227,7 +238,9 @@ def sweep(
     of one host all links have it. Without `workers` all devices are used. InvalidInput as by
     `plan`.
     """
-    question = _question(model, machine, batch_size, input_shape, strategies)
+    question = _question(
+        model, machine, batch_size, input_shape, strategies, workers, measured, profile
+    )
     return sweep_links(*question, batch_size, parse_range(over), workers)
 
 
@@ -237,6 +250,9 @@ def _question(
     batch_size: int,
     input_shape: tuple[int, ...] | None,
     strategies: Sequence[str | Strategy] | None,
+    workers: int | None,
+    measured: str | float | None,
+    profile: str | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine, tuple[Strategy, ...]]:
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
@@ -247,4 +263,12 @@ def _question(
         on_cluster = isinstance(known, Cluster)
         strategies = [one for one in STRATEGIES.values() if on_cluster or not one.is_for_clusters]
     named = (find_strategy(one) if isinstance(one, str) else one for one in strategies)
-    return partial(workload_of, model, input_shape=input_shape), known, tuple(named)
+    workload = partial(workload_of, model, input_shape=input_shape)
+    if measured is not None and profile is not None:
+        raise InvalidInput("measured, profile: each says how fast a device is; give one of them")
+    if measured is not None:
+        own = -(-batch_size // (workers or 1))
+        known = calibrated(known, workload, MeasuredRate.parse(measured), own)
+    elif profile is not None:
+        known = calibrated(known, workload, MeasuredRate.profiled(Path(profile), model), batch_size)
+    return workload, known, tuple(named)

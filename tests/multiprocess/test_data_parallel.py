@@ -1,6 +1,7 @@
 """paceline.DataParallel against one process on the samples of all ranks."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -121,6 +122,8 @@ def test_all_ranks_choose_the_same_exchange(pair: Found, exchange: str):
     assert first["chosen"][1] == second["chosen"][1]
     assert first["why"] == second["why"]
     assert first["why"].startswith(f"{first['chosen'][1]}: the fastest of those measured")
+    # A network of four layers; the figure of host is that of the chunks it was measured with.
+    assert re.search(r"; host [\d.e+]+ ms in chunks of [1-4] layers?(;|$)", first["why"])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -16,7 +16,9 @@ from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
+from paceline.planner import search
 from paceline.records.machine_file import read_machine
+from paceline.strategies import find_exchange
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.hierarchy import plan as hierarchy
@@ -178,13 +180,36 @@ def test_what_stands_inside_a_node_is_in_every_node():
         (0, True, "workers: 0 do not fit on cluster 'made', which has 960 nodes of 4 devices"),
         (5000, True, "1 to 3840"),
         (130, True, "do not fill nodes of 4 devices; more than 128 have to, as 128 or 132 do"),
-        (256, False, "too many for a strategy without symmetry"),
+        (516, False, "516 are too many for a strategy without symmetry, .*; at most 512"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(workers, symmetric, message):
     whole = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
     with pytest.raises(InvalidInput, match=message):
         whole.for_workers(workers, symmetric)
+
+
+def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_for():
+    """Each worker of a tree has tasks of its own: unasked, planning them would take too long."""
+    whole = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
+    tree = find_exchange("tree")
+
+    def found(batch_size: int, asked: int | None, num_layers: int = 2):
+        work = chain(*[(0.01, 4000)] * num_layers)
+        return search(lambda _: work, whole, [tree], batch_size, asked)
+
+    asked = found(512, 512)
+    assert [one.workers for one in asked] == [512]
+    unasked = found(512, None)
+    assert max(one.workers for one in unasked) == 128
+    whys = {one.workers: one.why for one in unasked.refused}
+    assert whys.keys() == {256, 512}
+    assert whys[256].endswith("are looked at only if they are asked for (--workers 256)")
+    for workers, num_layers, most in ((512, 100, 327), (1000, 2, 512)):
+        (refused,) = found(1024, workers, num_layers).refused
+        assert f"workers: {workers} are too many" in refused.why
+        assert f"at most {most}" in refused.why
+        assert "\n" not in refused.why
 
 
 def test_a_machine_that_is_no_cluster_is_planned_as_it_is():

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from boxes import ExchangeOnly, WithoutUpdate, after, box, chain, link, named
 from paceline.core.compare import breakdown
-from paceline.core.cost import Roofline
+from paceline.core.cost import Roofline, update_cost
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Task, TaskId
@@ -51,7 +51,7 @@ def test_these_tasks_and_no_others_lie_between_hosts():
     assert {name for name in found if "@" not in name} == {"reduce[0]"} | sends
     served = plan(chain((0, NBYTES)), machine, Hierarchy(4, between="servers"), Window(1))
     assert named(served) - found == {f"reduce[0.{part}]" for part in ("add0", "add1", "update")}
-    assert served["s0/step@worker0"].cost.flops == 0
+    assert served["s0/step@worker0"].cost == update_cost(chain((0, NBYTES)))
     assert set(after(served["s0/step@worker3"])) >= {"s0/send[0.in0]"}
 
 
@@ -127,6 +127,52 @@ def test_a_way_that_is_shared_before_its_narrowest_hop_is_priced_by_the_slower()
     assert ring.seconds(60.0) == pytest.approx(6 * 15 * 2 / 15)
     priced = Roofline.of(machine).seconds(Task(TaskId(0, Kind.REDUCE), on, cost))
     assert priced == pytest.approx(ring.seconds(60.0))
+
+
+RATES = st.floats(1e6, 1e12)
+LATENCIES = st.floats(0, 1e-3)
+
+
+@st.composite
+def machines(draw) -> Machine:
+    """Hosts of one to three devices, joined by links of their own, in one level or two."""
+    sizes = draw(st.sampled_from([[], [2], [3], [2, 2]]))
+    hosts, per_host = HOSTS[: prod(sizes)], draw(st.integers(1, 3))
+    kind, places = (
+        draw(st.sampled_from(["cpu", "gpu"])),
+        [h for h in hosts for _ in range(per_host)],
+    )
+    links = all_linked(len(hosts), draw(RATES), draw(LATENCIES))
+    if kind == "gpu":
+        pace, latency_s = draw(RATES), draw(LATENCIES)
+        links += [link(f"gpu{i}", place, pace, latency_s) for i, place in enumerate(places)]
+    device = {
+        "flops_per_s": draw(RATES),
+        "memory_bandwidth_bytes_per_s": draw(RATES),
+        "call_latency_s": draw(LATENCIES),
+    }
+    host = {"memory_bandwidth_bytes_per_s": draw(RATES), "reduce_latency_s": draw(LATENCIES)}
+    machine = box(*[kind] * len(places), hosts=places, links=links, device=device, host=host)
+    return Machine.model_validate(machine.model_dump() | {"groups": sizes})
+
+
+@given(
+    machines(),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 10**6)), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.sampled_from(["rings", "servers"]),
+)
+def test_n_workers_are_never_more_than_n_times_as_fast(machine, layers, chunk, between):
+    """Whatever their hosts do for them: one worker alone pays for nothing that they do not."""
+    work = chain(*((seconds, 4 * count) for seconds, count in layers))
+    roofline = Roofline.of(machine)
+
+    def step_s(workers: int) -> float:
+        config = Hierarchy(workers, chunk, between)
+        return period(lambda n: plan(work, machine, config, Window(n)), roofline, 2)
+
+    # Each has as many samples as one alone: n of them are n times as fast if a step is as long.
+    assert step_s(len(machine.devices)) >= step_s(1) * (1 - 1e-9)
 
 
 def test_memory_is_that_of_replicas_and_of_gradients_on_hosts():

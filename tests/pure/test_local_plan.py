@@ -423,6 +423,11 @@ between = ["host0", "host1"]
 bandwidth_bytes_per_s = "1 Gbit/s"
 latency_s = "100 us"
 source = "made up"
+
+[losses]
+beside_exchange = 0.0
+spread = 0.0
+source = "made up"
 """
 TOKENS, WIRE_PER_S, DEVICE_PER_S = 16_384, 1.25e8, 35e12  # a host and step: 32 k in all
 

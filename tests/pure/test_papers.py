@@ -1,4 +1,4 @@
-"""The frame of the papers' tables: errors, counts, and the limit on calibrated constants."""
+"""The frame of the papers' tables: what cells rest on, headlines, naive predictors."""
 
 from io import StringIO
 
@@ -6,39 +6,123 @@ import pytest
 from rich.console import Console
 
 from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
 from paceline.studies.papers import NAMES, paper
+from paceline.studies.papers.alpha_beta import host_s, message_s, ring_s, tree_s
+from paceline.studies.papers.headline import (
+    as_object,
+    headline,
+    headline_rows,
+    mean_error,
+    show,
+    summary,
+)
 from paceline.studies.papers.paper_tables import (
     Basis,
+    Naive,
     Paper,
     PaperCell,
     PaperTable,
-    as_object,
-    mean_error,
     read_printed,
-    show,
+    series_means,
+    table_cells,
 )
 from paper_markdown import markdown
 
 CELLS = (
-    PaperCell("one", 100.0, 110.0, Basis.PREDICTED),
-    PaperCell("two", 50.0, 48.0, Basis.PREDICTED),
+    PaperCell("one", 100.0, 110.0, Basis.PREDICTED, Naive(mean=120.0, alpha_beta=100.0)),
+    PaperCell("two", 50.0, 48.0, Basis.PREDICTED, Naive(mean=45.0), (40.0, 40.0)),
     PaperCell("three", 7.0, 9.0, Basis.CALIBRATED),
+    PaperCell("twice one", 200.0, 300.0, Basis.DERIVED),
     PaperCell("four", 1024.0, 1024.0, Basis.EXACT),
+    PaperCell("five", 2.0, 3.0, Basis.EXACT),
+    PaperCell("none", 0.0, 0.0, Basis.EXACT),
     PaperCell("winner", "ring", "tree", Basis.PREDICTED),
+    PaperCell("winner again", "ring", "ring", Basis.DERIVED),
 )
 PAPER = Paper("some", "Some, 2020", (PaperTable("Table 1: ms", CELLS),), (("rate", "three"),))
 
 
 def test_only_predicted_numbers_count_for_the_error():
+    # A calibrated cell is 29 % off, a derived one 50 %, an exact one 50 %: none of them counts.
     assert mean_error(PAPER.cells) == pytest.approx((0.1 + 0.04) / 2)
     assert mean_error(CELLS[2:]) is None
     assert mean_error([PaperCell("zero", 0.0, 1.0, Basis.PREDICTED)]) is None
 
 
-def test_more_constants_than_a_third_of_the_predictions_are_too_many():
-    two = (("a", "x"), ("b", "y"))
-    with pytest.raises(ValueError, match="2 calibrated constants are too many for 3 predicted"):
-        Paper("some", "", PAPER.tables, two)
+def test_a_naive_predictor_is_held_against_ours_over_the_same_cells():
+    one = headline(CELLS)
+    assert (one.num_predicted, one.num_choices, one.num_agreeing_choices) == (2, 1, 0)
+    assert one.mean.num_cells == 2
+    assert (one.mean.error, one.mean.ours) == pytest.approx(((0.2 + 0.1) / 2, 0.07))
+    # Alpha-beta says something of the first cell alone, where ours is 10 % off and not 7 %.
+    assert one.alpha_beta.num_cells == 1
+    assert (one.alpha_beta.error, one.alpha_beta.ours) == pytest.approx((0.0, 0.1))
+
+
+def test_the_overhead_has_a_sign_and_is_far_more_off_than_the_step():
+    # Of 50 ms 10 are lost, and we say 8: a step 4 % too fast has an overhead 20 % too small.
+    assert CELLS[1].error == pytest.approx(-0.04)
+    assert CELLS[1].overhead_error == pytest.approx(-0.2)
+    # A speed-up of 3 on four workers loses one of them; 2.5 would lose half as much again.
+    speed_up = PaperCell("s", 3.0, 2.5, Basis.PREDICTED, ideal=(4.0, 4.0))
+    assert speed_up.overhead_error == pytest.approx(0.5)
+    one = headline([*CELLS, speed_up])
+    assert (one.num_overheads, one.overhead) == (2, pytest.approx(0.15))
+    assert CELLS[0].overhead_error is None
+    assert PaperCell("s", 4.0, 3.0, Basis.PREDICTED, ideal=(4.0, 4.0)).overhead_error is None
+
+
+ROWS = [
+    {"cell": "A, 1", "printed": 100.0, "of": [100.0], "kind": "calibrated"},
+    {"cell": "A, 2", "printed": 120.0, "of": [130.0], "kind": "predicted", "alone": "A, 1"},
+    {"cell": "B, 1", "printed": 10.0, "of": [11.0], "kind": "calibrated"},
+    {"cell": "B, 2", "printed": 14.0, "of": [12.0], "kind": "calibrated", "alone": "B, 1"},
+]
+
+
+def test_the_mean_of_a_table_of_times_is_its_mean_slow_down():
+    # Slow-downs of 1.2 and 1.4: the mean makes 130 of 100 and 13 of 10.
+    assert {name: series_means(ROWS)[name] for name in ("A, 2", "B, 2")} == pytest.approx(
+        {"A, 2": 130.0, "B, 2": 13.0}
+    )
+    found = {cell.name: cell for cell in table_cells(ROWS, lambda x: x, {"A, 2": 125.0})}
+    assert found["A, 2"].naive == Naive(mean=pytest.approx(130.0), alpha_beta=125.0)
+    assert found["A, 2"].overhead_error == pytest.approx(30 / 20 - 1)
+    # What is not predicted is not compared with any predictor.
+    assert found["B, 2"].naive == found["A, 1"].naive == Naive()
+    assert found["B, 2"].ideal == (10.0, 11.0)
+
+
+def test_the_mean_of_speed_ups_is_that_of_efficiencies_and_a_series_has_two_values():
+    speed_ups = [
+        {"cell": "2", "printed": 1.8, "workers": 2},
+        {"cell": "4", "printed": 3.2, "workers": 4},
+    ]
+    assert series_means(speed_ups) == pytest.approx({"2": 1.7, "4": 3.4})
+    assert series_means(speed_ups[:1]) == {}
+    same = [{"cell": name, "printed": 1.07} for name in ("a", "b")]
+    assert series_means(same) == {}  # one figure printed twice predicts nothing
+    apart = [{"cell": n, "printed": float(n), "series": n} for n in ("1", "2")]
+    assert series_means(apart) == {}
+    assert series_means([{"cell": "choice", "printed": "ring"}, *same[:1]]) == {}
+
+
+@pytest.mark.parametrize("kind", [{}, {"kind": "guessed"}])
+def test_each_cell_says_what_it_rests_on(kind):
+    rows = [{"cell": "one", "printed": 1.0, "of": [1.0], **kind}]
+    with pytest.raises(ValueError, match="one: kind is one of predicted, derived, calibrated"):
+        list(table_cells(rows, lambda x: x, {}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_cells_of_all_papers_say_what_they_rest_on(name):
+    for table in read_printed(name)["tables"]:
+        names = [row["cell"] for row in table["cells"]]
+        assert len(set(names)) == len(names)
+        for row in table["cells"]:
+            assert row["kind"] in set(Basis), row
+            assert row.get("alone", row["cell"]) in names, row
 
 
 def test_a_number_is_not_compared_with_a_word():
@@ -46,38 +130,87 @@ def test_a_number_is_not_compared_with_a_word():
         PaperCell("one", 1.0, "one", Basis.EXACT)
 
 
-def test_the_object_has_all_cells():
-    found = as_object(PAPER)
-    assert found["name"] == "some"
-    [table] = found["tables"]
+def test_the_object_has_all_cells_and_the_naive_values_of_those_that_have_any():
+    found = as_object([PAPER, PAPER])
+    one = found["papers"][0]
+    assert one["name"] == "some"
+    [table] = one["tables"]
     assert table["title"] == "Table 1: ms"
     assert table["cells"][0] == {
-        "cell": "one", "printed": 100.0, "ours": 110.0, "kind": "predicted"
+        "cell": "one", "printed": 100.0, "ours": 110.0, "kind": "predicted",
+        "naive": {"mean": 120.0, "alpha_beta": 100.0},
     }  # fmt: skip
-    assert [cell["kind"] for cell in table["cells"]] == [
-        "predicted", "predicted", "calibrated", "exact", "predicted"
-    ]  # fmt: skip
+    assert table["cells"][1]["naive"] == {"mean": 45.0}
+    assert table["cells"][1]["overhead_error"] == pytest.approx(-0.2)
+    assert [cell["kind"] for cell in table["cells"]] == [cell.basis for cell in CELLS]
+    assert one["headline"]["num_predicted"] == 2
+    assert one["headline"]["mean"]["error"] == pytest.approx(0.15)
+    assert found["headline"]["num_predicted"] == 4
 
 
 def test_tables_say_errors_and_what_agrees():
-    out = Console(file=StringIO(), width=100)
+    out = Console(file=StringIO(), width=200)
     show(out, [PAPER, PAPER])
     text = out.file.getvalue()
-    assert "+10.0%" in text
-    assert "-4.0%" in text
-    assert "differs" in text
-    summary = (
-        "mean absolute error of 2 predicted cells 7.0%; 0 of 1 predicted choices agree; "
-        "1 of 1 exact cells agree"
+    for part in ("+10.0%", "-4.0%", "differs +50.0%", "differs", "agrees"):
+        assert part in text
+    assert (
+        "some: 2 numbers predicted, 7.0% off; mean of the table 15.0% (ours 7.0% over the same 2); "
+        "alpha-beta 0.0% (ours 10.0% over the same 1); overhead -20% in 1; 0 of 1 predicted "
+        "choices agree; not counted: 2 derived, 1 calibrated (1 constants), 3 exact (2 agree)"
+    ) in text
+    assert [row[:3] for row in headline_rows([PAPER, PAPER])] == [
+        ("some", "2", "7.0%"), ("some", "2", "7.0%"), ("all papers", "4", "7.0%")
+    ]  # fmt: skip
+
+
+def test_a_paper_without_predictions_says_so():
+    one = Paper("none", "", (PaperTable("t", CELLS[2:4]),))
+    assert summary(one) == (
+        "none: 0 numbers predicted; not counted: 1 derived, 1 calibrated (0 constants)"
     )
-    assert f"some: 1 calibrated constants; {summary}" in text
-    assert "all papers: mean absolute error of 4 predicted cells 7.0%" in text
 
 
 def test_the_readme_has_the_same_cells():
     lines = markdown(PAPER).splitlines()
     assert lines[:3] == ["**Table 1: ms**", "", "|  | printed | ours | error | kind |"]
-    assert "| four | 1,024 | 1,024 | 0 % | exact |" in lines
+    assert "| four | 1,024 | 1,024 | agrees | exact |" in lines
+    assert "| five | 2 | 3 | differs +50.0% | exact |" in lines
+    assert "| none | 0 | 0 | agrees | exact |" in lines
+    assert lines[-1] == summary(PAPER)
+
+
+@pytest.fixture
+def four() -> Machine:
+    """Return four GPUs on a host; links of 1 GB/s and 1 ms each, to a memory of 5 GB/s."""
+    gpu = {"host": "h", "kind": "gpu", "flops_per_s": 1e12, "memory_bytes": 1e9}
+    gpu |= {"memory_bandwidth_bytes_per_s": 1e9, "call_latency_s": 0.0, "source": "made up"}
+    host = {"name": "h", "cores": 1, "memory_bytes": 1e9, "source": "made up"}
+    names = [f"gpu{i}" for i in range(4)]
+    link = {"bandwidth_bytes_per_s": 1e9, "latency_s": 1e-3, "source": "made up"}
+    return Machine.model_validate(
+        {
+            "name": "four",
+            "hosts": [host | {"memory_bandwidth_bytes_per_s": 5e9}],
+            "devices": [gpu | {"name": name} for name in names],
+            "links": [link | {"between": (name, "h")} for name in names],
+        }
+    )
+
+
+def test_alpha_beta_is_what_a_pencil_makes_of_it(four):
+    # A message goes by way of the host: 2 ms, and 100 MB at 1 GB/s.
+    gpus, nbytes = four.devices, 1e8
+    assert message_s(four, gpus[0], gpus[1], nbytes) == pytest.approx(0.102)
+    # Two levels up and two down.
+    assert tree_s(four, gpus, nbytes) == pytest.approx(4 * 0.102)
+    assert tree_s(four, gpus[:2], nbytes) == pytest.approx(2 * 0.102)
+    # Six messages of a quarter.
+    assert ring_s(four, gpus, nbytes) == pytest.approx(6 * (2e-3 + 0.025))
+    # 1 ms and 100 ms each way; four gradients read and one written at 5 GB/s.
+    assert host_s(four, gpus, nbytes) == pytest.approx(2 * 0.101 + 0.1)
+    for exchange_s in (tree_s, ring_s, host_s):
+        assert exchange_s(four, gpus[:1], nbytes) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

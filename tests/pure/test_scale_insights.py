@@ -1,5 +1,7 @@
 """What a study says of cells whose law is known."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,41 @@ def test_workers_that_pay_and_what_more_would_lose():
     assert said(alone, "workers").sentence == (
         "With a batch of 16, 1 worker is enough; 2 would lose 23 %."
     )
+
+
+def test_a_gain_that_sharing_cannot_make_is_doubted():
+    """One worker was measured beside other work, and two without: 12.6 times as fast."""
+    cells = [cell("tree", 1, epoch_s=63.0), cell("tree", 2, epoch_s=5.0)]
+    assert said(cells, "workers").sentence == (
+        "With a batch of 16, 2 workers seem to be 12.6 times as fast as 1 worker, more than the "
+        "2.00 times that sharing the work can gain: measure again on a machine that nothing else "
+        "uses."
+    )
+    close = [cells[0], cell("tree", 2, epoch_s=31.0)]
+    assert "100 % of what as many would" in said(close, "workers").sentence  # 63 / 62
+
+
+def test_a_gain_within_the_quartiles_does_not_pay():
+    base = cell("tree", 1, epoch_s=10.0, spread=(7.9, 13.0))
+    unsure = said([base, cell("tree", 2, epoch_s=8.0, spread=(7.0, 9.0))], "workers").sentence
+    assert unsure == (
+        "With a batch of 16, 2 workers seem to be 1.25 times as fast as 1 worker, which is within "
+        "what the figures can tell."
+    )
+    sure = said([base, cell("tree", 2, epoch_s=7.0, spread=(6.0, 7.8))], "workers").sentence
+    assert "2 workers still pay: 1.43 times as fast as 1 worker, 71 %" in sure
+
+
+@given(METHODS, WORKERS, st.floats(1, 1000), st.floats(0.1, 10))
+def test_no_more_than_all_is_reached(methods, workers, compute_s, held_up):
+    """However long the machine was busy while one worker was measured."""
+    cells = [
+        one.model_copy(update={"epoch_s": held_up * one.epoch_s}) if one.workers == 1 else one
+        for one in study(methods, workers, (16,), compute_s)
+    ]
+    found = said(cells, "workers")
+    shares = re.findall(r"(\d+) % of what as many", found.sentence) if found else []
+    assert all(int(reached) <= 100 for reached in shares)
 
 
 @pytest.mark.parametrize("scaling", ["strong", "weak"])

@@ -41,15 +41,56 @@ def test_more_workers_gain_until_the_link_takes_what_they_save():
         assert forecast.step_s == pytest.approx(-(-8 // workers) + ring_s + update_s)
     assert found.worth == 2  # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6
     rate = (SECONDS + update_s) / (SECONDS / 2 + 2 + update_s)
+    # 1.33 times: less than the ranges of both, 13 % and 17 % of their steps, would have to be apart.
     assert found.workers_sentence == (
-        f"2 workers are worth using, {rate:.2f}x one worker; 4 would lose 25 %"
+        f"2 workers may be worth using, {rate:.2f}x one worker; 4 would lose 25 %"
     )
+
+
+def test_workers_that_gain_more_than_predictions_err_are_worth_using():
+    found = ranked(joined(["cpu"] * 2, 4e7))  # 4 + 0.2 s, for 8
+    assert found.workers_sentence.startswith("2 workers are worth using, 1.90x one worker")
 
 
 def test_one_worker_is_worth_it_where_the_link_is_too_slow():
     found = ranked(joined(["cpu"] * 2, 1e5))
     assert found[0].workers == found.worth == 1
     assert found.workers_sentence.startswith("1 worker is worth using; 2 would lose 9")
+
+
+@pytest.mark.parametrize(
+    ("nbytes_per_s", "workers", "says"),
+    [
+        (1e5, 2, "2 workers are slower than one (0.10x)"),
+        (4e6, 4, "4 workers are no faster than one (1.00x)"),  # 2 + 6 s, for 8
+        (4e6, 2, "2 workers are 1.33x one worker"),
+        (1e9, 4, "4 workers are 3.95x one worker"),  # 8.004 s for 2 + 0.024 + 0.004
+    ],
+)
+def test_a_number_that_was_asked_for_is_set_beside_one_worker(nbytes_per_s, workers, says):
+    """It is never "worth using": of those that were not looked at, another may be faster."""
+    machine = joined(["cpu"] * workers, nbytes_per_s)
+    found = ranked(machine, workers=workers)
+    assert {one.workers for one in found} == {workers}
+    assert found.alone.step_s == ranked(machine).best_of[1].step_s
+    assert found.worth is None
+    assert found.workers_sentence == f"{says}; other numbers of workers were not compared"
+
+
+def test_nothing_is_said_of_a_number_that_nothing_is_beside():
+    """A whole batch does not fit into one device, its half does into each of two."""
+    machine = joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000 + 1000})
+
+    def kept(samples: int) -> Workload:
+        layers = tuple(replace(one, kept_nbytes=200 * samples) for one in workload(samples).layers)
+        return replace(workload(samples), layers=layers)
+
+    for asked in (2, None):
+        found = search(kept, machine, [ALLREDUCE], 8, asked)
+        assert [one.workers for one in found] == [2]
+        assert (found.worth, found.workers_sentence) == (None, None)
+    assert ranked(joined(["cpu"], 4e6), workers=1).workers_sentence == "1 worker is worth using"
+    assert Ranking((), (), 8).workers_sentence is None
 
 
 def test_efficiency_is_against_what_the_devices_do_alone():

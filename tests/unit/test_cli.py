@@ -127,6 +127,25 @@ def test_what_cannot_be_planned_is_said_and_the_rest_planned(line):
     assert "allreduce" not in refused
 
 
+def test_workers_that_were_asked_for_are_not_called_worth_using(line):
+    """The network is so small that eight GPUs lose against two, as the plan of all of them says."""
+    plan = ("plan", "lenet5", "--machine", "dgx1-v100", "--batch-size", 16, "--json")
+    line(*plan)
+    every = json.loads(line.out)
+    rates = {}
+    for row in every["plans"]:
+        rates.setdefault(row["workers"], row["samples_per_s"])
+    assert every["workers_worth"] < 8
+    assert "; 8 would lose " in every["workers_sentence"]
+    line(*plan, "--workers", 8)
+    asked = json.loads(line.out)
+    assert asked["workers_worth"] is None
+    assert asked["workers_sentence"].startswith(
+        f"8 workers are no faster than one ({rates[8] / rates[1]:.2f}x)"
+    )
+    assert "worth" not in asked["workers_sentence"]
+
+
 def test_a_plan_says_how_many_workers_and_how_far_it_errs(line):
     line("plan", "alexnet", "--machine", "k40-gigabit", "--batch-size", 256, "--json")
     plan = json.loads(line.out)

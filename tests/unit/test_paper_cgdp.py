@@ -29,10 +29,14 @@ from paceline.studies.papers.cgdp import (
     table_2_iteration,
     times_of_resnet,
 )
-from paceline.studies.papers.paper_tables import Basis, mean_error
+from paceline.studies.papers.headline import headline
+from paceline.studies.papers.paper_tables import Basis
 from paper_markdown import markdown
 
 README = Path(__file__).parents[2] / "papers" / "cgdp" / "README.md"
+
+
+ALONE = [f"BVLC/Caffe, {name}, 1 GPU" for name in ("AlexNet", "GoogLeNet-v1", "VGGNet-16")]
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +84,77 @@ def test_what_stands_side_by_side_is_one_layer(modules, same):
 
 
 def test_table_2_is_met_within_3_percent_but_for_googlenets_tree(whole):
-    for cell in whole.tables[0].cells:
+    (table_2,) = (table for table in whole.tables if table.title.startswith("Table 2"))
+    for cell in table_2.cells:
         limit = 0.075 if "BVLC/Caffe, GoogLeNet" in cell.name else 0.03
         assert abs(cell.error) <= limit, cell
-        if cell.basis is Basis.CALIBRATED:
+        # Of these cells constants were taken.
+        if cell.name.endswith("AlexNet, 2 GPUs") or cell.name in ALONE:
+            assert cell.basis is Basis.CALIBRATED
             assert abs(cell.error) < 0.002, cell
 
 
-def test_predictions_are_off_by_less_than_5_percent_with_few_constants(whole):
-    assert mean_error(whole.cells) <= 0.05
-    assert 3 * len(whole.calibrated) <= whole.num(Basis.PREDICTED)
-    assert whole.num(Basis.CALIBRATED) == 9
+def test_predictions_are_off_by_less_than_5_percent(whole):
+    one = headline(whole.cells)
+    assert one.num_predicted == 17
+    assert one.error <= 0.05
+
+
+def test_no_cell_of_a_run_that_was_an_input_is_predicted(whole):
+    # Table 3 is the run whose phases, and table 4 the run whose copies, the plans were given.
+    used = [table for table in whole.tables if table.title.startswith(("Table 3", "Figure 4a"))]
+    assert {cell.basis for table in used for cell in table.cells} == {
+        Basis.CALIBRATED,
+        Basis.DERIVED,
+    }
+    cells = {cell.name: cell for cell in whole.cells}
+    for name in ("BVLC/Caffe, AlexNet, 4 GPUs", "TRL/Caffe, AlexNet, 4 GPUs"):
+        assert cells[name].basis is Basis.CALIBRATED
+    assert cells["TRL/Caffe, VGGNet-16, 1 GPU"].basis is Basis.DERIVED
+    # Speed-ups of section 5.2.1 are quotients of table 2: 202.7 / 167.1.
+    (ratios,) = (table for table in whole.tables if table.title.startswith("Section 5.2.1"))
+    assert {cell.basis for cell in ratios.cells} == {Basis.DERIVED}
+    assert ratios.cells[0].printed == round(202.7 / 167.1, 2)
+
+
+def test_networks_that_differ_from_table_1_are_shown(whole):
+    table = whole.tables[0]
+    assert [(cell.printed, cell.ours, cell.agrees) for cell in table.cells] == [
+        (60, 61, False),
+        (7, 13, False),
+        (138, 138, True),
+        (49, 60, False),
+    ]
+
+
+def test_what_is_lost_is_predicted_too_small(whole):
+    # The README says so of the host on four GPUs, and of GoogLeNet-v1's tree.
+    lost = {cell.name: cell.overhead_error for cell in whole.cells if cell.overhead_error}
+    assert lost["BVLC/Caffe, GoogLeNet-v1, 4 GPUs"] == pytest.approx(-0.5, abs=0.01)
+    assert -0.5 < lost["TRL/Caffe, VGGNet-16, 4 GPUs"] < -0.4
+    assert headline(whole.cells).overhead < -0.2
+
+
+def test_naive_values_are_what_a_pencil_makes_of_them(whole):
+    cells = {cell.name: cell for cell in whole.cells}
+    # VGGNet-16's 553.4 MB twice up and twice down: over 37.2 GB/s, and by way of the host at 18.1.
+    nbytes = 4 * 138_357_544
+    exchange_ms = 2e3 * (nbytes / 37.2e9 + nbytes / 18.1e9)
+    naive = cells["BVLC/Caffe, VGGNet-16, 4 GPUs"].naive
+    assert naive.alpha_beta == pytest.approx(345.6 + exchange_ms, rel=1e-3)
+    # To the host and back at 18.1 GB/s, and a sum of four there, five times as many bytes at 60.1.
+    exchange_ms = 1e3 * (2 * nbytes / 18.1e9 + 5 * nbytes / 60.1e9)
+    naive = cells["TRL/Caffe, VGGNet-16, 4 GPUs"].naive
+    assert naive.alpha_beta == pytest.approx(345.2 + exchange_ms, rel=2e-3)
+    slow_downs = [
+        TABLE_2[strategy, name, n] / TABLE_2[strategy, name, 1]
+        for strategy in (TREE, HOST)
+        for name in ("alexnet", "googlenet", "vgg16")
+        for n in (2, 4)
+    ]
+    assert naive.mean == pytest.approx(345.2 * fsum(slow_downs) / len(slow_downs))
+    # All of ResNet-152's printed speed-ups are one figure: their mean predicts nothing.
+    assert cells["speed-up over BVLC/Caffe, best chunk"].naive.mean is None
 
 
 def test_phases_add_up_to_the_step():

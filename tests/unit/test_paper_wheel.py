@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from paceline.core.errors import InvalidInput
@@ -5,8 +7,10 @@ from paceline.core.wire_format import Purpose
 from paceline.recipes.named import workload_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import messages, split
-from paceline.studies.papers.paper_tables import Basis, mean_error
+from paceline.studies.papers.headline import headline
+from paceline.studies.papers.paper_tables import Basis
 from paceline.studies.papers.wheel import paper, ungrouped_alexnet
+from paper_markdown import markdown
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +34,38 @@ def test_table_1_is_exact(wheel):
 
 
 def test_predictions_are_within_five_per_cent_on_average(wheel):
-    assert mean_error(wheel.cells) <= 0.05
+    one = headline(wheel.cells)
+    assert one.error <= 0.05
+    assert one.mean.ours < one.mean.error
+    assert one.alpha_beta.ours < one.alpha_beta.error
     assert all(abs(cell.error) < 0.08 for cell in wheel.cells if cell.error is not None)
+
+
+def test_what_follows_from_another_printed_cell_is_no_prediction(ours):
+    predicted = {name for name, cell in ours.items() if cell.basis is Basis.PREDICTED}
+    assert predicted == {
+        ("Section 4.1", "partitioned over two servers"),
+        ("Section 4.1", "up"),
+        ("Figure 8", "partitioned, two GPUs"),
+        ("Figure 8", "Wheel, four GPUs"),
+        ("Section 3.4.1", "GPUs for fully-connected workers, k = 3"),
+    }
+    # Two workers that alternate on a GPU take twice 16.99 s / 20, which is the calibrated cell.
+    assert ours["Section 4.1", "Wheel, a worker"].ours == pytest.approx(2 * 16.99 / 20, rel=1e-3)
+
+
+def test_alpha_beta_computes_and_then_sends_all_over_the_ethernet(ours):
+    # 2 x 2.334 million parameters, 2 x 256 x 9216 activations and 256 labels in five messages.
+    nbytes = 4 * 2 * (2_334_080 + 256 * 9216) + 4 * 256
+    step_s = ours["Section 4.1", "Caffe"].ours + 5 * 50e-6 + nbytes / 117.7e6
+    four = ours["Figure 8", "Wheel, four GPUs"]
+    assert four.naive.alpha_beta == pytest.approx(20 * step_s / 3, rel=1e-3)
+    # Slow-downs of three runs against Caffe's 16.84 s on as many GPUs.
+    middle = (24.06 * 2 + 16.99 * 2 + 5.48 * 4) / 16.84 / 3
+    assert four.naive.mean == pytest.approx(middle * 16.84 / 4)
+    # Of 5.48 s four GPUs that lose nothing would need a quarter of 16.84.
+    lost = four.ours - ours["Figure 8", "Caffe"].ours / 4
+    assert four.overhead_error == pytest.approx(lost / (5.48 - 16.84 / 4) - 1)
 
 
 def test_what_was_calibrated_fits(ours):
@@ -82,3 +116,9 @@ def test_networks_are_cut_before_their_fully_connected_layers(name, samples, fir
             split(work, Wheel())
     else:
         assert split(work, Wheel()).head.layers[0].name == first
+
+
+def test_the_readme_has_the_tables_of_the_code(wheel):
+    text = Path("papers/wheel/README.md").read_text()
+    between = text.split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0]
+    assert between.strip() == markdown(wheel)

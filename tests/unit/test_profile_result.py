@@ -8,6 +8,7 @@ from paceline.core.errors import InvalidInput
 from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.markup import insights
+from paceline.report.profile import largest_sentence
 from paceline.report.terminal import console
 from paceline.studies.profile.profile_ranks import spread
 from paceline.studies.profile.profile_summary import insights_of, summary, tables
@@ -35,6 +36,18 @@ def test_what_limits_is_what_takes_most_of_a_step(stages, limit) -> None:
     assert said(stages=stages)["limit"].startswith(limit)
 
 
+def test_the_largest_part_is_called_most_only_if_it_is() -> None:
+    # Of 4 of 9.95 ms a twentieth passes between operators; 2.7 and 2.5 ms are other parts.
+    spread_out = {"forward": 1.5, "backward": 2.5, "exposed": 2.7, "update": 2.5}
+    assert said(stages=spread_out)["limit"] == (
+        "Computation limits: forward and backward take 38.2 % of a step, more than any other part."
+    )
+    # 30 of 39.75 ms.
+    assert said(stages={"exposed": 30.0})["limit"] == (
+        "Communication limits: workers wait for gradients in 75.5 % of a step."
+    )
+
+
 def test_time_between_operators_is_no_computation() -> None:
     rows = [
         row.model_copy(update={"in_operators_s": 0.2 * row.torch_s})
@@ -52,11 +65,37 @@ def test_the_gain_of_a_change_is_what_a_step_is_without_it() -> None:
     assert "layer first alone takes" in said(stages={"update": 0.1, "load": 0.1})["change"]
 
 
-def test_memory_says_what_it_is_made_of_and_what_fits() -> None:
-    assert said()["memory"].startswith("Feature maps take most of the memory, 2.0 times")
-    assert "is 96." in said(largest=LARGEST)["memory"]
-    open_ended = LARGEST.model_copy(update={"complete": False})
-    assert "is at least 96." in said(largest=open_ended)["memory"]
+def test_memory_says_what_it_is_made_of() -> None:
+    """Of 10,000 bytes at the peak neither is "most" where the rest is what backward works with."""
+    sentence = said()["memory"]
+    assert sentence.startswith("Feature maps take 5.86 KiB, parameters, gradients and momentum 2.9")
+    assert sentence.endswith("2.0 times as much, which grows with the batch.")
+    few = profile_result().memory.model_copy(update={"features": 2900})
+    # Nearly as much as the rest: twice the batch is not for nothing.
+    assert said(memory=few)["memory"].endswith(
+        "whatever the batch: one twice as large needs at least 2.83 KiB more."
+    )
+
+
+def test_the_largest_batch_is_said_as_far_as_it_is_known() -> None:
+    def last(**values) -> str:
+        found = LARGEST.model_copy(update=values)
+        result = profile_result(largest=found)
+        sentence = said(largest=found)["memory"]
+        assert largest_sentence(found) in sentence
+        assert largest_sentence(found) in summary(result, "runs/x")
+        return sentence
+
+    assert last().endswith("The largest batch of a worker that fits into 1.00 GiB is 96.")
+    assert last(complete=False).endswith("is at least 96; the search ended at a deadline.")
+    tried = (*LARGEST.attempts, LARGEST.attempts[0].model_copy(update={"batch_size": 2}))
+    none = last(batch_size=0, predicted=0, attempts=tried)
+    assert none.endswith(
+        "No batch was seen to fit into 1.00 GiB: 2 samples did not (out of memory)."
+    )
+    assert last(batch_size=0, attempts=tried, complete=False).endswith(
+        "2 samples did not (out of memory); the search ended at a deadline."
+    )
 
 
 def test_sums_and_errors_follow_from_the_rows() -> None:

@@ -67,6 +67,10 @@ def plan(
             raise InvalidInput("input_shape: the data say it; it is for plans with --machine")
         if explain or sweep:
             raise InvalidInput("explain, sweep: they need a machine that is described; --machine")
+        if settings.measured is not None or settings.profile is not None:
+            raise InvalidInput(
+                "measured, profile: they are of a machine that is described; --machine"
+            )
         if "," in values.get("strategy", ""):
             why = "here all that can be measured are planned; name one, or none"
             raise InvalidInput(f"strategy: {why}")
@@ -95,8 +99,14 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
     from paceline.runs.folder import new_id, show_plan
 
     asked = settings.model_dump(include={"model", "batch_size", "input_shape"})
-    workers, strategies = settings.workers, settings.strategy
-    ranking = plan_on(**asked, machine=machine, workers=workers, strategies=strategies)
+    ranking = plan_on(
+        **asked,
+        machine=machine,
+        workers=settings.workers,
+        strategies=settings.strategy,
+        measured=settings.measured,
+        profile=settings.profile,
+    )
     result = PlanResult(
         id=new_id(settings.model, "-planned"),
         machine=machine,
@@ -116,7 +126,14 @@ def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json:
     from paceline.report.terminal import console
 
     asked = settings.model_dump(include={"model", "batch_size", "input_shape", "workers"})
-    found = sweep_on(**asked, machine=machine, over=over, strategies=settings.strategy)
+    found = sweep_on(
+        **asked,
+        machine=machine,
+        over=over,
+        strategies=settings.strategy,
+        measured=settings.measured,
+        profile=settings.profile,
+    )
     if as_json:
         values = settings.model_dump(include={"model", "machine", "batch_size"})
         values |= {"sweep": over, "origin": Origin.PREDICTED, "values": found.range.values}

@@ -78,14 +78,14 @@ def papers(
     name: Annotated[str | None, typer.Argument(help="One paper; without it, all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the papers' tables, our values beside the printed ones."""
+    """Print the papers' tables beside our values, and how far off predictions are."""
     from paceline.report.terminal import console
     from paceline.studies.papers import NAMES, paper
-    from paceline.studies.papers.paper_tables import as_object, show
+    from paceline.studies.papers.headline import as_object, show
 
     found = [paper(one) for one in ([name] if name else NAMES)]
     if as_json:
-        print_json({"papers": [as_object(one) for one in found]})
+        print_json(as_object(found))
     else:
         show(console(), found)
 

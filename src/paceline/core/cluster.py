@@ -22,7 +22,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Flow, Hop, Host, Link, Machine, RingPeers, Station, Switch
 
-_MOST_EXPANDED = 128  # workers whose every task is planned: beyond it, plans take minutes
+# Workers whose every task is planned, in about 5 s; fewer of strategies that plan many chunk sizes.
+_MOST_EXPANDED, _MOST_UNEVEN = 512, 128
 _KINDS = 2  # members below a switch that have the ways to each other that all members have
 
 
@@ -31,7 +32,7 @@ class Level(Fact):
 
     Each member has one link to its switch, through which all nodes below the member go:
     `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, which is how many
-    times more the members can send than the switches pass on. `latency_s` is that of a message on
+    times more the members can send than the switches pass on. `share` and `latency_s` are those of
     this link.
     """
 
@@ -39,6 +40,7 @@ class Level(Fact):
     count: Annotated[int, Field(ge=1, examples=[32])]
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     source: Source
 
@@ -152,13 +154,15 @@ class Cluster(Machine):
             # Few members below each switch have all the ways to each other that there are.
             sizes = [min(size, _KINDS) for size in groups]
             return Symmetric(**self._nodes(prod(sizes), sizes, full), num_nodes=num_nodes)
-        if workers > _MOST_EXPANDED:
+        if symmetric and workers > _MOST_UNEVEN:
             fewer = workers - workers % node_size
             raise InvalidInput(
                 f"workers: {workers} do not fill nodes of {node_size} devices; more than "
-                f"{_MOST_EXPANDED} have to, as {fewer} or {fewer + node_size} do"
-                if symmetric
-                else f"workers: {workers} are too many for a strategy without symmetry, each of "
+                f"{_MOST_UNEVEN} have to, as {fewer} or {fewer + node_size} do"
+            )
+        if workers > _MOST_EXPANDED:
+            raise InvalidInput(
+                f"workers: {workers} are too many for a strategy without symmetry, each of "
                 f"whose tasks is planned; at most {_MOST_EXPANDED}"
             )
         sizes = [level.count for level in self.levels]
@@ -192,6 +196,7 @@ class Cluster(Machine):
                         between=(name, above[i // size]),
                         bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / level.oversubscription,
                         latency_s=level.latency_s,
+                        share=level.share,
                         source=level.source,
                     )
                     for i, name in enumerate(names)
@@ -204,4 +209,5 @@ class Cluster(Machine):
             "links": tuple(links),
             "switches": tuple(switches),
             "groups": groups,
+            "losses": self.losses,
         }

@@ -6,7 +6,7 @@ from math import fsum, inf
 from typing import NamedTuple, Protocol
 
 from paceline.core.machine import Device, DeviceKind, Machine, Station
-from paceline.core.plan import Cost, Kind, Lane, PriceKey, Resource, Task, TaskId
+from paceline.core.plan import COMPUTE, Cost, Kind, Lane, PriceKey, Resource, Task, TaskId
 from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
 
@@ -162,6 +162,19 @@ class Measured:
             alone = task._replace(cost=Cost(num_syncs=task.cost.num_syncs))
             measured += self.otherwise.seconds(alone)
         return measured
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """Prices by which computation takes `factor` times as long as by `model`."""
+
+    model: CostModel
+    factor: float
+
+    def seconds(self, task: Task) -> float:
+        """Return the seconds for which the task holds its resources."""
+        seconds = self.model.seconds(task)
+        return seconds * self.factor if task.kind in COMPUTE else seconds
 
 
 class Totals(NamedTuple):

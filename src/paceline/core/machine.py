@@ -22,12 +22,14 @@ from paceline.core.facts import (
     Source,
     ValuesPerSecond,
 )
+from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST, Losses
 from paceline.core.wire_format import Kernel, WireFormat
 
 
 class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
+    `share` of it is what exchanges reach.
     Between a host and itself it is what processes on that host exchange messages through. There the
     processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
     meanwhile.
@@ -36,6 +38,7 @@ class Link(Fact):
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     uses_cores: bool = False
     source: Source
 
@@ -46,6 +49,14 @@ class Link(Fact):
     def name(self) -> str:
         """The two ends, joined."""
         return "--".join(self.between)
+
+    @property
+    def reached(self) -> "Link":
+        """The link with what exchanges reach of it."""
+        if self.share == 1.0:
+            return self
+        found = self.share * self.bandwidth_bytes_per_s
+        return self.model_copy(update={"bandwidth_bytes_per_s": found, "share": 1.0})
 
 
 class Hop(NamedTuple):
@@ -135,7 +146,8 @@ class Host(Fact):
     `memory_bandwidth_bytes_per_s` is what copies and sums in memory reach, reads and writes both
     counted. `reduce_latency_s` is paid for each sum that the host makes of its ranks' gradients:
     from when the last of them is there, through all signals, until the ranks know of the result.
-    `codecs` is how fast its cores are at what it has summed for GPUs.
+    `codecs` is how fast its cores are at what it has summed for GPUs. `samples_per_s`: how many
+    samples they read and decode, beside what devices compute; None: as many as are needed.
     """
 
     name: Annotated[Name, Field(examples=["host0"])]
@@ -144,6 +156,7 @@ class Host(Fact):
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     reduce_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
     codecs: dict[Kernel, CodecSpeed] = Field(default_factory=dict)
+    samples_per_s: Annotated[float, Field(gt=0)] | None = None
     source: Source
 
     def __hash__(self) -> int:
@@ -235,7 +248,8 @@ class Machine(Fact):
     """The hosts, devices and links of a plan. The order of devices is that of the ranks.
 
     `groups` says how many hosts, in their order, form a group, how many groups a larger one, and so
-    on: hierarchical exchanges go group by group. Their product is the number of hosts.
+    on: hierarchical exchanges go group by group. Their product is the number of hosts. `losses`
+    are what a plan's steps lose in reality, where the file says none as published for others.
     """
 
     name: Annotated[Name, Field(examples=["my-machine"])]
@@ -244,6 +258,7 @@ class Machine(Fact):
     links: tuple[Link, ...] = ()
     switches: tuple[Switch, ...] = ()
     groups: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    losses: Losses | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -283,6 +298,19 @@ class Machine(Fact):
         """Return the machine with these facts of each of its hosts, devices or links replaced."""
         changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
         return self.model_copy(update={parts: changed})
+
+    @cached_property
+    def reached(self) -> Self:
+        """The machine with links as fast as exchanges find them."""
+        links = tuple(link.reached for link in self.links)
+        if links == self.links:
+            return self
+        return self.model_copy(update={"links": links})
+
+    @property
+    def usual_losses(self) -> Losses:
+        """The losses that the machine states, or those published of others like it."""
+        return self.losses or (BETWEEN_HOSTS if self.num_hosts > 1 else WITHIN_A_HOST)
 
     @property
     def num_hosts(self) -> int:

@@ -133,14 +133,10 @@ class ChunkExchange:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step with exchanges in host memory; without exchanges, one worker's.
-
-    `update` is what a weight update costs each worker, if not that of all parameters.
-    """
+    """A step with exchanges in host memory; without exchanges, one worker's."""
 
     compute: ComputeStep
     exchanges: tuple[ChunkExchange, ...]
-    update: Cost | None = None
 
     def tasks(self, step: int) -> Iterator[Task]:
         """Yield all tasks of a step."""
@@ -161,8 +157,7 @@ class HostStep:
         for worker in self.compute.workers:
             results = [exchange.result(step, worker) for exchange in self.exchanges]
             after = (*results, self.compute.after_backward(step, worker))
-            task = self.compute.step_task(step, worker, after)
-            yield task if self.update is None else task._replace(cost=self.update)
+            yield self.compute.step_task(step, worker, after)
 
 
 @dataclass(frozen=True)

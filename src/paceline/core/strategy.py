@@ -83,6 +83,7 @@ class Strategy:
     `take_part(settings, clients)`. `child_hub`: the module with which a hub is itself a worker of
     another hub. `takes_ranks`: ranks that torchrun has started can be its workers, one each.
     `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
+    `is_asynchronous`: workers do not wait for the slowest of them.
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
     `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
     with equal workers that exchange all gradients in each step.
@@ -109,6 +110,7 @@ class Strategy:
     child_hub: str | None = None
     takes_ranks: bool = False
     may_skip_profile: bool = False
+    is_asynchronous: bool = False
     is_rehearsed: bool = True
     caveat: Callable[[Any], str] | None = None
 

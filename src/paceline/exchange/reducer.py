@@ -175,6 +175,17 @@ class Reducer(Listener):
         else:
             self._exchange.load_state(state)
 
+    @property
+    def chunk(self) -> int | None:
+        """The number of layers that are exchanged together, None without chunks."""
+        is_chunked = self._exchange is not None and self._exchange.chunked
+        return self._chunk if is_chunked else None
+
+    @property
+    def is_searched(self) -> bool:
+        """True while a search tries numbers of layers."""
+        return self._tuner is not None
+
     def statistics(self) -> Statistics:
         """Return the traffic and time of all exchanges so far."""
         return self._exchange.statistics() if self._exchange else NONE

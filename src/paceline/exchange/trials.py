@@ -46,6 +46,7 @@ class Trials:
         self.method = self._methods[0]  # the one to use now
         self._marks: list[Any] = []
         self._seconds: dict[str, float] = {}  # of a step, by the method's name
+        self._chunks: dict[str, int] = {}  # layers in a chunk while that was measured
         self._failed: dict[str, str] = {}
         self.settled = False
 
@@ -59,12 +60,17 @@ class Trials:
         if not self.settled:
             self._marks.append(self._clock.mark())
 
-    def go_on(self, group: Group) -> None:
-        """Finish measuring this method and choose the next; all ranks call it together."""
+    def go_on(self, group: Group, chunk: int | None = None) -> None:
+        """Finish measuring this method and choose the next; all ranks call it together.
+
+        `chunk`: the number of layers that were exchanged together, if the method has chunks.
+        """
         ends = self._clock.seconds(self._marks[_NUM_SETTLING:])
         own_s = median(end - start for start, end in pairwise(ends))
         # The slowest rank determines when a step ends.
         self._seconds[self.method.name] = max(group.gather(own_s))
+        if chunk is not None:
+            self._chunks[self.method.name] = chunk
         self._next()
 
     def fail(self, error: InvalidInput) -> None:
@@ -80,15 +86,28 @@ class Trials:
         measured = [one for one in self._methods if one.name in self._seconds]
         self.method = left[0] if left else min(measured, key=lambda one: self._seconds[one.name])
 
-    @property
-    def why(self) -> str:
-        """The method in use, and the measurements that led to it."""
-        figures = [f"{name} {_ms(seconds)}" for name, seconds in self._seconds.items()]
+    def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
+        """Return the method in use, and the measurements that led to it.
+
+        `chunk`: the number of layers that are exchanged together now, which a search has chosen
+        since, or is trying if it `is_searched`.
+        """
+        figures = [self._figure(name) for name in self._seconds]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
-        if self.settled:
-            return f"{self.method.name}: the fastest of those measured, by the step: {told}"
-        return f"{self.method.name}: being tried" + (f"; {told}" if told else "")
+        if not self.settled:
+            return f"{self.method.name}: being tried" + (f"; {told}" if told else "")
+        reason = f"{self.method.name}: the fastest of those measured, by the step: {told}"
+        measured = self._chunks.get(self.method.name)
+        if chunk is None or measured is None or chunk == measured:
+            return reason
+        now = "now trying chunks" if is_searched else "since then in chunks"
+        return f"{reason}; {now} of {_layers(chunk)}, of which the figure above is not"
+
+    def _figure(self, name: str) -> str:
+        chunk = self._chunks.get(name)
+        chunks = "" if chunk is None else f" in chunks of {_layers(chunk)}"
+        return f"{name} {_ms(self._seconds[name])}{chunks}"
 
 
 class Candidate(NamedTuple):
@@ -224,3 +243,7 @@ class Checked:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' * (count > 1)}"

@@ -171,7 +171,8 @@ class DataParallel(Synchronized):
         trials.exchanged()
         if not trials.due:
             return
-        trials.go_on(self._join())
+        used = self._gradients
+        trials.go_on(self._join(), used.chunk if isinstance(used, Reducer) else None)
         # Create the reducer of the method that is tried next, or that has won.
         while self._next is None and not (trials.settled and self._method is trials.method):
             try:
@@ -223,7 +224,9 @@ class DataParallel(Synchronized):
             return self._why
         if self._join_config.enable:
             return f"{self._method.name}: within join() no other is tried"
-        return self._trials.why
+        if not isinstance(self._gradients, Reducer):
+            return self._trials.why()
+        return self._trials.why(self._gradients.chunk, self._gradients.is_searched)
 
     @property
     def trials(self) -> tuple[Trial, ...]:

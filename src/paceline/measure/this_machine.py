@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.core.losses import Losses
 from paceline.core.machine import Device, Host, Machine
 from paceline.core.workload import Cost, Workload
 from paceline.devices import device_of
@@ -72,7 +73,7 @@ def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
         )
         for rank, (place, speed) in enumerate(zip(places, speeds, strict=True))
     )
-    return Machine(name="this-machine", hosts=hosts, devices=devices)
+    return Machine(name="this-machine", hosts=hosts, devices=devices, losses=Losses.none(_PROFILED))
 
 
 def host_here(

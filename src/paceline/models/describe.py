@@ -31,6 +31,7 @@ from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
 from paceline.models.fused_attention import attention_as_on_cpu
 from paceline.models.layers import LayerModule, duplicate, layers_of
+from paceline.models.recurrent_layers import recurrent_layers_as_on_cpu, scratch_nbytes
 
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
@@ -48,6 +49,7 @@ _GATHERING = (
 class _Step:
     """Observations of one step. Layers are indices into `layers_of`; segments are in entry order.
 
+    `forward_peaks`: the most live bytes in each segment of forward.
     `ready`: each (layer, parameter) with a gradient, in the order of their last ones. `layer_ends`:
     the counts at the last gradient of each layer, in the order of those.
     `laps`: for each gradient, its layer and the peak of live bytes since the gradient before it;
@@ -57,6 +59,7 @@ class _Step:
     entered: list[int] = field(default_factory=list)
     segment_ends: list[Counts] = field(default_factory=list)
     activation_nbytes: list[int] = field(default_factory=list)
+    forward_peaks: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     ready: dict[tuple[int, int], None] = field(default_factory=dict)
     layer_ends: dict[int, Counts] = field(default_factory=dict)
@@ -118,7 +121,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
             try:
                 meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
                 empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-                with torch.device("meta"), attention_as_on_cpu():
+                with torch.device("meta"), attention_as_on_cpu(), recurrent_layers_as_on_cpu():
                     return _run(empty, meta_batch)
             except InvalidInput:
                 raise
@@ -142,11 +145,15 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
     forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
 
+    def end_segment() -> None:
+        step.segment_ends.append(forward.counts)
+        step.forward_peaks.append(alive.lap())
+
     def enter(index: int) -> None:
         if index in step.entered:
             return
         if step.entered:
-            step.segment_ends.append(forward.counts)
+            end_segment()
             activations.segment += 1
         step.entered.append(index)
 
@@ -164,7 +171,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
     with forward:
         outputs = list(tensors_in(call(model, batch)))
-    step.segment_ends.append(forward.counts)
+    end_segment()
     activations.read(outputs, outside=True)
     segments = range(len(step.segment_ends))
     step.activation_nbytes = [activations.nbytes(i) for i in segments]
@@ -231,8 +238,10 @@ def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step
     """Return the live bytes of each layer's backward without kept tensors and gradients.
 
     Kept: the activations of this layer and of those whose backward comes later. Gradients: those of
-    this layer's parameters and of the layers whose backward came before.
+    this layer's parameters and of the layers whose backward came before. Where the layer's forward
+    had more alive than its backward, they are what makes up the difference.
     """
+    in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
     ends = list(step.layer_ends)
     last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
     # A layer's backward segment ends with its last gradient, that of the last layer with the pass.
@@ -241,6 +250,7 @@ def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step
     held, gradients = sum(kept.values()), 0
     for index, start, stop in zip(ends, [0, *stops], stops, strict=False):
         peak = max(nbytes for _, nbytes in step.laps[start:stop])
+        peak = max(peak, in_forward.get(index, 0))
         gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
         working[index] = max(0, peak - held - gradients)
         held -= kept.get(index, 0)
@@ -295,9 +305,9 @@ class LiveMemory:
 
 
 def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
-    """Return the bytes that an operation of backward takes and gives back before it is done."""
+    """Return the bytes that an operation takes and gives back before it is done."""
     if func.overloadpacket not in _GATHERING:
-        return 0
+        return scratch_nbytes(func, args)
     gradient = args[0]
     gathered = 0 if gradient.is_contiguous() else gradient.nbytes
     if func.overloadpacket is not torch.ops.aten.convolution_backward:

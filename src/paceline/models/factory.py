@@ -81,6 +81,9 @@ _BUILT_IN = {
     **_gpts("gpt2", transformers.GPT, 1024, 50_257),
     "bert": _of_tokens(transformers.bert, 256, 257),
     "bert-base": _of_tokens(transformers.BERT, 512, 30_522),
+    "bert-large": _of_tokens(
+        partial(transformers.BERT, width=1024, num_layers=24, num_heads=16), 512, 30_522
+    ),
 }
 ANY_WIDTH = "mlp"
 

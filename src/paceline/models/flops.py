@@ -33,6 +33,7 @@ _ALLOCATIONS, _FILLS, _RANDOM, _LOOKUPS, _OTHER_MOVES = (
     frozenset(_TABLES[name]) for name in ("allocations", "fills", "random", "lookups", "moves")
 )
 _MOVES = _ALLOCATIONS | _FILLS | _LOOKUPS | _OTHER_MOVES
+_LSTM_LAYERS = frozenset({"mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"})
 _PER_INPUT: dict[str, int] = _TABLES["per_input"]
 
 
@@ -78,6 +79,9 @@ def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tens
         return 2 * written + sum(map(stored_nbytes, inputs[1:]))
     if name == "copy":
         return written + sum(map(stored_nbytes, inputs[1:]))
+    if name in _LSTM_LAYERS:
+        # The weights of the states are read again in each step.
+        written += (len(inputs[0]) - 1) * stored_nbytes(inputs[2])
     return written + sum(map(stored_nbytes, inputs))
 
 
@@ -131,6 +135,12 @@ def _rnn(args: Sequence[Any], out: Any) -> int:
     return int(2 * prod(x.shape[:-1]) * sum(w.numel() for w in weights if w.dim() == 2))
 
 
+def _lstm_layer(args: Sequence[Any], out: Any) -> int:
+    """Return the products, and of each unit 4 additions, sigmoids of 4, 2 tanh of 5, 4 of cells."""
+    steps, samples, hidden = *args[0].shape[:2], args[2].shape[1]
+    return int(_rnn(args, out) + steps * samples * hidden * (4 + 3 * 4 + 2 * 5 + 4))
+
+
 def _trilinear(args: Sequence[Any], out: Any) -> int:
     """Two multiplications and an addition per point of the space that the three tensors span."""
     shapes = []
@@ -170,8 +180,8 @@ _FORMULAS: dict[str, _Formula] = {
 for _backend in ("native", "cudnn"):
     # Mean 1, variance 3 (both only in training), normalise and scale 4.
     _FORMULAS[f"{_backend}_batch_norm"] = lambda args, out: args[0].numel() * (8 if args[5] else 4)
-for _layer in ("mkldnn_rnn_layer", "_cudnn_rnn"):
-    _FORMULAS[_layer] = _rnn
+for _layer, _formula in (("mkldnn_rnn_layer", _lstm_layer), ("_cudnn_rnn", _rnn)):
+    _FORMULAS[_layer] = _formula
     _FORMULAS[f"{_layer}_backward"] = lambda args, out: 2 * _rnn(args, out)
 for _dims in ("2d", "3d"):
     _FORMULAS[f"max_pool{_dims}_with_indices"] = _FORMULAS[f"avg_pool{_dims}"] = _pool

@@ -7,13 +7,14 @@ from functools import cached_property
 from typing import Any, overload
 
 from paceline.core.compare import Breakdown, breakdown
-from paceline.core.cost import CostModel, Roofline
+from paceline.core.cost import CostModel, Roofline, Slowed
 from paceline.core.machine import Machine
 from paceline.core.plan import COMMUNICATION, Kind, Lane, Plan
 from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
+from paceline.planner.ranges import half_width
 from paceline.strategies import EXCHANGES
 
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
@@ -22,6 +23,7 @@ _FEWEST_PERIODS = 3  # the first, the last, and one between them
 _MANY_TASKS = 8_000  # of a step
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
+_SHOWN_SLOWDOWN = 1.005
 _GAIN = 1.02  # what more workers have to gain to be worth using
 # Mean absolute error of a predicted step: benchmarks/planner.
 ERROR_BAR = 0.06
@@ -36,7 +38,8 @@ class Forecast:
     takes; on their own they would reach `alone_samples_per_s` together. `is_balanced`: the workers'
     parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
     Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
-    where workers take several between two exchanges.
+    where workers take several between two exchanges. `slowdown`: how many times longer computation
+    takes than undisturbed (see `core.losses`).
     """
 
     strategy: str
@@ -54,6 +57,7 @@ class Forecast:
     is_balanced: bool = False
     notes: tuple[str, ...] = ()
     steps_per_update: float = 1.0
+    slowdown: float = 1.0
 
     @property
     def codec(self) -> str | None:
@@ -84,6 +88,21 @@ class Forecast:
         return max(links, default=0.0) / num_steps / self.step_s
 
     @property
+    def range_share(self) -> float:
+        """How far a measured step may be from `step_s` in nine of ten cases, as a share of it."""
+        return half_width(self.machine, self.breakdown)
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The seconds between which a measured step lies in nine of ten cases."""
+        return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
+
+    def surely_faster_than(self, other: "Forecast") -> bool:
+        """Return True if it trains more samples a second wherever in their ranges both are."""
+        slowest, fastest = 1 + self.range_share, 1 - other.range_share
+        return self.samples_per_s / slowest > other.samples_per_s / fastest
+
+    @property
     def shown_s(self) -> float:
         """The seconds between two updates of the timeline, of which a drawing shows one."""
         return self.step_s * self.steps_per_update
@@ -100,6 +119,11 @@ class Forecast:
         # Asynchronous devices have steps of their own.
         share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
         computing = f"computes {parts.compute_s * share:.0f} % of the step"
+        if self.slowdown >= _SHOWN_SLOWDOWN:
+            computing += (
+                f", {100 * (self.slowdown - 1):.0f} % longer than undisturbed: beside exchanges, "
+                "and waiting for the slowest"
+            )
         if not parts.communication_s:
             return f"{computing}; nothing is exchanged"
         return (
@@ -124,6 +148,7 @@ def forecast(
     `samples_per_step` are those of all workers. `balanced`: with parts that follow the workers'
     speeds, if the strategy plans them. InvalidInput if the strategy does not fit.
     """
+    machine = machine.reached
     model = cost or Roofline.of(machine)
     is_balanced = balanced and strategy.plan_balanced is not None
     planned = (is_balanced and strategy.plan_balanced) or strategy.plan
@@ -137,35 +162,69 @@ def forecast(
         num_steps = max(num_steps, _FEWEST_PERIODS)
     plan = window(num_steps)
     timeline = simulate(plan, model)
+    if (slowdown := _slowdown(timeline, machine, strategy, config)) != 1.0:
+        model = Slowed(model, slowdown)
+        timeline = simulate(plan, model)
     # The difference of two windows: the first step starts cold, the last one overlaps with none.
     period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
-    step_s, num_taken = period_s / per_period, num_steps * per_period
+    num_taken = num_steps * per_period
+    step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
     if per_period > 1:
         per_update = num_taken / timeline.num_steps()
         parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
-    link_nbytes: dict[str, float] = defaultdict(float)
-    sorts, sort_of = plan.priced_alike
-    for number, times in Counter(sort_of).items():
-        task = sorts[number]
-        for resource in task.on if task.kind in COMMUNICATION else ():
-            if resource.lane is Lane.WIRE:
-                link_nbytes[resource.owner] += times * task.cost.nbytes
     return Forecast(
         strategy.name,
         config,
         config.workers,
         step_s,
         samples_per_step / step_s,
-        {link: nbytes / num_taken for link, nbytes in link_nbytes.items()},
+        {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
         memory(workload, machine, strategy, config),
         parts,
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=() if strategy.caveat is None else (strategy.caveat(config),),
+        notes=notes if strategy.caveat is None else (*notes, strategy.caveat(config)),
         steps_per_update=per_update,
+        slowdown=slowdown,
     )
+
+
+def _sent(plan: Plan) -> Mapping[str, float]:
+    """Return the bytes that a plan sends in each direction of each link."""
+    found: dict[str, float] = defaultdict(float)
+    sorts, sort_of = plan.priced_alike
+    for number, times in Counter(sort_of).items():
+        task = sorts[number]
+        for resource in task.on if task.kind in COMMUNICATION else ():
+            if resource.lane is Lane.WIRE:
+                found[resource.owner] += times * task.cost.nbytes
+    return found
+
+
+def _fed(
+    machine: Machine, workers: int, samples_per_step: float, step_s: float
+) -> tuple[float, tuple[str, ...]]:
+    """Return the seconds of a step of workers that wait for samples if hosts do not keep up."""
+    devices = machine.first_devices(workers)
+    on_host = Counter(device.host for device in devices)
+    for host in machine.hosts:
+        if host.samples_per_s is not None and on_host[host.name]:
+            wanted = samples_per_step * on_host[host.name] / workers
+            if wanted > step_s * host.samples_per_s:
+                step_s = wanted / host.samples_per_s
+                note = f"{host.name} reads {host.samples_per_s:g} samples/s, which is what limits"
+                return step_s, (note,)
+    return step_s, ()
+
+
+def _slowdown(timeline: Timeline, machine: Machine, strategy: Strategy, config: Any) -> float:
+    """Return by how much longer computation takes than in a timeline without losses."""
+    parts = breakdown(timeline)
+    hidden = parts.hidden_s / parts.compute_s if parts.compute_s else 0.0
+    num_waiting = 1 if strategy.is_asynchronous else config.workers
+    return machine.usual_losses.slowdown(hidden, num_waiting, strategy.steps_per_period(config))
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
@@ -209,8 +268,13 @@ class Advice:
 
     @property
     def pays(self) -> bool:
-        """True if a step is so much faster that it is worth the rounding of the codec."""
-        return self.encoded.step_s < _WORTH * self.plain.step_s
+        """True if a step is faster whatever the predictions err: worth the codec's rounding."""
+        return self.encoded.surely_faster_than(self.plain)
+
+    @property
+    def may_pay(self) -> bool:
+        """True if a step is predicted to be faster, by less than predictions err."""
+        return not self.pays and self.encoded.step_s < _WORTH * self.plain.step_s
 
     @property
     def speedup(self) -> float:
@@ -222,6 +286,11 @@ class Advice:
         """The advice as a sentence, with its reason."""
         plain, encoded = self.plain, self.encoded
         times = f"({_seconds(encoded.step_s)} for {_seconds(plain.step_s)})"
+        if self.may_pay:
+            return (
+                f"a codec may pay: {_named(encoded)} is predicted to be {_compared(self.speedup)} "
+                f"{times}, by less than predictions may err: measure both"
+            )
         if not self.pays:
             would = f"{_named(encoded)} would be {_compared(self.speedup)} {times}"
             return f"no codec pays: {self._why_not()}; {would}"
@@ -275,11 +344,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Forecast]):
-    """Forecasts, best first, and what was refused."""
+    """Forecasts, best first, and what was refused.
+
+    `alone` is the best forecast of one worker, where only another number was asked for.
+    """
 
     forecasts: tuple[Forecast, ...]
     refused: tuple[Refusal, ...]
     batch_size: int
+    alone: Forecast | None = None
 
     def __len__(self) -> int:
         return len(self.forecasts)
@@ -311,8 +384,13 @@ class Ranking(Sequence[Forecast]):
         return dict(sorted(best.items()))
 
     @property
-    def worth(self) -> int:
-        """The fewest workers beyond which more hardly gain, or lose."""
+    def worth(self) -> int | None:
+        """The fewest workers beyond which more hardly gain, or lose.
+
+        None if nothing could be planned, or if only one number was looked at of those that may be.
+        """
+        if not self._is_comparison:
+            return None
         most = self.forecasts[0].samples_per_s
         return next(
             workers
@@ -321,14 +399,27 @@ class Ranking(Sequence[Forecast]):
         )
 
     @property
-    def workers_sentence(self) -> str:
-        """A sentence about the number of workers worth using, and the effect of more."""
+    def _is_comparison(self) -> bool:
+        """True if numbers of workers were compared, or one worker is all that there is."""
+        return len(self.best_of) > 1 or set(self.best_of) == {1}
+
+    @property
+    def workers_sentence(self) -> str | None:
+        """A sentence about the number of workers worth using, and the effect of more.
+
+        Of a single number that was asked for it says how fast they are beside one worker, and None
+        if that is not known: others may be faster than both.
+        """
         worth, best = self.worth, self.best_of
+        if worth is None:
+            return self._beside_one()
         one = best.get(1)
         gain = ""
         if one is not None and worth > 1:
             gain = f", {best[worth].samples_per_s / one.samples_per_s:.2f}x one worker"
         plural = "worker is" if worth == 1 else "workers are"
+        if one is not None and worth > 1 and not best[worth].surely_faster_than(one):
+            plural = "workers may be"
         sentence = f"{worth} {plural} worth using{gain}"
         more = [workers for workers in best if workers > worth]
         if not more:
@@ -336,3 +427,14 @@ class Ranking(Sequence[Forecast]):
         last = best[more[-1]].samples_per_s / best[worth].samples_per_s
         change = f"gain {100 * (last - 1):.0f} %" if last >= 1 else f"lose {100 * (1 - last):.0f} %"
         return f"{sentence}; {more[-1]} would {change}"
+
+    def _beside_one(self) -> str | None:
+        if self.alone is None or not self.forecasts:
+            return None
+        best = self.forecasts[0]
+        times = best.samples_per_s / self.alone.samples_per_s
+        beside = f"are {times:.2f}x one worker"
+        if times < _GAIN:
+            verdict = "slower" if times * _GAIN < 1 else "no faster"
+            beside = f"are {verdict} than one ({times:.2f}x)"
+        return f"{best.workers} workers {beside}; other numbers of workers were not compared"

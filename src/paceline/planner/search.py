@@ -1,7 +1,7 @@
 """Search over strategies, codecs, chunks, numbers of workers and placements."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,9 @@ _CODECS = ("half", "bfloat16", "dynamic8", "onebit")
 _LEAST_BITS = 8  # of an activation: a sign is too little (Dettmers 2016, section 4.2)
 _FEW_DEVICES = 8
 _LISTED = "as listed"
+# Of a strategy each of whose tasks is planned: layers of all workers, for a plan in about 5 s, and
+# workers that any network may have, which are also the most that are looked at without being asked.
+_MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
@@ -86,36 +89,80 @@ def search(
     """Return all forecasts, best first, and what was refused and why.
 
     `workload_of` describes one worker's part of a step by its samples; `batch_size` are the samples
-    of a step over all workers. InvalidInput if so many workers do not fit.
+    of a step over all workers. Where one number of `workers` is asked for, one worker is forecast
+    as well, to judge it by. InvalidInput if so many workers do not fit.
     """
     known = tuple(strategies)
     speeds: dict[tuple[float, ...], float] = {}
     forecasts: list[Forecast] = []
     refused: list[Refusal] = []
-    for count in worker_counts(machine, batch_size, workers):
-        # Where samples do not divide evenly, the worker with the most decides the step's time.
-        workload = workload_of(-(-batch_size // count))
-        # One worker has nobody to exchange with, and all strategies are the same.
-        for strategy in known if count > 1 else known[:1]:
-            try:
-                part = machine.for_workers(count, strategy.symmetric)
-                places = placements(machine, count) if part is machine else {_LISTED: part}
-            except InvalidInput as error:
-                refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
-                continue
-            for name, place in places.items():
-                # Of a cluster every node has the same devices.
-                chosen = machine if machine.num_devices > len(machine.devices) else place
-                nodes, rest = divmod(count, len(chosen.devices))
-                own = [_speed(workload, chosen, one, known[0], speeds) for one in chosen.devices]
-                alone = nodes * sum(own) + sum(own[:rest])
-                found, why = _forecasts(workload, place, strategy, count, batch_size)
-                forecasts += [
-                    replace(one, placement=name, alone_samples_per_s=alone) for one in found
-                ]
-                if why is not None:
-                    refused.append(Refusal(strategy.name, count, name, why))
-    return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size)
+    counts = worker_counts(machine, batch_size, workers)
+    for count in counts:
+        asked = workers is not None
+        found, why = _with_workers(workload_of, machine, known, batch_size, count, speeds, asked)
+        forecasts += found
+        refused += why
+    alone: list[Forecast] = []
+    if 1 not in counts:
+        alone, _ = _with_workers(workload_of, machine, known, batch_size, 1, speeds, asked=True)
+    best_alone = next(iter(rank(alone)), None)
+    return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size, best_alone)
+
+
+def _with_workers(
+    workload_of: Callable[[int], Workload],
+    machine: Machine,
+    strategies: Sequence[Strategy],
+    batch_size: int,
+    count: int,
+    speeds: dict[tuple[float, ...], float],
+    asked: bool,
+) -> tuple[list[Forecast], list[Refusal]]:
+    """Return the forecasts of all strategies on so many workers, and what was refused.
+
+    `speeds` has what devices reach alone; those that are met here are added. `asked`: this number
+    alone is wanted.
+    """
+    forecasts: list[Forecast] = []
+    refused: list[Refusal] = []
+    # Where samples do not divide evenly, the worker with the most decides the step's time.
+    workload = workload_of(-(-batch_size // count))
+    # One worker has nobody to exchange with, and all strategies are the same.
+    for strategy in strategies if count > 1 else strategies[:1]:
+        try:
+            part = machine.for_workers(count, strategy.symmetric)
+            if not strategy.symmetric and part is not machine:
+                _check_size(count, len(workload.layers), asked)
+            places = placements(machine, count) if part is machine else {_LISTED: part}
+        except InvalidInput as error:
+            refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
+            continue
+        for name, place in places.items():
+            # Of a cluster every node has the same devices.
+            chosen = machine if machine.num_devices > len(machine.devices) else place
+            nodes, rest = divmod(count, len(chosen.devices))
+            own = [_speed(workload, chosen, one, strategies[0], speeds) for one in chosen.devices]
+            alone = nodes * sum(own) + sum(own[:rest])
+            found, why = _forecasts(workload, place, strategy, count, batch_size)
+            forecasts += [replace(one, placement=name, alone_samples_per_s=alone) for one in found]
+            if why is not None:
+                refused.append(Refusal(strategy.name, count, name, why))
+    return forecasts, refused
+
+
+def _check_size(workers: int, num_layers: int, asked: bool) -> None:
+    """Raise InvalidInput if a plan of each worker's tasks would take too long."""
+    most = max(_MOST_UNASKED, _MOST_LAYERS // num_layers)
+    if workers > most:
+        raise InvalidInput(
+            f"workers: {workers} are too many for a strategy without symmetry, each of whose tasks "
+            f"is planned; at most {most} of a model of {num_layers} layers"
+        )
+    if workers > _MOST_UNASKED and not asked:
+        raise InvalidInput(
+            f"workers: more than {_MOST_UNASKED} of a strategy without symmetry, each of whose "
+            f"tasks is planned, are looked at only if they are asked for (--workers {workers})"
+        )
 
 
 def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:

@@ -15,6 +15,7 @@ from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import Fact
 from paceline.core.machine import Device, Machine, Station, place_of
+from paceline.records.catalogue import EqualFile, by_name
 from paceline.records.settings import first_fault
 
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
@@ -43,11 +44,20 @@ def read_machine(path: Path) -> Machine:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: not TOML: {error}") from None
-    model = Cluster if "levels" in values else Machine
+    model: type[Fact] = Machine
+    if "equal" in values:
+        model = EqualFile
+    elif "levels" in values:
+        model = Cluster
     try:
-        machine = model.model_validate(values)
+        found = model.model_validate(values)
     except ValidationError as error:
         raise InvalidInput(f"{path}: {first_fault(error)}{_right(error, model)}") from None
+    try:
+        machine = found.machine if isinstance(found, EqualFile) else found
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+    assert isinstance(machine, Machine)
     missing = _missing_link(machine)
     if missing:
         raise InvalidInput(f"{path}: links: {missing}")
@@ -109,10 +119,15 @@ def find_machine(name: str) -> Machine:
     if path.suffix or path.exists():
         return read_machine(path)
     known = {path.stem: path for path in reversed(_machine_files())}  # the user's own come first
-    if name not in known:
-        names = ", ".join(sorted(known))
-        raise InvalidInput(f"machine: {name!r} is not known; known are {names}, and any FILE.toml")
-    return read_machine(known[name])
+    if name in known:
+        return read_machine(known[name])
+    if (machine := by_name(name)) is not None:
+        return machine
+    names = ", ".join(sorted(known))
+    raise InvalidInput(
+        f"machine: {name!r} is not known; known are {names}, any FILE.toml, and equal devices such "
+        "as 8xv100 or 4x8xv100+25gbe"
+    )
 
 
 class KnownDevice(NamedTuple):
@@ -171,6 +186,8 @@ def machine_text(machine: Machine, comment: str = "") -> str:
         if isinstance(value, tuple) and isinstance(value[0], Fact):
             for fact in value:
                 tables += ["", f"[[{name}]]", *_fields(fact)]
+        elif isinstance(value, Fact):
+            tables += ["", f"[{name}]", *_fields(value)]
         else:
             lines.append(f"{name} = {_literal(name, value)}")
     return "\n".join(lines + tables) + "\n"
@@ -238,8 +255,8 @@ def _literal(field: str, value: Any) -> str:
         return f"[{', '.join(_literal(field, item) for item in value)}]"
     if isinstance(value, int):  # or a bool
         return json.dumps(value)
-    unit = next(unit for end, unit in _UNITS.items() if field.endswith(end))
-    text = quantity(value, unit)
+    unit = next((unit for end, unit in _UNITS.items() if field.endswith(end)), None)
+    text = None if unit is None else quantity(value, unit)
     return repr(value) if text is None else f'"{text}"'
 
 

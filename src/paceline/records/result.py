@@ -25,7 +25,8 @@ class PlanRow(Record):
     `config` is the strategy's configuration; `efficiency` is samples a second over what the devices
     would reach on their own; `link_nbytes_per_step` is by direction of a link, of a ring on its
     slowest way, and `memory_nbytes` by device, and by host where one holds anything. `is_balanced`:
-    the workers' parts follow their speeds. `notes` are sentences to stand beside `why`.
+    the workers' parts follow their speeds. `range_share`: in nine of ten cases a measured step is
+    as near as that to `step_s`, as a share of it. `notes` are sentences to stand beside `why`.
     """
 
     strategy: str
@@ -35,6 +36,7 @@ class PlanRow(Record):
     placement: str
     devices: tuple[str, ...]
     step_s: float
+    range_share: float
     samples_per_s: float
     efficiency: float | None
     exposed_s: float
@@ -102,8 +104,9 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first, and what is to be said of them.
 
-    `workers_worth` are those beyond which more hardly gain, `error_bar` the mean absolute error of
-    such predictions, as a share of what was measured. Both sentences are about the plans.
+    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared;
+    `error_bar` is the range of the best plan, as a share of its step. Both sentences are about the
+    plans.
     """
 
     plans: tuple[PlanRow, ...]
@@ -119,9 +122,9 @@ class RankingRows(Record):
         return cls(
             plans=tuple(map(PlanRow.of, ranking)),
             refused=ranking.refused,
-            workers_worth=ranking.worth if ranking else None,
-            workers_sentence=ranking.workers_sentence if ranking else None,
-            error_bar=ERROR_BAR,
+            workers_worth=ranking.worth,
+            workers_sentence=ranking.workers_sentence,
+            error_bar=ranking[0].range_share if ranking else ERROR_BAR,
             advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
         )
 
@@ -136,7 +139,7 @@ class RankingRows(Record):
         for name, row in first.items():
             yield f"{name} is refused on {row.workers} workers: {row.why}"
         error = f"{100 * self.error_bar:.0f} %"
-        yield f"predictions are off by {error} on average: plans closer than that may change places"
+        yield f"in 9 of 10 cases a step is within {error} of that; closer plans may change places"
 
 
 class RunResult(RunMetrics):

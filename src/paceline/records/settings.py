@@ -45,6 +45,14 @@ class PlanSettings(Record):
     )
     batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
     input_shape: InputShape = None
+    measured: str | None = Field(
+        None,
+        description="What one of the machine's devices makes alone, as 350/s, or 350/s@128 in "
+        "batches of 128.",
+    )
+    profile: Path | None = Field(
+        None, description="What `paceline profile` found on one of the machine's devices."
+    )
     profile_s: Seconds = Field(4.0, description="How long to profile before planning.")
     port: Port = 0
     output: Path | None = Field(

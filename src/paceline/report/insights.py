@@ -149,7 +149,10 @@ def _advice(name: str, run: _InStep) -> str:
         times = f"{run.slowest:.2f} times the mean"
         return f"Balance the batches (--balance auto), for the slowest worker computes {times}"
     other = run.best_other
-    if other is not None and other.step_s < (1 - ERROR_BAR) * run.predicted_step_s:
+    # Both are as uncertain: only where their ranges do not overlap is one sure to be faster.
+    if other is not None and (
+        (1 + other.range_share) * other.step_s < (1 - other.range_share) * run.predicted_step_s
+    ):
         return f"Try {other.strategy}, predicted to take {duration(other.step_s)} a step"
     if name == "waiting":
         return "Look at the two steps below for what the workers wait for"
@@ -245,6 +248,11 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
             f"{verdict(reached)}: together the workers reach {share(reached)} of the samples/s "
             "that they reached one by one before the training."
         )
+        if reached > 1 + ERROR_BAR:
+            sentence = (
+                f"Together the workers are {reached:.2f} times as fast as one by one before the "
+                "training, which working together cannot make them: the machine was busier then."
+            )
         together = f"{number(result.samples_per_s)} samples/s"
         yield Insight("limit", sentence, (("together", together), ("one by one", number(alone))))
     if result.utilisation:

@@ -185,7 +185,11 @@ def _change(ranking: RankingRows, best: PlanRow) -> Insight:
             f"{duration(best.step_s)}, at best {best.step_s / left_s:.2f} times as fast"
         )
     else:
-        sentence = "The exchange hides, or costs nothing: only faster devices would make it faster"
+        times = best.step_s / left_s if left_s > 0 else float("inf")
+        sentence = (
+            f"The exchange hides, or costs nothing: without what shows of it a step would be at "
+            f"best {times:.2f} times as fast"
+        )
     if advice is not None:
         sentence += f". As to codecs, {advice.sentence}"
     return Insight("change", f"{sentence}.", tuple(figures))

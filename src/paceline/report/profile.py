@@ -210,10 +210,22 @@ def _largest(found: LargestBatch) -> Html:
         for row in found.attempts
     ]
     note = (
-        f"{found.batch_size:,} samples of one worker fit into {nbytes(found.limit_nbytes)}, to a "
-        f"16th; predicted were {found.predicted:,}. Each was tried in a process of its own."
+        f"{largest_sentence(found)}; predicted were {found.predicted:,}. The search ends at a 16th "
+        "of the batch. Each was tried in a process of its own."
     )
-    if not found.complete:
-        note += " The search ended at a deadline: larger ones may fit."
     attempts = table(("batch", "fits", "after", "what came of it"), rows, text_columns=(1, 3))
     return section("Largest batch", note, attempts)
+
+
+def largest_sentence(found: LargestBatch) -> str:
+    """Return the outcome of the search for the largest batch, without its full stop."""
+    limit = nbytes(found.limit_nbytes)
+    if found.batch_size:
+        at_least = "" if found.complete else " at least"
+        sentence = f"The largest batch of a worker that fits into {limit} is{at_least} "
+        sentence += f"{found.batch_size:,}"
+    else:
+        least = min(found.attempts, key=lambda row: row.batch_size)
+        sentence = f"No batch was seen to fit into {limit}: {least.batch_size:,} samples "
+        sentence += f"did not ({least.why})"
+    return sentence if found.complete else f"{sentence}; the search ended at a deadline"

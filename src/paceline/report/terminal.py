@@ -85,7 +85,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
             str(number),
             "\n".join(lines),
             str(row.workers),
-            duration(row.step_s),
+            f"{duration(row.step_s)} ±{share(row.range_share, 0)}",
             f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
             "" if row.efficiency is None else share(row.efficiency, 0),
             duration(row.exposed_s),

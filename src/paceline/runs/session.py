@@ -29,7 +29,7 @@ from paceline.records.config_file import written_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
-from paceline.report.format import duration
+from paceline.report.format import duration, share
 from paceline.report.terminal import console, result_tables, show_plans
 from paceline.runs.folder import make_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
@@ -75,7 +75,9 @@ def go_through(request: RunRequest, group: Group) -> None:
         if session.strategy.is_led:
             for forecast in forecasts:
                 why = "; ".join((forecast.why, *forecast.notes))
-                logger.info("predicted %s a step: %s", duration(forecast.step_s), why)
+                within = share(forecast.range_share, 0)
+                predicted = duration(forecast.step_s)
+                logger.info("predicted %s ±%s a step: %s", predicted, within, why)
         elif not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             show_plans(err if request.as_json else out, rows, title)

@@ -11,12 +11,16 @@ there are hosts, rings over groups only as many as a group has members, on each 
 "servers" (`core.transfer`) lie the sums and the update of their shares, too: the tree of parameter
 servers of Du et al. 2017, section 3.4, in which every host serves a share, so that none is the
 bottleneck; and synchronous, so that each host does what any other does.
+
+A worker that is served puts the parameters that it gets in their place, tensor by tensor. That is
+priced as an update of its own, of which it has the calls and two of five memory accesses: the host
+of one worker alone could make its update, too, so that what this saves is no gain of many workers.
 """
 
 from collections.abc import Mapping, Sequence
 
 from paceline.core.machine import Machine
-from paceline.core.plan import Cost, Plan
+from paceline.core.plan import Plan
 from paceline.core.step import ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Shares, rings
@@ -46,8 +50,7 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
         exchanges = memory.exchanges(
             workload, config.chunk, between if levels or has_servers else None
         )
-        # Servers update the weights, not the workers.
-        work = HostStep(work.compute, exchanges, Cost() if has_servers else None)
+        work = HostStep(work.compute, exchanges)
     return Plan.of_steps(work.tasks, window.num_steps)
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from paceline.core.calibration import LinearTime, linked
 from paceline.core.cost import Roofline
+from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Kind, Lane, Plan, Task
 from paceline.core.simulate import simulate
@@ -80,7 +81,9 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
         for trial in trials
     )
     host = host_here(HOST, _SOURCE, cores=cores)
-    machine = Machine(name="this-machine", hosts=(host,), devices=devices)
+    machine = Machine(
+        name="this-machine", hosts=(host,), devices=devices, losses=Losses.none(_SOURCE)
+    )
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
     machine = linked(machine, [(host, gpu) for gpu in gpus], _FREE)
     fitted = []

@@ -1,7 +1,7 @@
 """What is known of the cost in loss of rounds of inner steps: our own measurements, as a range.
 
 The rows are those of `loss_table.toml`. A row is near a configuration if it has as many bits a
-value, and at most twice or half as many steps of a round, and workers.
+value, the same outer step, and at most twice or half as many steps of a round, and workers.
 """
 
 import tomllib
@@ -30,7 +30,7 @@ class LossRow:
     Runs of as many `seeds`, in rounds of `sync_every` steps on so many `workers`, with outer
     gradients of `bits` a value, after so many `tokens` (or samples): `difference` is their mean
     loss minus that of synchronous training with the same seeds, `spread` the largest distance of
-    one seed's difference from it.
+    one seed's difference from it. The outer step is the usual one where none is named.
     """
 
     sync_every: _Count
@@ -41,6 +41,8 @@ class LossRow:
     seeds: _Count
     model: str
     tokens: _Count
+    outer_learning_rate: _Finite | None = None
+    outer_momentum: _Finite = Local().outer_momentum
 
 
 @cache
@@ -62,8 +64,7 @@ def described(config: Local, rows: Sequence[LossRow]) -> str:
     workers = f"{config.workers} worker{'s' * (config.workers > 1)}"
     size = f"{bits} bit{'s' * (bits > 1)}"
     asked = f"rounds of {config.sync_every} steps on {workers} with {size}"
-    is_usual = _outer(config) == _outer(Local())  # as in all measurements
-    near = [row for row in rows if is_usual and row.bits == bits and _is_near(row, config)]
+    near = [row for row in rows if row.bits == bits and _is_near(row, config)]
     if not near:
         return f"not the same training: nothing is known of the cost in loss of {asked}"
     low = min(row.difference - row.spread for row in near)
@@ -75,11 +76,13 @@ def described(config: Local, rows: Sequence[LossRow]) -> str:
     )
 
 
-def _outer(config: Local) -> tuple[float | None, float]:
-    return config.outer_learning_rate, config.outer_momentum
+def _outer(one: Local | LossRow) -> tuple[float | None, float]:
+    return one.outer_learning_rate, one.outer_momentum
 
 
 def _is_near(row: LossRow, config: Local) -> bool:
+    if _outer(row) != _outer(config):
+        return False
     pairs = (row.sync_every, config.sync_every), (row.workers, config.workers)
     return all(abs(log2(one / other)) <= _NEAR for one, other in pairs)
 

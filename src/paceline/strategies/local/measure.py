@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.core.cost import Measured, Rate, Roofline
+from paceline.core.losses import Losses
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
@@ -131,6 +132,7 @@ def calibrate(
         hosts=tuple(host_here(name, _SOURCE, slowest, cores=1) for name in hosts.values()),
         devices=tuple(devices),
         links=tuple(links.values()),
+        losses=Losses.none(_SOURCE),
     )
     return Calibrated(machine, Measured({}, Roofline.of(machine)))
 

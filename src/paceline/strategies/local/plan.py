@@ -14,6 +14,7 @@ its own sender, when all are there, and takes the same outer step beside them.
 A task has the round in which its fragment was sent, even if the next one has begun.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -247,13 +248,14 @@ class _Rounds:
         self.hub, self.devices = hub_of(machine, config), machine.first_devices(config.workers)
         self.fragments = fragments_of(workload, config)
         self.nbytes = exchange_nbytes(workload, config)
-        self.on_host = [
-            sum(other.host == device.host for other in self.devices) for device in self.devices
-        ]
+        num_workers = Counter(device.host for device in self.devices)
+        self.on_host = [num_workers[device.host] for device in self.devices]
         self.hub_steps = [self._hub_step(fragment) for fragment in range(config.fragments)]
         steps = inner_steps_of(machine, self.devices, config, workload, balanced)
+        rates = costs.Roofline.of(machine).rates
         self.blocks = [
-            self._blocks(workload, worker, num_steps) for worker, num_steps in enumerate(steps)
+            self._blocks(workload, worker, num_steps, rates)
+            for worker, num_steps in enumerate(steps)
         ]
 
     def plan(self, num_rounds: int) -> Plan:
@@ -307,11 +309,13 @@ class _Rounds:
         on = (Resource(self.hub.name, Lane.REDUCE), *costs.core_lanes(on_hub))
         return _Stage(Kind.REDUCE, str(fragment), on, Cost(nbytes=traffic, num_calls=1))
 
-    def _blocks(self, workload: Workload, worker: int, num_steps: int) -> list[_Block]:
+    def _blocks(
+        self, workload: Workload, worker: int, num_steps: int, rates: Mapping[Resource, costs.Rate]
+    ) -> list[_Block]:
         """Return a worker's work for each fragment, of so many inner steps in a round."""
         config, device = self.config, self.devices[worker]
         lane = costs.compute_lane(device.name)
-        step = inner_step(workload, costs.Roofline.of(self.machine).rates[lane])
+        step = inner_step(workload, rates[lane])
         return [
             _Block(
                 on=(lane,),

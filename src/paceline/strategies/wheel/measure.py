@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
+from paceline.core.losses import Losses
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.settings import Record
@@ -165,6 +166,7 @@ def calibrate(
         hosts=tuple(host_here(name, _SOURCE, cores=1) for name in hosts.values()),
         devices=tuple(devices),
         links=tuple(links.values()),
+        losses=Losses.none(_SOURCE),
     )
     durations = {
         PriceKey(device.name, kind, part): seconds

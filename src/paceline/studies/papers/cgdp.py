@@ -35,6 +35,7 @@ from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
+from paceline.studies.papers import alpha_beta
 from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 # Section 5.1, Table 1: images of one GPU in one step.
@@ -307,6 +308,7 @@ def paper() -> Paper:
     return paper_of(
         "cgdp",
         {
+            "table 1": lambda name: round(network(name).workload.num_parameters / 1e6),
             "table 2": step_ms,
             "section 5.2.1": lambda name: step_ms(TREE, name) / step_ms(HOST, name),
             "table 3": lambda strategy, phase: getattr(
@@ -317,7 +319,30 @@ def paper() -> Paper:
             "section 5.3": _gain_of_best_chunk,
             "figure 2": _resnet,
         },
+        alpha_beta={
+            "table 2": lambda strategy, name, workers: (
+                TABLE_2[TREE, name, 1] + exchange_ms(strategy, name, workers)
+            ),
+            # Without overlap chunks make no difference.
+            "section 5.3": lambda name: 1.0,
+            "figure 2": lambda *of: _resnet_without_overlap(),
+        },
     )
+
+
+def exchange_ms(strategy: str, name: str, workers: int) -> float:
+    """Return alpha-beta's milliseconds of the exchange of all gradients."""
+    exchange_s = {TREE: alpha_beta.tree_s, HOST: alpha_beta.host_s}[strategy]
+    nbytes = network(name).workload.gradient_nbytes
+    return 1e3 * exchange_s(machine(), machine().first_devices(workers), nbytes)
+
+
+def _resnet_without_overlap() -> float:
+    """Return alpha-beta's speed-up of the host over the tree, on four GPUs."""
+    times = times_of_resnet(_BATCH_SIZE)
+    alone_ms = 1e3 * fsum((*times.forward_s, *times.backward_s, times.update_s))
+    of_tree, of_host = (exchange_ms(one, "resnet152", _MAX_WORKERS) for one in (TREE, HOST))
+    return (alone_ms + of_tree) / (alone_ms + of_host)
 
 
 def phases(one: Iteration) -> Phases:

@@ -21,6 +21,7 @@ from paceline.core.workload import Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan, returned_of, weights_of
+from paceline.studies.papers.alpha_beta import ring_s
 from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 GPUS = 4
@@ -112,7 +113,15 @@ def paper() -> Paper:
                 "baseline, s, convnet2": round(0.096 * CONVNET2_MS),
             },
         },
+        alpha_beta={"simulated": _without_overlap},
     )
+
+
+def _without_overlap(bits: int, total_ms: float) -> float:
+    """Return alpha-beta's speed-up of four GPUs: all gradients in a ring after computing."""
+    machine = find_machine("pcie-4gpu")
+    exchange_s = ring_s(machine, machine.first_devices(GPUS), alexnet().gradient_nbytes * bits / 32)
+    return GPUS * total_ms / (total_ms + 1e3 * exchange_s)
 
 
 def alexnet() -> Workload:

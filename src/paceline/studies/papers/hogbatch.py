@@ -111,7 +111,7 @@ def paper() -> Paper:
                 ),
             },
         },
-        shares,
+        shares=shares,
     )
 
 

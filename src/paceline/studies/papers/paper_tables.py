@@ -1,11 +1,17 @@
-"""Hold a paper's tables cell by cell, and show them: the printed values beside ours.
+"""Hold a paper's tables cell by cell: the printed values, ours, and what ours rest on.
 
-What a paper prints stands in the TOML file of its name beside this module. Each of its cells has a
-name, the printed value, the arguments `of` which ours is computed from, and its kind, a `Basis`.
+What a paper prints stands in the TOML file of its name beside this module. Each of its cells has
+
+- `cell`, its name, and `printed`, the value; `of`, the arguments which ours is computed from;
+- `kind`, a `Basis`;
+- where it is a time or a speed-up of several workers, what an ideal run would print: the value of
+  the cell called `alone`, divided by `workers`, or a speed-up of `workers`;
+- `series`, where the table's cells are not of one kind: those whose mean is comparable.
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -13,33 +19,49 @@ from importlib import resources
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-
-from paceline.report.terminal import table as terminal_table
-
-COLUMNS = ("", "printed", "ours", "error", "kind")
-
 
 class Basis(StrEnum):
-    """The origin of our value of a cell.
+    """The origin of our value of a cell; only `PREDICTED` ones count for an error.
 
-    `EXACT` follows from definitions alone, and has to agree to the last printed digit. A constant
-    was taken from a `CALIBRATED` cell, so its agreement proves nothing. All others are `PREDICTED`.
+    `PREDICTED` comes from inputs that are not that run: the network, the machine's file, constants
+    of other runs. `DERIVED` is arithmetic on printed cells, or follows from another printed cell
+    without a plan. A constant was taken from a `CALIBRATED` cell, or chosen in view of it, or its
+    own run is an input. `EXACT` follows from definitions, and is compared to the last digit.
     """
 
     PREDICTED = "predicted"
+    DERIVED = "derived"
     CALIBRATED = "calibrated"
     EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)
+class Naive:
+    """The values of two predictors that simulate nothing; None where one is not defined.
+
+    `mean` is the mean of the printed values of the cell's series, this one among them: of its
+    slow-downs or efficiencies where the cell has an ideal value. It is not defined for a series of
+    one value. `alpha_beta` is computation and, after it, the exchange of all gradients, on the
+    same machine.
+    """
+
+    mean: float | None = None
+    alpha_beta: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PaperCell:
-    """One printed value, a number or a choice such as the fastest method, and ours."""
+    """One printed value, a number or a choice such as the fastest method, and ours.
+
+    `ideal` are the value of workers that lose nothing as the paper prints it, and as we compute it.
+    """
 
     name: str
     printed: float | str
     ours: float | str
-    basis: Basis = Basis.PREDICTED
+    basis: Basis
+    naive: Naive = Naive()
+    ideal: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.printed, str) != isinstance(self.ours, str):
@@ -48,14 +70,33 @@ class PaperCell:
     @property
     def error(self) -> float | None:
         """Return our value over the printed one, less 1; None for choices, and for a printed 0."""
-        if isinstance(self.printed, str) or isinstance(self.ours, str) or not self.printed:
+        return None if isinstance(self.ours, str) else self.error_of(self.ours)
+
+    def error_of(self, value: float) -> float | None:
+        """Return another predictor's value over the printed one, less 1."""
+        return (
+            None
+            if isinstance(self.printed, str) or not self.printed
+            else (value / self.printed - 1)
+        )
+
+    @property
+    def overhead_error(self) -> float | None:
+        """Return the error of what several workers lose; None if they are one, or lose nothing.
+
+        That is a step's time less that of one worker, or their number less their speed-up.
+        """
+        if self.ideal is None or isinstance(self.printed, str) or isinstance(self.ours, str):
             return None
-        return self.ours / self.printed - 1
+        lost = self.printed - self.ideal[0]
+        return (self.ours - self.ideal[1]) / lost - 1 if lost else None
 
     @property
     def agrees(self) -> bool | None:
-        """True if a choice is the printed one; None for numbers."""
-        return self.printed == self.ours if isinstance(self.printed, str) else None
+        """True if a choice or an exact value is the printed one; None for other numbers."""
+        if isinstance(self.printed, str) or self.basis is Basis.EXACT:
+            return self.printed == self.ours
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +109,12 @@ class PaperTable:
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """A paper, its tables, and the name and the source of each calibrated constant.
-
-    Raises ValueError if there are more of them than a third of the predicted cells.
-    """
+    """A paper, its tables, and the name and the source of each calibrated constant."""
 
     name: str
     citation: str
     tables: tuple[PaperTable, ...]
     calibrated: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if 3 * len(self.calibrated) > self.num(Basis.PREDICTED):
-            raise ValueError(
-                f"{self.name}: {len(self.calibrated)} calibrated constants are too many for "
-                f"{self.num(Basis.PREDICTED)} predicted cells"
-            )
 
     @property
     def cells(self) -> Iterator[PaperCell]:
@@ -95,8 +126,11 @@ class Paper:
         return sum(cell.basis is basis for cell in self.cells)
 
 
-# Our values of a table's cells: by the cell's name, or computed of the arguments in the file.
+# Values of a table's cells: by the cell's name, or computed of the arguments in the file.
 Ours = Mapping[str, float | str] | Callable[..., float | str]
+# Of alpha-beta; None, or no name, where it says nothing.
+Values = Mapping[str, float] | Callable[..., float | None]
+Row = Mapping[str, Any]
 
 
 @cache
@@ -115,96 +149,84 @@ def printed_values(name: str, table: str) -> dict[tuple[Any, ...], Any]:
     return {tuple(row.get("of", [row["cell"]])): row["printed"] for row in found["cells"]}
 
 
-def paper_of(name: str, ours: Mapping[str, Ours], shares: Mapping[str, float] = {}) -> Paper:
-    """Return a paper with our values, which `ours` has or computes for each table by its name.
+def paper_of(
+    name: str,
+    ours: Mapping[str, Ours],
+    alpha_beta: Mapping[str, Values] = {},
+    shares: Mapping[str, float] = {},
+) -> Paper:
+    """Return a paper with the values of `ours` and of `alpha_beta` for each table by its name.
 
-    `shares` are shown in per cent beside the names of their cells.
+    `shares` are shown in per cent beside the names of their cells. ValueError for a cell that does
+    not say what it rests on.
     """
     data = read_printed(name)
     tables = []
     for table in data["tables"]:
-        own, cells = ours[table["name"]], []
-        for row in table["cells"]:
-            label = row["cell"]
-            value = own[label] if isinstance(own, Mapping) else own(*row["of"])
-            if label in shares:
-                label += f" ({100 * shares[label]:.0f} %)"
-            kind = Basis(row.get("kind", Basis.PREDICTED))
-            cells.append(PaperCell(label, row["printed"], value, kind))
-        tables.append(PaperTable(table["title"], tuple(cells)))
+        own, naive = ours[table["name"]], alpha_beta.get(table["name"], {})
+        cells = table_cells(table["cells"], own, naive)
+        shown = (_with_share(cell, shares.get(cell.name)) for cell in cells)
+        tables.append(PaperTable(table["title"], tuple(shown)))
     constants = tuple((constant, source) for constant, source in data["calibrated"])
     return Paper(name, data["citation"], tuple(tables), constants)
 
 
-def mean_error(cells: Iterable[PaperCell]) -> float | None:
-    """Return the mean absolute relative error of the predicted numbers; None if there are none."""
-    errors = [
-        abs(cell.error)
-        for cell in cells
-        if cell.basis is Basis.PREDICTED and cell.error is not None
-    ]
-    return mean(errors) if errors else None
+def table_cells(rows: Sequence[Row], ours: Ours, alpha_beta: Values) -> Iterator[PaperCell]:
+    """Yield the cells of a table, with the naive predictors' values of the predicted numbers."""
+    printed = {row["cell"]: row["printed"] for row in rows}
+    values = {row["cell"]: _value(ours, row) for row in rows}
+    means = series_means(rows)
+    for row in rows:
+        label, kind = row["cell"], row.get("kind")
+        if kind not in set(Basis):
+            raise ValueError(f"{label}: kind is one of {', '.join(Basis)}, not {kind!r}")
+        basis, naive, ideal = Basis(kind), Naive(), None
+        if basis is Basis.PREDICTED and not isinstance(row["printed"], str):
+            naive = Naive(means.get(label), _alpha_beta(alpha_beta, row))
+        if (own := _ideal(row, printed)) is not None:
+            ideal = (own, float(_ideal(row, values) or 0.0))
+        yield PaperCell(label, row["printed"], values[label], basis, naive, ideal)
 
 
-def as_object(paper: Paper) -> dict[str, Any]:
-    """Return the paper as `--json` prints it."""
-    tables = []
-    for table in paper.tables:
-        cells = [
-            {"cell": one.name, "printed": one.printed, "ours": one.ours, "kind": one.basis.value}
-            for one in table.cells
-        ]
-        tables.append({"title": table.title, "cells": cells})
-    return {"name": paper.name, "tables": tables}
+def series_means(rows: Sequence[Row]) -> dict[str, float]:
+    """Return what the mean of each cell's series says of it, by the names of the cells.
+
+    A cell with an ideal value belongs with the others that have one. Series of fewer than two
+    different values are left out: their mean is the cell itself.
+    """
+    printed = {row["cell"]: row["printed"] for row in rows}
+    series = defaultdict(list)
+    for row in rows:
+        if not isinstance(row["printed"], str):
+            ideal = _ideal(row, printed)
+            scale = 1.0 if ideal is None else ideal
+            entry = (row["cell"], scale, row["printed"] / scale)
+            series[row.get("series"), ideal is None].append(entry)
+    found = {}
+    for entries in series.values():
+        if len({ratio for _, _, ratio in entries}) > 1:
+            middle = mean(ratio for _, _, ratio in entries)
+            found |= {label: scale * middle for label, scale, _ in entries}
+    return found
 
 
-def show(console: Console, papers: Sequence[Paper]) -> None:
-    """Print all tables, and the mean errors of each paper and of all."""
-    for paper in papers:
-        for table in paper.tables:
-            title, rows = f"{paper.name}: {table.title}", map(row_texts, table.cells)
-            grid = terminal_table(title, COLUMNS[:1], COLUMNS[1:], rows)
-            grid.columns[0].overflow = "fold"
-            console.print(grid)
-        console.print(summary(paper), soft_wrap=True)
-    if len(papers) > 1:
-        cells = [cell for paper in papers for cell in paper.cells]
-        console.print(f"all papers: {_errors(cells)}", soft_wrap=True)
+def _ideal(row: Row, values: Mapping[str, Any]) -> float | None:
+    """Return what workers that lose nothing would print, given the values of the table's cells."""
+    if "alone" in row:
+        return float(values[row["alone"]] / row.get("workers", 1))
+    return float(row["workers"]) if "workers" in row else None
 
 
-def row_texts(cell: PaperCell) -> tuple[str, ...]:
-    """Return the texts of a cell below `COLUMNS`."""
-    if cell.error is None:
-        error = "" if cell.agrees is None else "agrees" if cell.agrees else "differs"
-    else:
-        error = "0 %" if cell.basis is Basis.EXACT and not cell.error else f"{cell.error:+.1%}"
-    return cell.name, _shown(cell.printed), _shown(cell.ours), error, cell.basis.value
+def _value(ours: Ours, row: Row) -> float | str:
+    return ours[row["cell"]] if isinstance(ours, Mapping) else ours(*row["of"])
 
 
-def _shown(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,.10g}" if float(value).is_integer() else f"{value:.4g}"
+def _alpha_beta(values: Values, row: Row) -> float | None:
+    return values.get(row["cell"]) if isinstance(values, Mapping) else values(*row["of"])
 
 
-def summary(paper: Paper) -> str:
-    """Return the number of calibrated constants and the errors in a line."""
-    constants = f"{len(paper.calibrated)} calibrated constants"
-    return f"{paper.name}: {constants}; {_errors(list(paper.cells))}"
-
-
-def _errors(cells: Sequence[PaperCell]) -> str:
-    predicted = [cell for cell in cells if cell.basis is Basis.PREDICTED]
-    choices = [cell.agrees for cell in predicted if cell.agrees is not None]
-    exact = [cell for cell in cells if cell.basis is Basis.EXACT]
-    parts = []
-    error = mean_error(cells)
-    if error is not None:
-        count = len(predicted) - len(choices)
-        parts.append(f"mean absolute error of {count} predicted cells {error:.1%}")
-    if choices:
-        parts.append(f"{sum(choices)} of {len(choices)} predicted choices agree")
-    if exact:
-        agreeing = sum(cell.printed == cell.ours for cell in exact)
-        parts.append(f"{agreeing} of {len(exact)} exact cells agree")
-    return "; ".join(parts) or "nothing is predicted"
+def _with_share(cell: PaperCell, share: float | None) -> PaperCell:
+    if share is None:
+        return cell
+    label = f"{cell.name} ({100 * share:.0f} %)"
+    return PaperCell(label, cell.printed, cell.ours, cell.basis, cell.naive, cell.ideal)

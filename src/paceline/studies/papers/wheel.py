@@ -1,5 +1,6 @@
 """Du et al., "Wheel: Accelerating CNNs with Distributed GPUs" (MM 2017): its tables and ours."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
@@ -17,7 +18,7 @@ from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import head_devices_needed, plan
-from paceline.strategies.wheel.split import messages, split
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 _BATCH = 256
@@ -68,7 +69,34 @@ def paper() -> Paper:
             },
             "section 3.4.1": {"GPUs for fully-connected workers, k = 3": str(needed)},
         },
+        alpha_beta=_without_overlap(runs, caffe_s),
     )
+
+
+def _without_overlap(runs: "Runs", caffe_s: float) -> dict[str, dict[str, float]]:
+    """Return alpha-beta's values: Caffe's iteration, and then all that a worker sends.
+
+    Wheel sends activations and the convolutions' parameters, not all gradients.
+    """
+    sent = messages(split(runs.workload, _PARTITIONED), _PARTITIONED)
+    (ethernet,) = (link for link in runs.machine.links if "gpu" not in link.name)
+
+    def seconds(purposes: Collection[Purpose]) -> float:
+        nbytes = sum(sent[purpose].nbytes for purpose in purposes)
+        return len(purposes) * ethernet.latency_s + nbytes / ethernet.bandwidth_bytes_per_s
+
+    step_s = caffe_s + seconds((*TO_HUB, *FROM_HUB))
+    upwards = sum(sent[purpose].nbytes for purpose in TO_HUB)
+    activations = (Purpose.ACTIVATIONS, Purpose.ACTIVATION_GRADIENTS)
+    return {
+        "section 4.1, times": {"partitioned over two servers": caffe_s + seconds(activations)},
+        # Of three GPUs with convolutions two are in the other station.
+        "section 4.1, network": {"up": (_NUM_BODY_GPUS - 1) * upwards / step_s / 1e6},
+        "figure 8": {
+            "partitioned, two GPUs": _NUM_ITERATIONS * step_s,
+            "Wheel, four GPUs": _NUM_ITERATIONS * step_s / _NUM_BODY_GPUS,
+        },
+    }
 
 
 def ungrouped_alexnet() -> Workload:

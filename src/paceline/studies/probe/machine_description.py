@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from paceline.core.losses import Losses
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
 from paceline.core.wire_format import Kernel
 from paceline.measure.devices import CONVOLUTION, LINEAR, CodecFigures, DeviceFigures
@@ -55,6 +56,7 @@ def machine_of(
             _device(f"{kind}{rank}", found[rank], kind, figures, len(ranks), method)
             for rank, figures in enumerate(ranks)
         ),
+        losses=Losses.none(method),
     )
 
 

@@ -9,7 +9,12 @@ from rich.table import Table
 from paceline.core.outcome import Insight
 from paceline.records.profile import ProfileResult
 from paceline.report.format import duration, nbytes, number, share
-from paceline.report.profile import operator_rows, overhead_rows, stage_rows
+from paceline.report.profile import (
+    largest_sentence,
+    operator_rows,
+    overhead_rows,
+    stage_rows,
+)
 from paceline.report.terminal import table
 
 _WORTH = 0.1  # a smaller share of a step is not worth a change
@@ -17,6 +22,7 @@ _WORTH = 0.1  # a smaller share of a step is not worth a change
 _WORDS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
+_MOST = 0.5  # of a step; a larger share is the largest without saying so
 _MOST_LAYERS = 12
 _MOST_OPERATORS = 8
 
@@ -34,7 +40,10 @@ def insights_of(result: ProfileResult) -> Iterator[Insight]:
         ("step", duration(result.step.median_s)),
         *((name, f"{share(part)} of a step") for name, part in largest),
     )
-    yield Insight("limit", f"{_WORDS[limit]['limits']}.", figures)
+    sentence = _WORDS[limit]["limits"].format(share=share(parts[limit]))
+    if parts[limit] <= _MOST:
+        sentence += ", more than any other part"
+    yield Insight("limit", f"{sentence}.", figures)
     yield _change(worst, parts[worst], result)
     yield _memory(result)
 
@@ -86,30 +95,21 @@ def _change(worst: str, lost: float, result: ProfileResult) -> Insight:
 def _memory(result: ProfileResult) -> Insight:
     memory = result.memory
     copies = memory.parameters + memory.gradients + memory.momentum
+    held = "parameters, gradients and momentum"
+    sentence = f"Feature maps take {nbytes(memory.features)}, {held} {nbytes(copies)}"
     if memory.features > copies:
-        sentence = (
-            f"Feature maps take most of the memory, {memory.features / copies:.1f} times what "
-            "parameters, gradients and momentum take: it grows with the batch."
-        )
+        sentence += f": {memory.features / copies:.1f} times as much, which grows with the batch."
     else:
-        sentence = (
-            "Parameters, gradients and momentum take most of the memory, "
-            f"{copies / max(1, memory.features):.1f} times what feature maps take: a larger batch "
-            "costs little."
-        )
+        grown = nbytes(memory.features)
+        sentence += f", whatever the batch: one twice as large needs at least {grown} more."
     figures: list[tuple[str, str]] = [
         ("feature maps", nbytes(memory.features)),
         ("parameters, gradients, momentum", nbytes(copies)),
         ("at most at once", nbytes(memory.measured)),
     ]
     if result.largest is not None:
-        largest = result.largest
-        at_least = "" if largest.complete else " at least"
-        sentence += (
-            f" The largest batch of a worker that fits into {nbytes(largest.limit_nbytes)} is"
-            f"{at_least} {largest.batch_size:,}."
-        )
-        figures.append(("largest batch predicted", f"{largest.predicted:,}"))
+        sentence += f" {largest_sentence(result.largest)}."
+        figures.append(("largest batch predicted", f"{result.largest.predicted:,}"))
     return Insight("memory", sentence, tuple(figures))
 
 
@@ -151,9 +151,7 @@ def summary(result: ProfileResult, folder: str) -> str:
     if result.surplus_nbytes is not None:
         lines.append(f"surplus    worker 0 needs {nbytes(result.surplus_nbytes)} more than others")
     if result.largest is not None:
-        lines.append(
-            f"largest    a batch of {result.largest.batch_size:,} fits into "
-            f"{nbytes(result.largest.limit_nbytes)}; predicted {result.largest.predicted:,}"
-        )
+        predicted = f"{result.largest.predicted:,}"
+        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
     lines += [f"{row.topic:<10} {row.sentence}" for row in result.insights]
     return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])

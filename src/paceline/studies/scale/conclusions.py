@@ -183,19 +183,12 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
     found = by_workers(known, first.batch)
     if len(found) < 2:
         return None
-    (fewest, base), *_, (most, last) = found.items()
+    base, (most, last) = next(iter(found.values())), [*found.items()][-1]
     pays = worth(found)
     chosen = found[pays]
-    speedup = chosen.rate / base.rate
     each = "" if chosen.scaling == "strong" else " each"
     start = f"With a batch of {first.batch}{each}, {counted(pays, 'worker')}"
-    if chosen is base:
-        sentence = f"{start} {'is' if pays == 1 else 'are'} enough"
-    else:
-        sentence = (
-            f"{start} still pay: {number(speedup)} times as fast as {counted(fewest, 'worker')}, "
-            f"{share(speedup * fewest / pays, 0)} of what as many would reach without losses"
-        )
+    sentence = f"{start} {_gain(chosen, base)}"
     if most > pays:
         change = last.rate / chosen.rate - 1
         verb = "gain" if change >= 0 else "lose"
@@ -207,6 +200,23 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
         for count, one in found.items()
     )
     return Insight("workers", f"{sentence}.", figures)
+
+
+def _gain(chosen: TimedCell, base: TimedCell) -> str:
+    """Return what is to be said of the workers of `chosen`, beside the fewest, of `base`."""
+    if chosen is base:
+        return "is enough" if chosen.workers == 1 else "are enough"
+    speedup, times = chosen.rate / base.rate, chosen.workers / base.workers
+    beside = f"{number(speedup)} times as fast as {counted(base.workers, 'worker')}"
+    if not chosen.tells_apart(base):
+        return f"seem to be {beside}, which is within what the figures can tell"
+    if speedup > PAYS * times:
+        return (
+            f"seem to be {beside}, more than the {number(times)} times that sharing the work can "
+            "gain: measure again on a machine that nothing else uses"
+        )
+    reached = min(1.0, speedup / times)
+    return f"still pay: {beside}, {share(reached, 0)} of what as many would reach without losses"
 
 
 def _limit(known: Sequence[TimedCell], first: TimedCell) -> Insight:

@@ -1,0 +1,140 @@
+"""The planner beside published scaling tables: each calibrated on its one-device figure alone.
+
+    python benchmarks/scaling_tables/main.py [--quick]
+
+families.jsonl has the tables, a family a line: a model on one kind of machine, samples a second by
+numbers of devices. Each is predicted by `paceline.plan(..., measured=...)` for strategy allreduce.
+With --quick every 20th family is, and nothing is written. Nothing is measured here.
+"""
+
+import hashlib
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import parts  # noqa: E402
+from paceline import plan  # noqa: E402
+from paceline.core.errors import InvalidInput  # noqa: E402
+from paceline.core.losses import Losses  # noqa: E402
+from paceline.records.catalogue import EqualDevices  # noqa: E402
+from readme import table  # noqa: E402
+
+_NO_LOSSES = Losses.none("the naive predictor")
+_TUNED, _CHECKED = "tuned", "checked"
+_EVERY = 20
+Family = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    """A printed figure, ours, and those of two naive predictors, in samples a second."""
+
+    half: str
+    source: str
+    num_devices: int
+    printed: float
+    ours: float
+    linear: float
+    in_turn: float
+
+
+def half_of(family: Family) -> str:
+    """Return which half a family is in: losses were chosen in view of one, and not of the other.
+
+    By a hash of its source, model and device: so that families of one table are mostly together.
+    """
+    text = "|".join((source_of(family), family["model"], family["device"]))
+    return (_TUNED, _CHECKED)[hashlib.sha256(text.encode()).digest()[-1] % 2]
+
+
+def source_of(family: Family) -> str:
+    """Return the name of a family's source without its address."""
+    name: str = family["source"].split(",")[0].split("(")[0].strip()
+    return name
+
+
+def cells_of(family: Family) -> list[Cell]:
+    """Return the cells of more than one device; those that cannot be planned raise InvalidInput."""
+    ((_, alone),) = [cell for cell in family["cells"] if cell[0] == 1]
+    found = []
+    for count, printed in family["cells"]:
+        if count == 1:
+            continue
+        step = _planned(family, count, alone, None)
+        # The naive one computes undisturbed, and exchanges all gradients after that.
+        parts_of_step = _planned(family, count, alone, _NO_LOSSES).breakdown
+        size = family["batch_per_device"]
+        in_turn = count * size / (size / alone + parts_of_step.communication_s)
+        own = half_of(family), source_of(family), count, printed
+        found.append(Cell(*own, step.samples_per_s, count * alone, in_turn))
+    return found
+
+
+def _planned(family: Family, count: int, alone: float, losses: Losses | None) -> Any:
+    size, per_host = family["batch_per_device"], family["devices_per_host"]
+    hosts = -(-count // per_host)
+    equal = EqualDevices(
+        device=family["device"],
+        devices=per_host if hosts > 1 else count,
+        hosts=hosts,
+        link=family["link"],
+        network=(family["network"] or "10gbe") if hosts > 1 else None,
+    )
+    asked = {"batch_size": count * size, "workers": count, "strategies": ["allreduce"]}
+    machine = equal.machine("published", losses)
+    ranking = plan(family["model"], machine, **asked, measured=f"{alone}/s@{size}")
+    if not ranking:
+        raise InvalidInput(ranking.refused[0].why)
+    return ranking[0]
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Return all cells, and the families that cannot be planned with the reason."""
+    lines = (HERE / "families.jsonl").read_text().splitlines()
+    cells, refused = [], []
+    for line in lines[:: _EVERY if quick else 1]:
+        family = json.loads(line)
+        try:
+            cells += [one._asdict() for one in cells_of(family)]
+        except InvalidInput as error:
+            refused.append(f"{source_of(family)}, {family['model']}: {error}")
+    return {"cells": cells, "refused": refused}
+
+
+def text(_: str, figures: Mapping[str, Any]) -> str:
+    """Return the tables: by half, by source, and by the number of devices."""
+    cells = [Cell(**one) for one in figures["cells"]]
+    refused = figures["refused"]
+    tables = [
+        _errors("Both halves", "half", cells, [one.half for one in cells]),
+        _errors("By source", "source", cells, [one.source for one in cells]),
+        _errors("By devices", "devices", cells, [one.num_devices for one in cells]),
+    ]
+    return "\n\n".join([*tables, f"{len(refused)} families cannot be planned.", *refused])
+
+
+def _errors(title: str, what: str, cells: Sequence[Cell], keys: Iterable[Any]) -> str:
+    groups = defaultdict(list)
+    for cell, key in zip(cells, keys, strict=True):
+        groups[key].append(cell)
+    head = (what, "cells", "ours", "bias", "N times one", "in turn")
+    lines = []
+    for key, own in [*sorted(groups.items()), ("all", list(cells))]:
+        ours = [one.ours / one.printed - 1 for one in own]
+        naive = (
+            f"{mean(abs(getattr(one, field) / one.printed - 1) for one in own):.1%}"
+            for field in ("linear", "in_turn")
+        )
+        error = f"{mean(map(abs, ours)):.1%}"
+        lines.append((str(key), str(len(own)), error, f"{mean(ours):+.1%}", *naive))
+    return table(title, head, lines)
+
+
+if __name__ == "__main__":
+    parts.run(HERE, {"published": measure}, text)

@@ -1,0 +1,94 @@
+"""The machine whose devices are as fast as one of them was measured to be, by one figure."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.workload import Workload
+from paceline.planner.forecast import forecast
+from paceline.records.profile import ProfileResult
+from paceline.records.result import read_result
+from paceline.strategies import STRATEGIES
+
+_RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
+_ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the same
+
+
+@dataclass(frozen=True)
+class MeasuredRate:
+    """What one device reached by itself: samples a second, with batches of so many samples.
+
+    `batch_size` None: of the size that a worker of the plan has.
+    """
+
+    samples_per_s: float
+    batch_size: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | float) -> "MeasuredRate":
+        """Read "350/s" or "350/s@128", or a number of samples a second; else InvalidInput."""
+        match = _RATE.fullmatch(str(text) if isinstance(text, str) else f"{text!r}/s")
+        try:
+            rate = float(match["rate"]) if match else 0.0
+        except ValueError:
+            rate = 0.0
+        batch = int(match["batch"]) if match and match["batch"] else None
+        if match is None or not 0 < rate < float("inf") or batch == 0:
+            raise InvalidInput(
+                f"measured: {text!r} is no speed; write samples a second of one device such as "
+                "350/s, or 350/s@128 for batches of 128"
+            )
+        return cls(rate, batch)
+
+    @classmethod
+    def profiled(cls, path: Path, model: object) -> "MeasuredRate":
+        """Return the rate in a profile's folder or result.json; InvalidInput if it has none.
+
+        `model` is the one that is planned, and was profiled.
+        """
+        result = read_result(path.parent if path.is_file() else path)
+        if not isinstance(result, ProfileResult) or result.settings.workers != 1:
+            raise InvalidInput(
+                f"profile: {path} is not of `paceline profile` with one worker, which measures a "
+                "device by itself"
+            )
+        if isinstance(model, str) and model != result.settings.model:
+            raise InvalidInput(f"profile: {path} is of model {result.settings.model}, not {model}")
+        return cls(result.settings.batch_size / result.step.median_s, result.settings.batch_size)
+
+
+def calibrated(
+    machine: Machine,
+    workload_of: Callable[[int], Workload],
+    rate: MeasuredRate,
+    usual_batch: int,
+) -> Machine:
+    """Return the machine with devices on which a lone worker reaches the rate.
+
+    All devices are as many times faster or slower as the first one, and have at least the memory
+    that the batch needs: it was trained there. `usual_batch`: the batch if the rate says none.
+    """
+    batch_size = rate.batch_size or usual_batch
+    strategy = STRATEGIES[_ALONE]
+    config = strategy.config(workers=1)
+    computing = machine.with_each("hosts", samples_per_s=None)  # the device, and not what feeds it
+    found = forecast(workload_of(batch_size), computing, strategy, config, batch_size)
+    slower = found.samples_per_s / rate.samples_per_s
+    (needed,) = found.memory_nbytes.values()
+    source = f"measured: {rate.samples_per_s:g} samples/s in batches of {batch_size}"
+    devices = tuple(
+        device.model_copy(
+            update={
+                "flops_per_s": device.flops_per_s / slower,
+                "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s / slower,
+                "call_latency_s": device.call_latency_s * slower,
+                "memory_bytes": max(device.memory_bytes, needed),
+                "source": source,
+            }
+        )
+        for device in machine.devices
+    )
+    return machine.model_copy(update={"devices": devices})

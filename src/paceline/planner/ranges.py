@@ -1,0 +1,31 @@
+"""The range of a prediction: in nine of ten cases the step that is measured lies within it.
+
+Of a machine whose figures a profile has measured it is that of `benchmarks/planner`, where each
+configuration was predicted and carried out. Of one that a file describes it is that of the half of
+`benchmarks/scaling_tables` in view of which losses were chosen.
+"""
+
+from paceline.core.compare import Breakdown
+from paceline.core.machine import Machine
+
+# Shares of the step: what holds without any exchange that shows, and what is added with all of it.
+_PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
+_DESCRIBED, _DESCRIBED_EXCHANGE = 0.08, 0.5
+_WIDEST = 0.5
+
+
+def half_width(machine: Machine, parts: Breakdown) -> float:
+    """Return how far a measured step may be from the predicted one, as a share of it."""
+    if not parts.communication_s:
+        return _PROFILED if _is_profiled(machine) else _DESCRIBED
+    whole = parts.compute_s + parts.exposed_s + parts.idle_s
+    if _is_profiled(machine):
+        return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole
+    exchanged = min(1.0, parts.communication_s / whole)
+    return min(_WIDEST, _DESCRIBED + _DESCRIBED_EXCHANGE * exchanged)
+
+
+def _is_profiled(machine: Machine) -> bool:
+    """Return True if the figures were measured with all losses: no loss is added to them."""
+    known = machine.usual_losses
+    return not known.beside_exchange and not known.spread

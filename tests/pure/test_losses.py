@@ -1,0 +1,66 @@
+"""Losses of real steps: their shares, the wait for the slowest, and forecasts with them."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST, Losses, largest_of
+from paceline.core.machine import Machine
+from paceline.records.catalogue import EqualDevices
+
+
+def losses(**shares: float) -> Losses:
+    return Losses(**{"beside_exchange": 0.0, "spread": 0.0, **shares}, source="a test")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, 0.0), (2, 0.5642), (4, 1.0294), (8, 1.4236), (64, 2.3437)]
+)
+def test_the_largest_of_normal_numbers_is_that_of_the_tables(count: int, expected: float) -> None:
+    # Expected values of the largest order statistic of the standard normal distribution.
+    assert largest_of(count) == pytest.approx(expected, abs=0.03)
+
+
+@given(
+    st.floats(0, 1), st.integers(1, 4096), st.floats(0, 0.9), st.floats(0, 0.5), st.integers(1, 500)
+)
+def test_a_slowdown_grows_with_what_is_hidden_and_with_workers(
+    hidden: float, workers: int, beside: float, spread: float, steps: int
+) -> None:
+    known = losses(beside_exchange=beside, spread=spread)
+    found = known.slowdown(hidden, workers, steps)
+    assert found >= 1.0
+    assert known.slowdown(hidden, workers + 1, steps) >= found - 1e-12
+    assert known.slowdown(hidden, workers, steps + 1) <= found + 1e-12
+
+
+def test_a_worker_alone_loses_nothing() -> None:
+    assert WITHIN_A_HOST.slowdown(0.0, 1) == 1.0
+
+
+def test_the_spread_of_many_steps_is_less_by_the_root_of_their_number() -> None:
+    one, hundred = (losses(spread=0.1).slowdown(0.0, 8, steps) for steps in (1, 100))
+    assert (one - 1) / (hundred - 1) == pytest.approx(10.0)
+
+
+def test_links_reach_their_share_and_that_once() -> None:
+    machine = EqualDevices(device="v100", devices=2).machine("two")
+    own = machine.links[0]
+    assert own.share < 1
+    found = machine.reached
+    reached = found.links[0].bandwidth_bytes_per_s
+    assert reached == pytest.approx(own.share * own.bandwidth_bytes_per_s)
+    assert found.reached.links == found.links
+
+
+def test_several_hosts_lose_less_beside_an_exchange() -> None:
+    def usual(hosts: int) -> Losses:
+        equal = EqualDevices(device="v100", devices=4, hosts=hosts, network="25gbe")
+        machine: Machine = equal.machine("some").for_workers(4 * hosts)
+        return machine.usual_losses
+
+    assert usual(1) == WITHIN_A_HOST
+    assert usual(2) == BETWEEN_HOSTS
+    assert statistics.mean((usual(2).beside_exchange, 0)) < usual(1).beside_exchange

@@ -1,0 +1,138 @@
+"""Machines of equal devices by name, and plans that one measured figure calibrates."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import paceline
+from paceline.cli import app
+from paceline.core.errors import InvalidInput
+from paceline.core.losses import Losses
+from paceline.records.catalogue import EqualDevices, by_name, known_link, known_model
+from paceline.records.machine_file import find_machine, machine_text, read_machine
+
+NONE = Losses.none("a test")
+
+
+def planned(machine, **asked):  # type: ignore[no-untyped-def]
+    return paceline.plan("resnet18", machine, strategies=["allreduce"], **asked)
+
+
+def test_a_lone_worker_makes_what_was_measured() -> None:
+    (found,) = planned("8xv100", batch_size=64, workers=1, measured="350/s")
+    assert found.samples_per_s == pytest.approx(350.0, rel=1e-6)
+
+
+def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:
+    machine = EqualDevices(device="v100", devices=2).machine("two", NONE)
+    alone = planned(machine, batch_size=16, workers=1, measured="350/s@16")[0]
+    (as_parts,) = planned(machine, batch_size=32, workers=2, measured="350/s")
+    (stated,) = planned(machine, batch_size=32, workers=2, measured="350/s@16")
+    assert alone.samples_per_s == pytest.approx(350.0)
+    assert as_parts.samples_per_s == pytest.approx(stated.samples_per_s)
+    (of_more,) = planned(machine, batch_size=32, workers=2, measured="350/s@4096")
+    assert of_more.samples_per_s < stated.samples_per_s  # calls weigh less in a large batch
+
+
+def test_equal_devices_gain_less_than_their_number() -> None:
+    for name in ("8xv100", "8xk80", "4x4090", "2x4xv100+10gbe"):
+        ranking = planned(name, batch_size=256, measured="200/s@32")
+        alone = ranking.best_of[1].samples_per_s
+        for workers, one in ranking.best_of.items():
+            assert one.samples_per_s <= workers * alone * (1 + 1e-9)
+
+
+def test_a_batch_that_was_trained_is_not_refused_for_its_memory() -> None:
+    # Of half precision, of which the planner's bytes know nothing: 12 GB would be too few.
+    size = 8192
+    (refused,) = planned("8xk80", batch_size=size, workers=1).refused
+    assert "GB" in refused.why
+    (found,) = planned("8xk80", batch_size=size, workers=1, measured="100/s")
+    assert found.samples_per_s == pytest.approx(100.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["350", "350/h", "0/s", "-1/s", "1e999/s", "350/s@0", "/s", "nan/s"]
+)
+def test_what_is_no_speed_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"measured: .* such as 350/s"):
+        planned("8xv100", measured=text)
+
+
+def test_a_name_says_hosts_devices_and_network() -> None:
+    machine = find_machine("3x4xrtx-3090+100gbe")
+    assert (machine.num_devices, len(machine.devices)) == (12, 4)
+    part = machine.for_workers(12)
+    assert len(part.hosts) == 3
+    own = part.route(part.devices[0], part.devices[1])
+    assert {hop.link.bandwidth_bytes_per_s for hop in own} == {
+        known_link("pcie4-staged").bandwidth_bytes_per_s
+    }
+    far = part.route(part.devices[0], part.devices[-1])
+    slowest = min(hop.link.bandwidth_bytes_per_s for hop in far)
+    assert slowest == known_link("100gbe").bandwidth_bytes_per_s
+    assert by_name("dgx1-v100") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("8xv101", "device: 'v101' is not known; known are"),
+        ("2x8xv100", "network: several hosts need one between them"),
+        ("2x8xv100+token-ring", "link: 'token-ring' is not known"),
+        ("0xv100", "devices: .* greater than or equal to 1"),
+        ("100xv100", "devices: .* less than or equal to 64"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(name: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        find_machine(name)
+
+
+def test_a_file_of_equal_devices_is_the_machine_of_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n[equal]\ndevice = "v100"\ndevices = 8\n')
+    assert read_machine(path).devices == find_machine("8xv100").devices
+    path.write_text('name = "mine"\n[equal]\ndevice = "v100"\ndevices = 8\nlinks = "nvlink2"\n')
+    with pytest.raises(InvalidInput, match=r"mine.toml: equal.links"):
+        read_machine(path)
+
+
+def test_a_file_keeps_its_losses(tmp_path: Path) -> None:
+    machine = EqualDevices(device="p100", devices=2).machine("two", NONE)
+    path = tmp_path / "two.toml"
+    path.write_text(machine_text(machine))
+    assert read_machine(path) == machine
+
+
+def test_a_host_that_reads_too_few_samples_limits_its_devices() -> None:
+    machine = EqualDevices(device="v100", devices=4).machine("four", NONE)
+    (host,) = machine.hosts
+    slow = machine.model_copy(update={"hosts": (host.model_copy(update={"samples_per_s": 500.0}),)})
+    (found,) = planned(slow, batch_size=256, workers=4, measured="350/s")
+    assert found.samples_per_s == pytest.approx(500.0)
+    assert "reads 500 samples/s" in found.notes[0]
+    (alone,) = planned(slow, batch_size=64, workers=1, measured="350/s")
+    assert alone.samples_per_s == pytest.approx(350.0)
+
+
+def test_all_names_of_the_catalogue_are_complete() -> None:
+    for device in ("k80", "v100", "a100-80gb", "h100", "rtx-2080-ti", "rtx-4090"):
+        model = known_model(device)
+        assert known_link(model.link).share <= 1
+        assert known_link(model.bus).bandwidth_bytes_per_s > 0
+
+
+def test_a_profile_of_one_device_calibrates_too(tmp_path: Path) -> None:
+    asked = ["profile", "lenet5", "--batch-size", "32", "--steps", "4", "--output", str(tmp_path)]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    step_s = json.loads((folder / "result.json").read_text())["step"]["median_s"]
+    machine = EqualDevices(device="v100", devices=2).machine("two", NONE)
+    asked_of = {"batch_size": 64, "workers": 2, "strategies": ["allreduce"]}
+    (found,) = paceline.plan("lenet5", machine, **asked_of, profile=folder)
+    assert found.breakdown.compute_s == pytest.approx(step_s, rel=0.02)
+    with pytest.raises(InvalidInput, match="is of model lenet5, not alexnet"):
+        paceline.plan("alexnet", "8xv100", profile=folder)

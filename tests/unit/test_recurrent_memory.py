@@ -1,0 +1,128 @@
+"""The memory of recurrent layers' steps as `describe` finds it, beside what PyTorch allocates."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from paceline.core.workload import replica_nbytes
+from paceline.models import describe
+from paceline.models.recurrent_layers import workspace_nbytes
+from paceline.studies.profile.memory_use import make_momentum, track
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+STEPS, SAMPLES, WORDS, CLASSES = 10, 64, 50, 10
+
+
+class Classifier(nn.Module):
+    """Words of a sentence, a recurrent layer over them, and a class from its last step."""
+
+    def __init__(self, kind: type[nn.RNNBase], hidden: int = 32, **options: object) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 32, dtype=options.get("dtype"))
+        self.recurrent = kind(32, hidden, **options)
+        self.is_batch_first = bool(options.get("batch_first"))
+        self.head = nn.Linear(hidden * (1 + bool(options.get("bidirectional"))), CLASSES)
+        self.head.to(options.get("dtype"))
+
+    def forward(self, words: Tensor) -> Tensor:
+        outputs, _ = self.recurrent(self.embed(words))
+        scores: Tensor = self.head(outputs[:, -1] if self.is_batch_first else outputs[-1])
+        return scores
+
+
+BOTH = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+CASES: dict[str, Callable[[], Classifier]] = {
+    "lstm": lambda: Classifier(nn.LSTM, batch_first=True),
+    "lstm, steps first": lambda: Classifier(nn.LSTM),
+    "lstm, odd": lambda: Classifier(nn.LSTM, hidden=37, bias=False),
+    "lstm, both ways": lambda: Classifier(nn.LSTM, **BOTH),
+    "lstm, dropout": lambda: Classifier(nn.LSTM, num_layers=3, dropout=0.2),
+    "lstm, projected": lambda: Classifier(Projected, hidden=16, batch_first=True),
+    "lstm, float64": lambda: Classifier(nn.LSTM, dtype=torch.float64),
+    "gru": lambda: Classifier(nn.GRU, batch_first=True),
+    "gru, both ways": lambda: Classifier(nn.GRU, dropout=0.2, **BOTH),
+    "gru, without biases": lambda: Classifier(nn.GRU, bias=False),
+    "tanh": lambda: Classifier(nn.RNN, batch_first=True),
+    "relu": lambda: Classifier(nn.RNN, nonlinearity="relu"),
+}
+
+
+class Projected(nn.LSTM):
+    """An LSTM that no kernel has: PyTorch takes it apart on the CPU, too."""
+
+    def __init__(self, inputs: int, hidden: int, **options: object) -> None:
+        super().__init__(inputs, 2 * hidden, proj_size=hidden, **options)
+
+
+def model_and_batch(case: str) -> tuple[Classifier, Tensor]:
+    torch.manual_seed(0)
+    model = CASES[case]()
+    shape = (SAMPLES, STEPS) if model.is_batch_first else (STEPS, SAMPLES)
+    return model, torch.randint(WORDS, shape)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_kept_is_what_stays_allocated_after_forward(case: str) -> None:
+    """Beside the scores, which the caller holds and backward does not read."""
+    model, words = model_and_batch(case)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        scores = model(words)
+    allocated = sum(row.self_cpu_memory_usage for row in found.key_averages()) - scores.nbytes
+    kept = sum(layer.kept_nbytes or 0 for layer in describe(model, words).layers)
+    assert kept == pytest.approx(allocated, rel=0.01)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_of_a_step_is_predicted_within_three_per_cent(case: str) -> None:
+    model, words = model_and_batch(case)
+    classes = torch.randint(CLASSES, (SAMPLES,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    make_momentum(model, optimizer)
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(words), classes).backward()
+        optimizer.step()
+
+    found = track(step, model, optimizer, (words, classes))
+    assert replica_nbytes(describe(model, words)) == pytest.approx(found.peak_nbytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 4, 4), (6, 4, 16, 32), (3, 5, 40, 17), (5, 16, 512, 256), (2, 7, 300, 64)],
+)
+def test_a_workspace_is_as_large_as_that_of_the_kernel(sizes: tuple[int, int, int, int]) -> None:
+    steps, samples, inputs, hidden = sizes
+    layer = nn.LSTM(inputs, hidden)
+    first = [torch.zeros(samples, hidden)] * 2
+    *_, workspace = torch.ops.aten.mkldnn_rnn_layer(
+        *(torch.zeros(steps, samples, inputs), *layer.parameters(), *first),
+        *(False, [], 2, hidden, 1, True, False, False, True),
+    )
+    assert workspace_nbytes(*sizes, 4) == workspace.numel()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_that_looks_at_values_is_described_alike(case: str) -> None:
+    class Looking(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, words: Tensor) -> Tensor:
+            assert words.sum() >= 0
+            scores: Tensor = self.model(words)
+            return scores
+
+    model, words = model_and_batch(case)
+    (_, *blind), (_, *seeing) = (describe(one, words).layers for one in (model, Looking(model)))
+    for one, other in zip(blind, seeing, strict=True):
+        assert (one.kept_nbytes, one.activation_nbytes) == (
+            other.kept_nbytes,
+            other.activation_nbytes,
+        )
+        assert one.forward == other.forward
+        assert one.backward.flops == other.backward.flops
