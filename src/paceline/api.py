@@ -26,7 +26,8 @@ from paceline.recipes.named import given, workload_of
 from paceline.recipes.recipe import Recipe
 from paceline.record.trace import read_timeline
 from paceline.records.machine_file import find_machine
-from paceline.records.result import RunResult, read_run
+from paceline.records.profile import ProfileResult
+from paceline.records.result import RunResult, read_result, read_run
 from paceline.report import write_report
 from paceline.report.terminal import log_to_stderr
 from paceline.runs.launching import (
@@ -270,5 +271,19 @@ def _question(
         own = -(-batch_size // (workers or 1))
         known = calibrated(known, workload, MeasuredRate.parse(measured), own)
     elif profile is not None:
-        known = calibrated(known, workload, MeasuredRate.profiled(Path(profile), model), batch_size)
+        known = calibrated(known, workload, _profiled(Path(profile), model), batch_size)
     return workload, known, tuple(named)
+
+
+def _profiled(path: Path, model: object) -> MeasuredRate:
+    """Return the rate in a profile's folder or result.json; InvalidInput if it has none."""
+    result = read_result(path.parent if path.is_file() else path)
+    if not isinstance(result, ProfileResult) or result.settings.workers != 1:
+        raise InvalidInput(
+            f"profile: {path} is not of `paceline profile` with one worker, which measures a "
+            "device by itself"
+        )
+    if isinstance(model, str) and model != result.settings.model:
+        raise InvalidInput(f"profile: {path} is of model {result.settings.model}, not {model}")
+    size = result.settings.batch_size
+    return MeasuredRate(size / result.step.median_s, size)

@@ -41,7 +41,7 @@ def test_more_workers_gain_until_the_link_takes_what_they_save():
         assert forecast.step_s == pytest.approx(-(-8 // workers) + ring_s + update_s)
     assert found.worth == 2  # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6
     rate = (SECONDS + update_s) / (SECONDS / 2 + 2 + update_s)
-    # 1.33 times: less than the ranges of both, 13 % and 17 % of their steps, would have to be apart.
+    # Less than 13 % and 17 % of their steps, the ranges of both, would have to be apart.
     assert found.workers_sentence == (
         f"2 workers may be worth using, {rate:.2f}x one worker; 4 would lose 25 %"
     )

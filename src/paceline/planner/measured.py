@@ -3,14 +3,11 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.planner.forecast import forecast
-from paceline.records.profile import ProfileResult
-from paceline.records.result import read_result
 from paceline.strategies import STRATEGIES
 
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
@@ -42,22 +39,6 @@ class MeasuredRate:
                 "350/s, or 350/s@128 for batches of 128"
             )
         return cls(rate, batch)
-
-    @classmethod
-    def profiled(cls, path: Path, model: object) -> "MeasuredRate":
-        """Return the rate in a profile's folder or result.json; InvalidInput if it has none.
-
-        `model` is the one that is planned, and was profiled.
-        """
-        result = read_result(path.parent if path.is_file() else path)
-        if not isinstance(result, ProfileResult) or result.settings.workers != 1:
-            raise InvalidInput(
-                f"profile: {path} is not of `paceline profile` with one worker, which measures a "
-                "device by itself"
-            )
-        if isinstance(model, str) and model != result.settings.model:
-            raise InvalidInput(f"profile: {path} is of model {result.settings.model}, not {model}")
-        return cls(result.settings.batch_size / result.step.median_s, result.settings.batch_size)
 
 
 def calibrated(

@@ -202,7 +202,7 @@ def series_means(rows: Sequence[Row]) -> dict[str, float]:
             scale = 1.0 if ideal is None else ideal
             entry = (row["cell"], scale, row["printed"] / scale)
             series[row.get("series"), ideal is None].append(entry)
-    found = {}
+    found: dict[str, float] = {}
     for entries in series.values():
         if len({ratio for _, _, ratio in entries}) > 1:
             middle = mean(ratio for _, _, ratio in entries)
