@@ -79,7 +79,7 @@ def scratch_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
     nbytes = _in_pages(steps * batch * gates) + 2 * _in_pages(batch * _row_nbytes(hidden, size))
     nbytes += (width + hidden) * gates
     if func.overloadpacket is _aten.mkldnn_rnn_layer:
-        return nbytes
+        return int(nbytes)
     gradient = args[10]
     gathered = 0 if gradient is None or gradient.is_contiguous() else gradient.nbytes
     blocked = sum(-(-one // _BLOCK) * _BLOCK for one in (width, hidden) if one % _BLOCK)
