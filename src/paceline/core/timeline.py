@@ -142,22 +142,23 @@ class Timeline:
         updates most often. Without two updates the whole timeline is one step.
         """
         steps = self.typical_steps.get(device)
-        if steps is None and device not in self._update_ends():
+        if steps is None and device not in self._update_ends:
             steps = max(self.typical_steps.values(), key=len, default=None)
         return steps or [(self.start_s, self.end_s)]
 
     def num_steps(self) -> int:
         """Return the number of weight updates of the device that made the most."""
-        return max((len(ends) for ends in self._update_ends().values()), default=0)
+        return max((len(ends) for ends in self._update_ends.values()), default=0)
 
     def steps(self) -> dict[str, list[Interval]]:
         """Return the steps of each device that updates twice or more, from update to update."""
         return {
             owner: list(pairwise(ends))
-            for owner, ends in self._update_ends().items()
+            for owner, ends in self._update_ends.items()
             if len(ends) > 1
         }
 
+    @cached_property
     def _update_ends(self) -> dict[str, list[float]]:
         ends: dict[str, list[float]] = defaultdict(list)
         for span in self.spans:

@@ -137,9 +137,8 @@ def _rnn(args: Sequence[Any], out: Any) -> int:
 
 def _lstm_layer(args: Sequence[Any], out: Any) -> int:
     """Return the products, and of each unit 4 additions, sigmoids of 4, 2 tanh of 5, 4 of cells."""
-    x, weights = args[0], args[2]
-    steps, samples, hidden = x.shape[0], x.shape[1], weights.shape[1]
-    return int(_rnn(args, out) + steps * samples * hidden * (4 + 3 * 4 + 2 * 5 + 4))
+    num_units = prod(args[0].shape[:2]) * args[2].shape[1]
+    return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
 
 def _trilinear(args: Sequence[Any], out: Any) -> int:

@@ -169,7 +169,8 @@ def _step_by_step(
         of_inputs, of_states, *rest = weights
         if not is_reversed:  # PyTorch holds those of the first direction while it makes the others
             held.clear()
-        bias, bias_of_states = rest[:2] if has_biases else (None, None)
+        bias = rest[0] if has_biases else None
+        bias_of_states = rest[1] if has_biases else None
         projection = rest[2 * has_biases :]
         held[:] = F.linear(x, of_inputs, bias).unbind(0)
         state, outputs = list(states), []
