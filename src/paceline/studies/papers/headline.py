@@ -97,7 +97,7 @@ def as_object(papers: Sequence[Paper]) -> dict[str, Any]:
 
 
 def _cell_object(cell: PaperCell) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "cell": cell.name,
         "printed": cell.printed,
         "ours": cell.ours,

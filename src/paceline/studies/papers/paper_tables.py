@@ -195,14 +195,14 @@ def series_means(rows: Sequence[Row]) -> dict[str, float]:
     different values are left out: their mean is the cell itself.
     """
     printed = {row["cell"]: row["printed"] for row in rows}
-    series = defaultdict(list)
+    series: dict[tuple[str | None, bool], list[tuple[str, float, float]]] = defaultdict(list)
     for row in rows:
         if not isinstance(row["printed"], str):
             ideal = _ideal(row, printed)
             scale = 1.0 if ideal is None else ideal
             entry = (row["cell"], scale, row["printed"] / scale)
             series[row.get("series"), ideal is None].append(entry)
-    found = {}
+    found: dict[str, float] = {}
     for entries in series.values():
         if len({ratio for _, _, ratio in entries}) > 1:
             middle = mean(ratio for _, _, ratio in entries)
