@@ -258,9 +258,9 @@ def memory_gb(network: str, batch_size: int, which: str = "GPU0") -> float:
 
 
 def largest_batch(network: str) -> int:
-    """Return the largest power of two that fits into GPU 0."""
+    """Return the largest power of two, of 16 and more, that fits into GPU 0."""
     capacity_gb = _MACHINE.devices[0].memory_bytes / _GB
-    batch_size = 1
+    batch_size = _BATCH
     while memory_gb(network, 2 * batch_size) <= capacity_gb:
         batch_size *= 2
     return batch_size

@@ -195,7 +195,7 @@ def series_means(rows: Sequence[Row]) -> dict[str, float]:
     different values are left out: their mean is the cell itself.
     """
     printed = {row["cell"]: row["printed"] for row in rows}
-    series = defaultdict(list)
+    series: dict[tuple[str | None, bool], list[tuple[str, float, float]]] = defaultdict(list)
     for row in rows:
         if not isinstance(row["printed"], str):
             ideal = _ideal(row, printed)
