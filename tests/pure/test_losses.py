@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.compare import Breakdown
 from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST, Losses, largest_of
 from paceline.core.machine import Machine
+from paceline.planner.ranges import half_width
 from paceline.records.catalogue import EqualDevices
 
 
@@ -64,3 +66,25 @@ def test_several_hosts_lose_less_beside_an_exchange() -> None:
     assert usual(1) == WITHIN_A_HOST
     assert usual(2) == BETWEEN_HOSTS
     assert statistics.mean((usual(2).beside_exchange, 0)) < usual(1).beside_exchange
+
+
+def parts(exposed_s: float) -> Breakdown:
+    return Breakdown(0.0, 0.3, 0.7 - exposed_s, 0.0, 0.0, 0.0, exposed_s, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("unrest", "exposed_s", "expected"),
+    [(0.0, 0.0, 0.13), (0.05, 0.0, 0.13), (0.25, 0.0, 0.33), (0.0, 0.5, 0.195), (9.0, 0.0, 0.5)],
+)
+def test_a_restless_profile_widens_the_range(
+    unrest: float, exposed_s: float, expected: float
+) -> None:
+    known = Losses.none("a test", unrest)
+    machine = EqualDevices(device="v100", devices=2).machine("two", known)
+    assert half_width(machine, parts(exposed_s)) == pytest.approx(expected)
+
+
+def test_a_described_machine_is_the_less_sure_the_more_it_exchanges() -> None:
+    machine = EqualDevices(device="v100", devices=2).machine("two")
+    assert half_width(machine, parts(0.0)) < half_width(machine, parts(0.2))
+    assert half_width(machine, parts(0.7)) <= 0.5

@@ -15,6 +15,7 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
+BUSY = 0.15  # unrest beyond which other programs run beside a profile, which then takes longer
 
 
 class Losses(Fact):
@@ -23,17 +24,19 @@ class Losses(Fact):
     `beside_exchange`: by so much of the time for which a device exchanges beside its computation,
     that takes longer: collectives take its processors and its memory's bandwidth.
     `spread`: the standard deviation of a worker's computation of a step over its mean; workers that
-    exchange in each step wait for the slowest.
+    exchange in each step wait for the slowest. `unrest`: how far from their median the quartiles of
+    a profile's steps lie, over that: what else ran meanwhile widens the range of predictions.
     """
 
     beside_exchange: _Share
     spread: _Share
+    unrest: Annotated[float, Field(ge=0)] = 0.0
     source: Source
 
     @classmethod
-    def none(cls, source: str) -> Self:
+    def none(cls, source: str, unrest: float = 0.0) -> Self:
         """Return no losses: of a machine whose figures were measured with them."""
-        return cls(beside_exchange=0.0, spread=0.0, source=source)
+        return cls(beside_exchange=0.0, spread=0.0, unrest=unrest, source=source)
 
     def slowdown(self, hidden: float, num_workers: int, num_steps: int = 1) -> float:
         """Return by how much longer computation takes than undisturbed.

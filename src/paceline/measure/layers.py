@@ -23,10 +23,12 @@ from torch import nn
 from paceline.core.balance import apportion
 from paceline.core.calibration import Measurement, Measurements
 from paceline.core.cost import CostModel, Measured, Roofline
+from paceline.core.losses import BUSY, Losses
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Strategy, Window
+from paceline.core.timeline import quartiles
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.exchange.replica import Probe
 from paceline.exchange.step import Learning, Share, train_step
@@ -122,6 +124,8 @@ def profile(
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     untraced = rounds(number)
+    if unrest_of(group.gather(untraced)) > BUSY:
+        untraced += rounds(number)
     # Traced afterwards, because the hooks of a trace slow down each layer.
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
@@ -134,7 +138,19 @@ def profile(
     parts = {key: scale * part_s for key, part_s in parts.items()}
     machine, durations = _of_ranks(parts, workload, group)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
-    return Profile(machine, durations, exchanges)
+    losses = Losses.none("contained in the profile", unrest_of(rows))
+    return Profile(machine.model_copy(update={"losses": losses}), durations, exchanges)
+
+
+def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return how far the quartiles of the slowest rank's steps lie from their median, over that.
+
+    `rows`: of each rank, for each round, the seconds of its step first.
+    """
+    lower, middle, upper = quartiles(
+        [max(row[0] for row in one) for one in zip(*rows, strict=True)]
+    )
+    return (upper - lower) / (2 * middle)
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:

@@ -10,17 +10,17 @@ from paceline.core.machine import Machine
 
 # Shares of the step: what holds without any exchange that shows, and what is added with all of it.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
+_QUIET = 0.05  # unrest of a profile's steps that these shares contain
 _DESCRIBED, _DESCRIBED_EXCHANGE = 0.08, 0.5
 _WIDEST = 0.5
 
 
 def half_width(machine: Machine, parts: Breakdown) -> float:
     """Return how far a measured step may be from the predicted one, as a share of it."""
-    if not parts.communication_s:
-        return _PROFILED if _is_profiled(machine) else _DESCRIBED
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
     if _is_profiled(machine):
-        return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole
+        unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
+        return min(_WIDEST, _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest)
     exchanged = min(1.0, parts.communication_s / whole)
     return min(_WIDEST, _DESCRIBED + _DESCRIBED_EXCHANGE * exchanged)
 

@@ -15,6 +15,7 @@ from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.losses import BUSY
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
@@ -59,6 +60,7 @@ def go_through(request: RunRequest, group: Group) -> None:
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
         forecasts = forecasts_of(session, runner)
+        _doubt(forecasts, group)
         if request.verb == "plan":
             ranking = ranking_of(session, forecasts)
             plan = PlanResult(
@@ -98,6 +100,17 @@ def go_through(request: RunRequest, group: Group) -> None:
             return
         for shown in result_tables(result, str(folder)):
             out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+
+
+def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
+    """Say on rank 0 that other programs ran beside the profile, if its steps tell."""
+    unrest = max((one.machine.usual_losses.unrest for one in forecasts), default=0.0)
+    if unrest > BUSY and group.rank == 0:
+        logger.warning(
+            "this machine is busy with other programs: steps of the profile lie ±%s around their "
+            "median, and predictions are as much less certain",
+            share(unrest, 0),
+        )
 
 
 def _agreed(request: RunRequest, group: Group) -> RunRequest:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from paceline.core.cost import Measured, Rate, Roofline
@@ -41,7 +43,7 @@ class DeviceProfile(Record):
 
     `host` tells its network from others. `seconds` are those of each part of an inner step, by kind
     and layer; `codecs` are values a second encoded and decoded, by kernel. `memory_bytes_per_s` is
-    what an outer step reads and writes in host memory.
+    what an outer step reads and writes in host memory, `unrest` that of `core.losses`.
     """
 
     kind: DeviceKind
@@ -50,6 +52,7 @@ class DeviceProfile(Record):
     codecs: dict[Kernel, tuple[float, float]]
     copy_bytes_per_s: float | None = None
     memory_bytes_per_s: float
+    unrest: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     latency_s: float
     link_bytes_per_s: float
 
@@ -87,6 +90,7 @@ def device_profile(
         codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
         copy_bytes_per_s=copy_speed(group.device) if is_gpu else None,
         memory_bytes_per_s=_memory_speed(min(nbytes // FLOAT32_NBYTES, _MOST_STEPPED)),
+        unrest=found.machine.usual_losses.unrest,
         latency_s=small_s / 2,
         link_bytes_per_s=2 * size / max(large_s - small_s, _MIN_SECONDS),
     )
@@ -132,7 +136,7 @@ def calibrate(
         hosts=tuple(host_here(name, _SOURCE, slowest, cores=1) for name in hosts.values()),
         devices=tuple(devices),
         links=tuple(links.values()),
-        losses=Losses.none(_SOURCE),
+        losses=Losses.none(_SOURCE, max(workers[i].unrest for i in range(config.workers))),
     )
     return Calibrated(machine, Measured({}, Roofline.of(machine)))
 
