@@ -74,7 +74,7 @@ def parts(exposed_s: float) -> Breakdown:
 
 @pytest.mark.parametrize(
     ("unrest", "exposed_s", "expected"),
-    [(0.0, 0.0, 0.13), (0.05, 0.0, 0.13), (0.25, 0.0, 0.33), (0.0, 0.5, 0.195), (9.0, 0.0, 0.5)],
+    [(0.0, 0.0, 0.13), (0.05, 0.0, 0.13), (0.25, 0.0, 0.33), (0.0, 0.5, 0.195), (9.0, 0.0, 9.08)],
 )
 def test_a_restless_profile_widens_the_range(
     unrest: float, exposed_s: float, expected: float

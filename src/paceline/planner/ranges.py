@@ -20,7 +20,7 @@ def half_width(machine: Machine, parts: Breakdown) -> float:
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
     if _is_profiled(machine):
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
-        return min(_WIDEST, _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest)
+        return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
     exchanged = min(1.0, parts.communication_s / whole)
     return min(_WIDEST, _DESCRIBED + _DESCRIBED_EXCHANGE * exchanged)
 
