@@ -164,7 +164,7 @@ def test_the_period_of_a_gpu_is_that_of_the_simulated_plan(
     timeline = simulate(plan_until(work, machine, config, 150 * sum(batch[1])), roof(machine))
     ends = [update.end_s for update in statistics.updates(timeline)["gpu0"]]
     # Two stages that take nearly as long as each other need many batches to fill the pipeline.
-    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=2e-2)
+    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=3e-2)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,14 @@ def test_a_host_that_reads_too_few_samples_limits_its_devices() -> None:
     assert alone.samples_per_s == pytest.approx(350.0)
 
 
+def test_each_host_of_a_cluster_reads_for_its_own_devices() -> None:
+    machine = EqualDevices(device="v100", devices=4, hosts=2, network="ib-hdr").machine("two", NONE)
+    (host,) = machine.hosts
+    slow = machine.model_copy(update={"hosts": (host.model_copy(update={"samples_per_s": 500.0}),)})
+    (found,) = planned(slow, batch_size=512, workers=8, measured="350/s")
+    assert found.samples_per_s == pytest.approx(1000.0)
+
+
 def test_all_names_of_the_catalogue_are_complete() -> None:
     for device in ("k80", "v100", "a100-80gb", "h100", "rtx-2080-ti", "rtx-4090"):
         model = known_model(device)

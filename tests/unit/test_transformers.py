@@ -66,6 +66,7 @@ def vit_size(
         ("gpt-30m-untied", 30_197_760, gpt_size(256, 512, 640, 6, tied=False)),
         # Transformers' BertForMaskedLM of bert-base-uncased: without pooler, with this head.
         ("bert-base", 109_514_298, bert_size(30_522, 512, 768, 12)),
+        ("bert-large", 335_174_458, bert_size(30_522, 512, 1024, 24)),
         ("bert", 3_357_953, bert_size(257, 256, 256, 4)),
         # torchvision's vit_b_16.
         ("vit-b-16", 86_567_656, vit_size((3, 16, 16), 1 + 14 * 14, 768, 12, 1000)),

@@ -22,7 +22,7 @@ from paceline.core.facts import (
     Source,
     ValuesPerSecond,
 )
-from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST, Losses
+from paceline.core.losses import BETWEEN_HOSTS, CORES_BETWEEN_HOSTS, WITHIN_A_HOST, Losses
 from paceline.core.wire_format import Kernel, WireFormat
 
 
@@ -310,7 +310,12 @@ class Machine(Fact):
     @property
     def usual_losses(self) -> Losses:
         """The losses that the machine states, or those published of others like it."""
-        return self.losses or (BETWEEN_HOSTS if self.num_hosts > 1 else WITHIN_A_HOST)
+        if self.losses is not None:
+            return self.losses
+        if self.num_hosts == 1:
+            return WITHIN_A_HOST
+        has_cores = any(device.kind == DeviceKind.CPU for device in self.devices)
+        return CORES_BETWEEN_HOSTS if has_cores else BETWEEN_HOSTS
 
     @property
     def num_hosts(self) -> int:

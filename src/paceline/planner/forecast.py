@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any, overload
 
 from paceline.core.compare import Breakdown, breakdown
-from paceline.core.cost import CostModel, Roofline, Slowed
-from paceline.core.machine import Machine
-from paceline.core.plan import COMMUNICATION, Kind, Lane, Plan
+from paceline.core.cost import CostModel, Roofline, Slowed, compute_lane
+from paceline.core.machine import Device, Machine
+from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
 from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
-from paceline.core.timeline import Timeline
+from paceline.core.timeline import Timeline, intersection, length, union
 from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner.ranges import half_width
 from paceline.strategies import EXCHANGES
@@ -20,6 +20,7 @@ from paceline.strategies import EXCHANGES
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
 _SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one before
 _FEWEST_PERIODS = 3  # the first, the last, and one between them
+_MOST_LOOKED_AT = 8  # devices: others are like them
 _MANY_TASKS = 8_000  # of a step
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
@@ -207,11 +208,12 @@ def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
     """Return the seconds of a step of workers that wait for samples if hosts do not keep up."""
-    devices = machine.first_devices(workers)
+    devices = _devices_of(machine, workers)
     on_host = Counter(device.host for device in devices)
     for host in machine.hosts:
         if host.samples_per_s is not None and on_host[host.name]:
-            wanted = samples_per_step * on_host[host.name] / workers
+            share = on_host[host.name] / min(workers, machine.num_devices)
+            wanted = share * samples_per_step
             if wanted > step_s * host.samples_per_s:
                 step_s = wanted / host.samples_per_s
                 note = f"{host.name} reads {host.samples_per_s:g} samples/s, which is what limits"
@@ -219,12 +221,35 @@ def _fed(
     return step_s, ()
 
 
+def _devices_of(machine: Machine, workers: int) -> tuple[Device, ...]:
+    """Return the workers' devices, of which some may serve several workers in turns."""
+    return machine.first_devices(min(workers, machine.num_devices))
+
+
 def _slowdown(timeline: Timeline, machine: Machine, strategy: Strategy, config: Any) -> float:
     """Return by how much longer computation takes than in a timeline without losses."""
-    parts = breakdown(timeline)
-    hidden = parts.hidden_s / parts.compute_s if parts.compute_s else 0.0
+    some = _devices_of(machine, config.workers)[:_MOST_LOOKED_AT]
+    shares = [_beside(timeline, device) for device in some]
+    hidden = sum(shares) / len(shares)
     num_waiting = 1 if strategy.is_asynchronous else config.workers
     return machine.usual_losses.slowdown(hidden, num_waiting, strategy.steps_per_period(config))
+
+
+def _beside(timeline: Timeline, device: Device) -> float:
+    """Return the exchange beside a device's computation, as a share of that.
+
+    What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes.
+    """
+    lane = compute_lane(device.name)
+    computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
+    exchanging = union(
+        one
+        for one in timeline.spans
+        if (one.kind is Kind.SEND and one.worker is None)
+        or (one.kind in COMMUNICATION and any(on.owner == device.name for on in one.on))
+    )
+    whole = length(computing)
+    return length(intersection(computing, exchanging)) / whole if whole else 0.0
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:

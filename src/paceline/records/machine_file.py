@@ -118,7 +118,8 @@ def find_machine(name: str) -> Machine:
     path = Path(name)
     if path.suffix or path.exists():
         return read_machine(path)
-    known = {path.stem: path for path in reversed(_machine_files())}  # the user's own come first
+    files = _machine_files() + _machine_files("equal")
+    known = {path.stem: path for path in reversed(files)}  # the user's own come first
     if name in known:
         return read_machine(known[name])
     if (machine := by_name(name)) is not None:
@@ -167,11 +168,18 @@ def find_device(name: str) -> KnownDevice:
     return found[0]
 
 
-def _machine_files() -> list[Path]:
-    """Return the user's own, then those of the wheel, or of a checkout that is installed as is."""
+def _machine_files(below: str = "") -> list[Path]:
+    """Return the user's own, then those of the wheel, or of a checkout that is installed as is.
+
+    `below`: the folder of such files in theirs, "equal" of machines that catalogues describe.
+    """
     package = Path(__file__).parents[1]
     folders = (Path("machines"), package / "machines", package.parents[1] / "machines")
-    found = {path.resolve(): path for folder in folders for path in sorted(folder.glob("*.toml"))}
+    found = {
+        path.resolve(): path
+        for folder in folders
+        for path in sorted((folder / below).glob("*.toml"))
+    }
     return list(found.values())
 
 
