@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain, count
 
 import torch
@@ -148,6 +148,11 @@ def workload_of(
             raise InvalidInput("input_shape: the recipe's data say it; leave it out")
         return _workload_of_recipe(recipe, batch_size)
     assert isinstance(model, str)
+    return (_of_builder if ":" in model else _of_name)(model, batch_size, input_shape)
+
+
+def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
+    """Describe a step of a model of that name."""
     architecture = find(model)
     # A factory of the user's may compute with the tensors that it makes.
     with torch.device("meta" if architecture.num_classes else "cpu"):
@@ -155,6 +160,10 @@ def workload_of(
     shape = input_shape or architecture.input_shape
     example = _example(model, batch_size, shape, architecture.input_dtype)
     return describe(built, example, model)
+
+
+# Plans ask for the same again and again; a built-in model is always the same.
+_of_name = lru_cache(maxsize=256)(_of_builder)
 
 
 def _example(
