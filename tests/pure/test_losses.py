@@ -87,4 +87,5 @@ def test_a_restless_profile_widens_the_range(
 def test_a_described_machine_is_the_less_sure_the_more_it_exchanges() -> None:
     machine = EqualDevices(device="v100", devices=2).machine("two")
     assert half_width(machine, parts(0.0)) < half_width(machine, parts(0.2))
-    assert half_width(machine, parts(0.7)) <= 0.5
+    assert half_width(machine, parts(0.01)) == pytest.approx(0.07)
+    assert half_width(machine, parts(0.7)) == pytest.approx(0.7)
