@@ -144,3 +144,9 @@ def test_a_profile_of_one_device_calibrates_too(tmp_path: Path) -> None:
     assert found.breakdown.compute_s == pytest.approx(step_s, rel=0.02)
     with pytest.raises(InvalidInput, match="is of model lenet5, not alexnet"):
         paceline.plan("alexnet", "8xv100", profile=folder)
+
+
+def test_a_batch_that_no_memory_holds_is_planned_all_the_same() -> None:
+    # 131,072 images are 79 GB: shapes are enough to describe their step.
+    (found,) = planned("32x8xk80+25gbe", batch_size=131_072, workers=256, measured="300/s")
+    assert found.workers == 256

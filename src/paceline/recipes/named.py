@@ -157,8 +157,8 @@ def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None
     # A factory of the user's may compute with the tensors that it makes.
     with torch.device("meta" if architecture.num_classes else "cpu"):
         built = architecture.build(None)
-    shape = input_shape or architecture.input_shape
-    example = _example(model, batch_size, shape, architecture.input_dtype)
+        shape = input_shape or architecture.input_shape
+        example = _example(model, batch_size, shape, architecture.input_dtype)
     return describe(built, example, model)
 
 
