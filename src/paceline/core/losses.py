@@ -57,7 +57,7 @@ _PUBLISHED = (
     "beside exchanges: "
     "kernels take 1.2 to 1.4 times as long (arXiv 2507.03114), buckets are copied and launched; "
     "spread: 8 % between equal GPUs of a cluster (arXiv 2208.11035); values within these that fit "
-    "one half of the published tables in benchmarks/scaling_tables"
+    "the published tables in benchmarks/scaling_tables"
 )
 # Of cores that compute and carry TCP's bytes: two hosts at 1 Gbit/s, 1.2 s more of processor time
 # for 2.2 s of exchange in plain steps of AlexNet, and 0.3 s for 0.55 s with dynamic8.
