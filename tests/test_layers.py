@@ -32,7 +32,8 @@ PURE = {
     "paceline.record": ["trace"],
     "paceline.report": ["differences", "page"],
     "paceline.data": ["sampler"],
-    "paceline.records": ["config_file", "machine_file"],
+    "paceline.records": ["built_in", "config_file", "machine_file"],
+    "paceline.api": ["planning"],
     "paceline.studies.scale": [
         "conclusions",
         "journal",
@@ -53,6 +54,24 @@ def test_the_block_works():
     command = [sys.executable, "-c", BLOCKED, "paceline.links.group"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "torch is blocked" in done.stderr
+
+
+PLANNED = BLOCKED.partition("for name")[0] + "from paceline.cli import main; main()"
+
+
+@pytest.mark.parametrize("more", [(), ("--sweep", "bandwidth=1G:10G"), ("--measured", "30/s")])
+def test_a_plan_of_a_built_in_model_does_without_torch(more: tuple[str, ...]):
+    """Importing torch takes longer than planning does."""
+    command = ["plan", "alexnet", "--machine", "two-hosts-gigabit", *more]
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNED, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "alexnet predicted on two-hosts-gigabit" in done.stdout
 
 
 def test_importing_paceline_starts_nothing():

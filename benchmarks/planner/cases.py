@@ -11,7 +11,8 @@ class Configuration:
     """One run: rehearsed as `device`, or trained in earnest if there is none.
 
     `place` is the wire between the workers: "loopback", or a rate between two hosts. Those of one
-    `case` rival each other.
+    `case` rival each other; `settings` are fields of the strategy's. `steps` are epochs where it is
+    trained on digits, of which one has a few steps.
     """
 
     case: str
@@ -23,6 +24,7 @@ class Configuration:
     workers: int
     batch_size: int
     steps: int
+    settings: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -32,13 +34,15 @@ class Configuration:
     @property
     def command(self) -> list[str]:
         """The words after `paceline`."""
-        options = ["--set", f"codec={self.codec}"] if self.codec else []
+        fields = (*self.settings, *([f"codec={self.codec}"] if self.codec else []))
+        options = [word for field in fields for word in ("--set", field)]
         words = [
             *(self.model, "--strategy", self.strategy, *options),
             *("--workers", str(self.workers), "--batch-size", str(self.batch_size), "--json"),
         ]
         if self.device is None:
-            return ["train", *words, "--epochs", str(self.steps), "--learning-rate", "0.01"]
+            unit = "--steps" if self.model.startswith("gpt") else "--epochs"
+            return ["train", *words, unit, str(self.steps), "--learning-rate", "0.001"]
         return ["rehearse", *words, "--device", self.device, "--steps", str(self.steps)]
 
 
@@ -61,6 +65,18 @@ def _rivals(
     ]
 
 
+def _local(
+    place: str, model: str, device: str | None, batch_size: int, steps: int, every: int
+) -> list[Configuration]:
+    """Return strategy local, which trains differently and rivals nobody, in rounds of `every`."""
+    case = f"{model}, {device or 'trained'}, 2 workers, {batch_size} samples, {place}, rounds"
+    known = (case, place, model, device, "local")
+    settings = (f"sync_every={every}",)
+    return [
+        Configuration(*known, codec, 2, batch_size, steps, settings) for codec in (None, "dynamic8")
+    ]
+
+
 P100, K40 = "power8-p100/gpu0", "k40-gigabit/gpu0"
 _ENCODED = (None, "dynamic8")
 _FAST = ("allreduce", "host")  # where tree would take minutes
@@ -74,19 +90,27 @@ PARTS = {
         *_rivals("loopback", "alexnet", P100, 256, 12),
         *_rivals("loopback", "googlenet", K40, 64, 12, workers=4),
         *_rivals("loopback", "resnet18", K40, 64, 12, workers=4),
+        *_rivals("loopback", "gpt-1m", K40, 16, 24),
+        *_rivals("loopback", "gpt-10m", P100, 16, 12),
+        *_local("loopback", "gpt-1m", K40, 16, 48, 8),
     ],
     "1gbit": [
         *_rivals("1gbit", "googlenet", K40, 32, 12, codecs=_ENCODED),
         *_rivals("1gbit", "resnet18", K40, 32, 12, codecs=_ENCODED),
         *_rivals("1gbit", "resnet50", K40, 16, 10, codecs=_ENCODED),
         *_rivals("1gbit", "alexnet", K40, 128, 8, codecs=_ENCODED, strategies=_FAST),
+        *_rivals("1gbit", "gpt-1m", K40, 16, 24, codecs=_ENCODED, strategies=_FAST),
+        *_local("1gbit", "gpt-10m", K40, 16, 48, 8),
     ],
     "100mbit": [
         *_rivals("100mbit", "googlenet", K40, 32, 8, codecs=_ENCODED, strategies=_FAST),
         *_rivals("100mbit", "lenet5", K40, 64, 30, codecs=_ENCODED),
+        *_local("100mbit", "gpt-1m", K40, 16, 48, 8),
     ],
     "trained": [
         *_rivals("loopback", "lenet5", None, 256, 24),
         *_rivals("loopback", "mlp-64-1024-1024-10", None, 128, 24),
+        *_rivals("loopback", "gpt-1m", None, 8, 40),
+        *_local("loopback", "gpt-1m", None, 8, 48, 8),
     ],
 }

@@ -55,12 +55,20 @@ def _row(configuration: Configuration, output: Output) -> dict[str, Any]:
         "kind": kind,
         "predicted_s": result["predicted_step_s"],
         "step_s": result["step_s"],
+        "range_share": _range_share(result),
         "quartiles_s": [result.get("lower_quartile_s"), result.get("upper_quartile_s")],
     }
     error = row["predicted_s"] / row["step_s"] - 1
     shown = f"{1e3 * row['predicted_s']:9.2f} {1e3 * row['step_s']:9.2f} {error:+7.1%}"
     print(f"{shown}  {row['case']}: {row['way']}", file=sys.stderr, flush=True)
     return row
+
+
+def _range_share(result: dict[str, Any]) -> float:
+    """Return the range of the plan whose step was predicted."""
+    plans = [one for one in result["plans"] if one["step_s"] == result["predicted_step_s"]]
+    share: float = plans[0]["range_share"]
+    return share
 
 
 def _here(command: list[str]) -> str:

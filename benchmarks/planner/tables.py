@@ -27,7 +27,7 @@ def of(part: str, rows: Sequence[dict[str, Any]]) -> str:
         (
             row["case"],
             row["way"],
-            f"{1e3 * row['predicted_s']:.2f}",
+            f"{1e3 * row['predicted_s']:.2f} ±{row['range_share']:.0%}",
             _with_quartiles(row),
             f"{_error(row):+.1%}",
         )
@@ -44,14 +44,19 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     good = [_loss(rivals) <= _WITHIN for rivals in cases]
     return (
         f"{len(rows)} configurations, mean absolute error {mean(errors):.1%}, worst "
-        f"{max(errors):.1%}; the choice is within 3 % of the best in {sum(good)} of {len(good)} "
-        "cases"
+        f"{max(errors):.1%}; {sum(map(_is_within, rows))} steps lie within the range of their "
+        f"prediction; the choice is within 3 % of the best in {sum(good)} of {len(good)} cases"
     )
 
 
 def _error(row: dict[str, Any]) -> float:
     error: float = row["predicted_s"] / row["step_s"] - 1
     return error
+
+
+def _is_within(row: dict[str, Any]) -> bool:
+    """Return True if the step lies within the range of its prediction."""
+    return abs(row["step_s"] / row["predicted_s"] - 1) <= float(row["range_share"])
 
 
 def _loss(rivals: Sequence[dict[str, Any]]) -> float:

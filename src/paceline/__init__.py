@@ -4,11 +4,11 @@ Importing it touches no device, starts no thread, and does not import torch.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Run, plan, rehearse, sweep, train
+    from paceline.api.planning import forecast, plan, sweep
+    from paceline.api.running import Run, rehearse, train
     from paceline.codecs.codec import Codec
     from paceline.core.errors import (
         InvalidInput,
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from paceline.recipes.recipe import Recipe
     from paceline.records.result import PlanResult, RunResult
 
-__version__ = version("paceline")
+__version__: str
 
 # Modules that are imported when a name of theirs is asked for, since most of them import torch.
 _MODULES = {
-    "paceline.api": ("Run", "plan", "rehearse", "sweep", "train"),
+    "paceline.api.planning": ("forecast", "plan", "sweep"),
+    "paceline.api.running": ("Run", "rehearse", "train"),
     "paceline.codecs.codec": ("Codec",),
     "paceline.core.errors": (
         *("InvalidInput", "NonFinite", "PacelineError", "WorkerLost", "WorkersFailed"),
@@ -68,6 +69,7 @@ __all__ = [
     "WorkersFailed",
     "__version__",
     "ddp_hook",
+    "forecast",
     "plan",
     "rehearse",
     "sweep",
@@ -76,6 +78,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # takes longer than all the rest of this module
+
+        return globals().setdefault(name, version("paceline"))
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -1,70 +1,19 @@
 """The command line: paceline train | rehearse | plan | profile | scale | compare and others."""
 
+import os
 import sys
-import traceback
-from typing import Annotated
+from typing import NoReturn
 
-import typer
-from typer.exceptions import TyperException
-
-from paceline import __version__
-from paceline.commands.remote import hub, worker
-from paceline.commands.running import plan, rehearse, train
-from paceline.commands.studying import compare, papers, probe, profile, report, scale
-from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
-
-_INTERRUPTED = 130  # what typer returns after Ctrl-C
-
-app = typer.Typer(
-    help="Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+from paceline.links.signals import handle_in_command
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
+def main() -> NoReturn:
+    """Run the command line, and end the process: exit code 0 if the work was done."""
+    handle_in_command()  # before all that takes time: no signal is lost
+    from paceline.commands.app import run
 
-
-@app.callback(invoke_without_command=True)
-def start(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-COMMANDS = (train, rehearse, plan, compare, report, profile, scale, papers, probe, hub, worker)
-for command in COMMANDS:
-    app.command()(command)
-
-
-def main() -> None:
-    """Run the command line: exit code 0 if the work was done, 2 if what was asked cannot be."""
-    try:
-        code = app(standalone_mode=False)
-        if code == _INTERRUPTED:
-            sys.stderr.write("paceline: interrupted\n")
-    except TyperException as error:
-        code = _fail(f"{error.format_message()} (see paceline --help)", 2)
-    except WorkersFailed as error:
-        code = error.exit_code
-    except PacelineError as error:
-        code = _fail(str(error), 2 if isinstance(error, InvalidInput) else 1)
-    except Exception as error:
-        code = _fail(f"internal error: {error!r} (--debug shows where)", 1)
-    sys.exit(code)
-
-
-def _fail(message: str, code: int) -> int:
-    if "--debug" in sys.argv:
-        traceback.print_exc()
-    sys.stderr.write(f"paceline: {message}\n")
-    return code
+    code = run()
+    # Not by sys.exit, whose work a signal could interrupt: all is closed by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -59,3 +59,18 @@ def test_equal_parts_are_equal_though_a_worker_is_slower(paceline) -> None:
     assert done.code == 0, done.err
     result = json.loads(done.out)
     assert (result["faults"], result["lost"], result["shares"]) == ([], [], None)
+
+
+def test_a_declared_share_of_the_outer_gradients_travels_and_is_checked(paceline) -> None:
+    codec, num_values = "threshold:0.001@0.1", 61_706
+    own = ("--steps", "12", "--set", "sync_every=6", "--set", f"codec={codec}")
+    done = paceline(*REHEARSE, *PACE, *own)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["faults"] == []
+    assert result["sent_share"]["measured"] == round(0.1 * num_values) / num_values
+    assert result["sent_share"]["warning"] is None
+    assert (
+        f"nothing is known of the cost in loss of rounds of 6 steps on 2 workers with {codec}"
+        in (done.err)
+    )

@@ -78,7 +78,7 @@ def test_values_are_plausible(machine):
         assert 1e8 < device.flops_per_s < 1e14
         assert 1e7 < device.memory_bandwidth_bytes_per_s < 2e12
         assert 1e-8 < device.call_latency_s < 1e-2
-        assert set(device.codecs) == {"eightbit", "fourbit", "cast", "onebit"}
+        assert set(device.codecs) == {"eightbit", "fourbit", "cast", "onebit", "threshold"}
         for speed in device.codecs.values():
             assert 1e5 < speed.encode_values_per_s < 1e12
             assert 1e5 < speed.decode_values_per_s < 1e12

@@ -137,3 +137,49 @@ def test_stretched_layers_are_computed_here(paceline, tmp_path):
     result = json.loads(done.out)
     assert (result["origin"], result["devices"]) == ("rehearsed", "stretched 3 times")
     assert result["faults"] == []
+
+
+SHARE = 0.05
+DECLARED = f"threshold:0.001@{SHARE}"
+VALUES = 61_706  # of LeNet-5
+
+
+def test_a_rehearsal_of_allreduce_sends_the_declared_share(paceline):
+    own = ("--set", f"codec={DECLARED}", "--strategy", "allreduce", *PACE, "--profile-s", "0.3")
+    done = paceline("rehearse", "lenet5", "--device", "p100", *own, "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    check_result(result, "allreduce")
+    share = result["sent_share"]
+    assert (share["codec"], share["declared"], share["warning"]) == (DECLARED, SHARE, None)
+    # Of each of two shards of a bucket, to a value.
+    assert share["measured"] == pytest.approx(SHARE, abs=8 / VALUES)
+
+
+def test_a_rehearsal_of_subbatch_sends_the_declared_share(paceline):
+    own = ("--set", f"gradients={DECLARED}", "--strategy", "subbatch", *PACE)
+    done = paceline("rehearse", "lenet5", "--device", "p100", *own, "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["faults"] == []
+    assert result["sent_share"]["warning"] is None
+    assert result["sent_share"]["measured"] == pytest.approx(SHARE, rel=0.05)
+
+
+def test_a_training_says_if_the_declared_share_is_wrong(paceline, tmp_path):
+    own = ("--strategy", "allreduce", "--set", f"codec={DECLARED}", "--profile-s", "0.3")
+    done = paceline("train", "lenet5", *own, "--epochs", "1")
+    assert done.code == 0, done.err
+    (said,) = (text for text in done.out.splitlines() if text.startswith("codec "))
+    (folder,) = (tmp_path / "runs").iterdir()
+    share = json.loads((folder / "result.json").read_text())["sent_share"]
+    assert said.split(maxsplit=1)[1] == share["warning"]
+    # A network that has learnt little has gradients above a thousandth almost everywhere.
+    assert share["measured"] > 0.2
+    assert f"{DECLARED} declares that it sends 0.05 of the values and has sent" in said
+
+
+def test_a_threshold_without_a_share_is_refused_before_training(paceline):
+    done = paceline("train", "lenet5", "--set", "codec=threshold:0.001", "--profile-s", "0.3")
+    assert done.code == 2
+    assert "declare the share of the values that it sends, such as threshold:0.001@0.01" in done.err

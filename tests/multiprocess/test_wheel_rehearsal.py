@@ -107,3 +107,17 @@ def test_a_program_rehearses_one_worker_that_nothing_is_late_for(start, tmp_path
     assert said["result"]["step_s"] >= 0.013
     assert said["result"]["updates"]["staleness"] == {"all workers": {"0": 6}}
     assert (said["origin"], said["report"]) == ("rehearsed", "mine.html")
+
+
+def test_a_declared_share_of_the_bodys_gradients_travels_and_is_checked(paceline):
+    share, num_values = 0.02, 6 * 25 + 6 + 16 * 6 * 25 + 16  # of the body: two convolutions
+    own = ("--set", f"gradients=threshold:0.5@{share}", "--json")
+    done = paceline(*REHEARSE[2:], *own)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    check(result, WORKERS, STEPS)
+    (row,) = (row for row in result["traffic"] if row["purpose"] == "gradients")
+    # Tau, and the place of each value that is sent.
+    assert row["nbytes"] == WORKERS * (STEPS + 3) * (4 + 4 * round(share * num_values))
+    assert result["sent_share"]["measured"] == round(share * num_values) / num_values
+    assert result["sent_share"]["warning"] is None

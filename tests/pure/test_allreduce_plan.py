@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Machine
+from paceline.core.machine import CodecSpeed, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
@@ -175,3 +175,21 @@ def test_each_message_pays_the_latencies_of_all_links_on_its_way(
     slowest = min(pcie_gbyte_per_s * 1e9, network_gbit_per_s * 1e9 / 8)
     expected = work.gradient_nbytes / slowest + 2 * 5.02e-3
     assert Roofline.of(machine).seconds(task) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("codec", "times"), [(None, 2), ("dynamic8", 4)])
+def test_cores_copy_gradients_into_buckets_and_back(codec, times):
+    work = chain(layer("a", 1), layer("b", 2))
+    speed = {"eightbit": CodecSpeed(encode_values_per_s=1e9, decode_values_per_s=1e9)}
+    machine = cluster(2).with_each("devices", codecs=speed)
+    for workers, copied in ((2, times), (1, 0)):
+        made = plan(work, machine, AllReduce(workers=workers, codec=codec), Window(1))
+        traffic = {task.part: task.cost.nbytes for task in made.tasks if task.kind is Kind.BACKWARD}
+        assert traffic == {one.name: copied * one.gradient_nbytes for one in work.layers}
+
+
+def test_gpus_copy_beside_what_limits_them():
+    ends = ("cpu0", "cpu1")
+    gpus = cluster(2).with_each("devices", kind=DeviceKind.GPU).with_each("links", between=ends)
+    made = plan(chain(layer("a", 1)), gpus, AllReduce(workers=2), Window(1))
+    assert all(not task.cost.nbytes for task in made.tasks if task.kind is Kind.BACKWARD)

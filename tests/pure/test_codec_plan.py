@@ -178,9 +178,29 @@ def test_gradients_that_are_not_encoded_are_refused():
     assert tasks["s0/encode[0.0]@worker0"].cost.flops == 1000
 
 
-def test_a_threshold_cannot_be_planned():
-    with pytest.raises(InvalidInput, match="nobody knows beforehand"):
+def test_a_threshold_is_planned_only_with_the_share_that_it_sends():
+    message = "nobody knows beforehand .* declare the share .* such as threshold:0.1@0.01"
+    with pytest.raises(InvalidInput, match=message):
         plan(chain((0, 4)), hosts(), AllReduce(codec="threshold:0.1"), Window(1))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("share", [0.001, 0.05, 1.0])
+def test_a_declared_share_is_what_travels_and_takes_its_time(world_size, share):
+    num_values = 60_000 * world_size
+    machine = hosts(world_size, device={"codecs": {"threshold": SPEED}})
+    # To each other rank, and from it: tau, and a word for each value that is sent of a shard.
+    sent = 2 * (world_size - 1) * (4 + 4 * share * 60_000)
+    # Ranks agree on the longest payload before each half, which takes a small all-reduce.
+    num_messages = 3 * 2 * (world_size - 1)
+    tasks = all_reduced(chain((0, 4 * num_values)), machine, codec=f"threshold:0.1@{share}")
+    cost = tasks["s0/reduce[0.0]"].cost
+    assert (cost.nbytes, cost.num_calls) == (pytest.approx(sent), num_messages)
+    encode_s = LATENCY_S + num_values / ENCODE
+    decode_s = LATENCY_S + (2 - 1 / world_size) * num_values / DECODE
+    found = exchange_s(machine, num_values, codec=f"threshold:0.1@{share}")
+    expected = encode_s + sent / WIRE + num_messages * 0.01 + decode_s
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 NBYTES = 4 * 102_400

@@ -58,6 +58,8 @@ def test_what_was_measured_nearby_is_a_range_over_all_seeds():
         ({"sync_every": 49}, False),
         ({"workers": 5}, False),
         ({"bits": 4}, False),
+        ({"outer_learning_rate": 1.0}, False),  # another outer step
+        ({"outer_momentum": 0.0}, False),
         ({"bits": 32}, False),
     ],
 )

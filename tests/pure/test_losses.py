@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from boxes import box, chain, link
 from paceline.core.compare import Breakdown
 from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST, Losses, largest_of
 from paceline.core.machine import Machine
+from paceline.planner import forecast
 from paceline.planner.ranges import half_width
 from paceline.records.catalogue import EqualDevices
+from paceline.strategies import STRATEGIES
 
 
 def losses(**shares: float) -> Losses:
@@ -89,3 +92,18 @@ def test_a_described_machine_is_the_less_sure_the_more_it_exchanges() -> None:
     assert half_width(machine, parts(0.0)) < half_width(machine, parts(0.2))
     assert half_width(machine, parts(0.01)) == pytest.approx(0.07)
     assert half_width(machine, parts(0.7)) == pytest.approx(0.7)
+
+
+def test_asynchronous_workers_wait_for_nobody() -> None:
+    waits = {name: not one.is_asynchronous for name, one in STRATEGIES.items()}
+    assert {name for name, waiting in waits.items() if not waiting} == {"wheel", "hogbatch"}
+    machine = box("gpu", "gpu", links=[link("gpu0", "h", 1e12), link("gpu1", "h", 1e12)])
+    spread = machine.model_copy(update={"losses": losses(spread=0.5)})
+    for name in ("allreduce", "hogbatch"):
+        strategy = STRATEGIES[name]
+        config, work = strategy.config(workers=2), chain((1.0, 4), (1.0, 4))
+        plain, slower = (
+            forecast(work, each, strategy, config, 2).slowdown for each in (machine, spread)
+        )
+        assert plain == 1.0
+        assert (slower > 1.2) is waits[name]

@@ -96,8 +96,8 @@ def test_the_machine_files_can_be_read(name: str):
         (
             "[[links]]",
             "[devices.codecs]\ntwobit = { encode_values_per_s = 1 }\n[[links]]",
-            "devices.0.codecs.twobit.[key]: Input should be 'eightbit', 'fourbit', 'cast' or "
-            "'onebit'",
+            "devices.0.codecs.twobit.[key]: Input should be 'eightbit', 'fourbit', 'cast', "
+            "'onebit' or 'threshold'",
         ),
         (
             "[[links]]",

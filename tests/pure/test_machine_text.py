@@ -13,9 +13,9 @@ from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, 
 from paceline.core.machine import CodecSpeed, Device, Host, Link, Machine, Switch
 from paceline.records.machine_file import as_rounded, machine_text, quantity, read_machine, rounded
 
-POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
-NOT_NEGATIVE = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
-SOURCES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+POSITIVE = st.floats(min_value=0, max_value=1e30, exclude_min=True)
+NOT_NEGATIVE = st.floats(min_value=0, max_value=1e30)
+SOURCES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2000)
 SPEEDS = st.builds(
     CodecSpeed,
     encode_values_per_s=POSITIVE | st.just(inf),
@@ -41,7 +41,7 @@ def machines(draw: st.DrawFn) -> Machine:
     hosts = st.builds(
         Host,
         name=st.just(host),
-        cores=st.integers(1, 2**80),
+        cores=st.integers(1, 2**31),
         memory_bytes=POSITIVE,
         memory_bandwidth_bytes_per_s=POSITIVE,
         reduce_latency_s=NOT_NEGATIVE,
@@ -75,7 +75,7 @@ def machines(draw: st.DrawFn) -> Machine:
         source=SOURCES,
     )
     return Machine(
-        name=draw(st.text("aZ09_.-", min_size=1)),
+        name=draw(st.text("aZ09_.-", min_size=1, max_size=100)),
         hosts=(draw(hosts),),
         devices=tuple(draw(devices(name)) for name in (device, *others)),
         links=tuple(draw(st.lists(links, max_size=4))),

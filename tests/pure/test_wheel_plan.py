@@ -7,7 +7,7 @@ from boxes import FLOPS_PER_S, after, box, link
 from paceline.core.cost import Roofline, compute_lane, link_lane, update_cost
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.plan import COMPUTE, Kind
+from paceline.core.plan import COMPUTE, Kind, Lane
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
@@ -231,3 +231,27 @@ def test_what_cannot_be_planned_is_refused(work, config, message):
 def test_hosts_without_a_link_are_refused():
     with pytest.raises(InvalidInput, match="no link leads from 'b' to 'a'"):
         plan(model(), box("cpu", "cpu", hosts="ab"), Wheel(), Window(1))
+
+
+def test_a_hub_and_a_body_on_one_core_take_turns():
+    work, config = model(), Wheel(workers=2, lanes=2)
+    apart = box("cpu", "cpu", links=[link("h", "h", 1e15)])
+    sharing = apart.with_each("hosts", cores=1)
+    own = Roofline.of(apart)
+    busy = {
+        device.name: sum(
+            own.seconds(task)
+            for task in plan(work, apart, config, Window(1)).tasks
+            if task.on[0] == compute_lane(device.name)
+        )
+        for device in apart.devices
+    }
+    assert period_of(work, apart, config) == pytest.approx(max(busy.values()), rel=0.05)
+    assert period_of(work, sharing, config) == pytest.approx(sum(busy.values()), rel=0.05)
+
+
+def test_devices_on_as_many_cores_take_no_turns():
+    work, config = model(), Wheel(workers=2, lanes=2)
+    machine = box("cpu", "cpu", links=[link("h", "h", 1e15)], host={"cores": 2})
+    cores = {on.lane for task in plan(work, machine, config, Window(1)).tasks for on in task.on}
+    assert Lane.CORE not in cores

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline
-from paceline.cli import app
+from paceline.commands.app import app
 from paceline.core.errors import InvalidInput
 from paceline.core.losses import Losses
 from paceline.records.catalogue import EqualDevices, by_name, known_link, known_model

@@ -6,6 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput, NonFinite
@@ -14,6 +15,7 @@ from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.dataset import TensorSamples
 from paceline.rpc.frames import Message
+from paceline.rpc.reading import read_record
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.batches import SampleShare
 from paceline.strategies.wheel.config import Wheel
@@ -221,11 +223,12 @@ def test_a_record_travels_and_its_clock_is_set_right():
     span = Span(Kind.LOAD, 0, "", 0, (compute_lane("cpu1"),), 10.0, 11.0)
     record = Trace([span], [MessageTime("labels", 0, 0, 11.0)], [])
     found = Trace()
-    found.add(Trace.from_json(record.as_json()), ahead_s=4.0)
+    read = read_record(TypeAdapter(Trace), record.as_json(), "trace")
+    found.add(read, ahead_s=4.0)
     assert found.spans == [span._replace(start_s=6.0, end_s=7.0)]
     assert found.sent == [MessageTime("labels", 0, 0, 7.0)]
-    with pytest.raises(InvalidInput, match="a trace that cannot be read"):
-        Trace.from_json(b'{"spans": 3}')
+    with pytest.raises(InvalidInput, match=r"trace\.spans: Input should be a valid array"):
+        read_record(TypeAdapter(Trace), b'{"spans": 3}', "trace")
 
 
 SENT = {purpose: MessageSize(1, 100, None) for purpose in Purpose}

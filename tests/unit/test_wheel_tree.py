@@ -5,7 +5,9 @@ import json
 import math
 import struct
 import threading
+from collections.abc import Sequence
 from concurrent.futures import wait
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc.frames import Message
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.cut import cut
-from paceline.strategies.wheel.protocol import parts_of
+from paceline.strategies.wheel.protocol import part_of, parts_of
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tree import (
     ChildHubs,
@@ -161,7 +163,7 @@ def test_workers_go_on_while_an_update_is_on_its_way_until_the_next_is_full():
 
 def test_what_is_left_goes_to_the_parent_at_the_end():
     root, child, uplink, (one, _) = tree(5)
-    uplink.finish = lambda step: setattr(root.workers.of(0), "next_step", step)
+    uplink.finish = lambda step, report: setattr(root.workers.of(0), "next_step", step)
     for step, batch in enumerate(batches(CASE, 7)):
         one.step(step, *batch)
     assert root.version <= 1
@@ -212,6 +214,11 @@ def test_a_parent_that_has_begun_anew_makes_the_summed_gradients_void():
         child.update(0, 0, 0, gradients)
 
 
+def with_losses(parts: Sequence[Any], rows: list[list[float]]) -> Sequence[Any]:
+    losses = torch.tensor(rows, dtype=torch.float64)
+    return (*parts[:2], part_of(losses), *parts[3:])
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -219,6 +226,12 @@ def test_a_parent_that_has_begun_anew_makes_the_summed_gradients_void():
         (lambda parts: (parts[1], *parts[1:]), "values of torch.float64 are"),
         (lambda parts: (*parts[:3], parts[3][:-1], *parts[4:]), "values of torch.int64 are"),
         (lambda parts: (*parts[:2], parts[2][:-8], *parts[3:]), "values of torch.float64 are"),
+        (lambda parts: with_losses(parts, [[0.5, 4.0, 1.0]]), "losses of 4.0 samples of epoch 0.5"),
+        (lambda parts: with_losses(parts, [[0.0, -4.0, 1.0]]), "losses of -4.0 samples of epoch"),
+        (lambda parts: with_losses(parts, [[1e9, 4.0, 1.0]]), "samples of epoch 1000000000"),
+        (lambda parts: with_losses(parts, [[0.0, 4.0, math.nan]]), "loss of a child hub is NaN"),
+        (lambda parts: with_losses(parts, [[0.0, 4.0, 1e300]]), "is as good as infinite"),
+        (lambda parts: (*parts[:3], bytes(8 * 1001), *parts[4:]), "steps of 1001 workers"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(spoil, message: str):
@@ -231,7 +244,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(spoil, message: str):
     (sent,) = caught
     before = values(root.model)
     spoilt = Message(sent.topic, sent.step, sent.version, parts=spoil(sent.parts))
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises((InvalidInput, NonFinite), match=message):
         uplink.children.update(0, spoilt, is_first=True)
     for step, version in ((STEPS + 1, 0), (1, 1)):  # no such step, and a version of the future
         with pytest.raises(InvalidInput):

@@ -1,6 +1,7 @@
 """Error feedback, and the two codecs that lose too much without it."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,6 +44,11 @@ class ErrorFeedback:
         # A NaN in the error would stay there for ever.
         self._error = torch.nan_to_num(values - self.codec.decode(payload), 0.0, 0.0, 0.0)
         return payload
+
+    @property
+    def sent_share(self) -> float | None:
+        """The share of the values that the inner codec has sent, if it leaves values out."""
+        return self.codec.sent.share if isinstance(self.codec, Threshold) else None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the error, for a checkpoint."""
@@ -110,15 +116,35 @@ class OneBit(Codec):
         return 8 * -(-count // self.block_size), -(-count // _BITS)
 
 
+class SentCount:
+    """Counts values that were sent, and all that were there. Two threads may encode at a time."""
+
+    def __init__(self) -> None:
+        self._num_sent = self._num_values = 0
+        self._adding = threading.Lock()
+
+    def add(self, num_sent: int, num_values: int) -> None:
+        """Count what one payload sends of so many values."""
+        with self._adding:
+            self._num_sent += num_sent
+            self._num_values += num_values
+
+    @property
+    def share(self) -> float | None:
+        """The share of the values that was sent; None if there was none."""
+        return self._num_sent / self._num_values if self._num_values else None
+
+
 @dataclass(frozen=True)
 class Threshold(Codec):
     """Sends plus or minus `tau` for values above it in magnitude, nothing for others.
 
     Strom 2015. Each value that is sent takes four bytes. Use it in `ErrorFeedback`, which keeps the
-    residual.
+    residual. `sent` counts what it has sent.
     """
 
     tau: float
+    sent: SentCount = field(default_factory=SentCount, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < float("inf"):
@@ -142,6 +168,7 @@ class Threshold(Codec):
         places = ((values.abs() > self.tau) & values.isfinite()).nonzero().flatten()
         # In two's complement, subtracting 2^31 sets the top bit.
         words = places - _SIGN * (values[places] < 0)
+        self.sent.add(len(places), len(values))
         tau = torch.tensor([self.tau], device=values.device)
         buffers = tau.view(torch.uint8), words.to(torch.int32).view(torch.uint8)
         return Payload(self.name, len(values), buffers, num_nonfinite(values))

@@ -30,19 +30,22 @@ def find_codec(name: str) -> Codec:
 
     InvalidInput lists the known names.
     """
-    tau = threshold_of(check_codec(name))
-    if tau is not None:
-        return ErrorFeedback(Threshold(tau))
+    threshold = threshold_of(check_codec(name))
+    if threshold is not None:
+        return ErrorFeedback(Threshold(threshold.tau))
     if name not in CODECS:
         raise InvalidInput(f"codec: {name!r} is a choice between codecs, and not one of them")
     return CODECS[name]()
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a factory of codecs: each tensor needs its own, where errors are fed back."""
-    if isinstance(codec, ErrorFeedback):
-        return partial(ErrorFeedback, codec.codec)
+    """Return a factory of codecs: each tensor needs its own, where errors are fed back.
+
+    What errors are fed back to is one object, which counts what all of them have sent.
+    """
+    found = find_codec(codec) if isinstance(codec, str) else codec
+    if isinstance(found, ErrorFeedback):
+        return partial(ErrorFeedback, found.codec)
     if isinstance(codec, str):
-        find_codec(codec)
         return partial(find_codec, codec)
     return lambda: codec

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
+from pydantic_core import from_json
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import check_numbers
 from paceline.core.settings import RunSettings
 from paceline.core.strategy import Strategy
 from paceline.records.config_file import merged, read_config
@@ -69,7 +71,7 @@ def with_options(
         def called(config: Path | None, **arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in names}
             for name in values.keys() & _TABLES:
-                values[name] = _fields_of(values[name], _TABLES[name][0]) or None
+                values[name] = fields_of(values[name], _TABLES[name][0]) or None
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
@@ -133,16 +135,20 @@ def _option_type(annotation: Any) -> Any:
     return annotation if annotation in _SIMPLE else str
 
 
-def _fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
+def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
+    """Return the fields of a table: FIELD=VALUE, where the value is JSON, or else a text."""
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
         if not equals:
             raise InvalidInput(f"{flag}: {option!r} is not FIELD=VALUE")
         try:
-            values[field] = json.loads(value)
-        except ValueError:
+            found = from_json(value.encode(errors="surrogateescape"))
+        except ValueError:  # a text
             values[field] = value
+            continue
+        check_numbers(found, f"{flag}: {field}")
+        values[field] = found
     return values
 
 

@@ -63,17 +63,12 @@ def plan(
     """Predict what each strategy would take, best first, and whether a codec pays."""
     settings = validated(PlanSettings, values)
     if settings.machine is None:
-        if settings.input_shape is not None:
-            raise InvalidInput("input_shape: the data say it; it is for plans with --machine")
         if explain or sweep:
             raise InvalidInput("explain, sweep: they need a machine that is described; --machine")
-        if settings.measured is not None or settings.profile is not None:
-            raise InvalidInput(
-                "measured, profile: they are of a machine that is described; --machine"
-            )
         if "," in values.get("strategy", ""):
             why = "here all that can be measured are planned; name one, or none"
             raise InvalidInput(f"strategy: {why}")
+        _check_profiled(settings)
         _carry_out("plan", values, as_json=as_json, debug=debug, keep="output" in values)
         return
     if settings.data is not None:
@@ -90,9 +85,19 @@ def plan(
         _sweep(settings, settings.machine, about, sweep, as_json)
 
 
+def _check_profiled(settings: PlanSettings) -> None:
+    """Raise InvalidInput for settings of plans on machines that are described."""
+    if settings.input_shape is not None:
+        raise InvalidInput("input_shape: the data say it; it is for plans with --machine")
+    if settings.measured is not None or settings.profile is not None:
+        raise InvalidInput("measured, profile: they are of a machine that is described; --machine")
+    if settings.precision != "float32":
+        raise InvalidInput("precision: a profile here is in float32; describe a --machine")
+
+
 def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_json: bool) -> None:
     from paceline import __version__
-    from paceline.api import plan as plan_on
+    from paceline.api.planning import plan as plan_on
     from paceline.planner.explain import drawing
     from paceline.records.result import PlanResult, RankingRows
     from paceline.report.terminal import console
@@ -104,6 +109,8 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
         machine=machine,
         workers=settings.workers,
         strategies=settings.strategy,
+        options=settings.options,
+        precision=settings.precision,
         measured=settings.measured,
         profile=settings.profile,
     )
@@ -121,7 +128,7 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
 
 
 def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json: bool) -> None:
-    from paceline.api import sweep as sweep_on
+    from paceline.api.planning import sweep as sweep_on
     from paceline.planner.sweep import chart
     from paceline.report.terminal import console
 
@@ -131,6 +138,8 @@ def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json:
         machine=machine,
         over=over,
         strategies=settings.strategy,
+        options=settings.options,
+        precision=settings.precision,
         measured=settings.measured,
         profile=settings.profile,
     )

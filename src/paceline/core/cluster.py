@@ -37,7 +37,7 @@ class Level(Fact):
     """
 
     name: Name
-    count: Annotated[int, Field(ge=1, examples=[32])]
+    count: Annotated[int, Field(ge=1, le=2**31, examples=[32])]
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
     share: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -132,6 +132,12 @@ class CollectivePiece(NamedTuple):
     decode: Cost
 
 
+def _agreed(transfer: Transfer) -> Transfer:
+    """Return a transfer before each half of which ranks agree, by a small one, on their bytes."""
+    more = Cost(num_calls=2 * transfer.cost.num_calls)
+    return transfer._replace(cost=transfer.cost + more)
+
+
 @dataclass(frozen=True)
 class Collective:
     """A collective of all ranks; without coders values travel as they are."""
@@ -159,6 +165,8 @@ class Collective:
                 transfer = ring.reduction(known.sharded_nbytes(size, num_ranks))
             else:
                 transfer = ring.gathering(known.nbytes(size))
+            if known.share is not None and not within_links:
+                transfer = _agreed(transfer)
             name = part if within_links else f"{part}.{number}"
             encode = Cost(flops=size, num_calls=1)
             decode = Cost(flops=num_decoded(size, num_ranks, known), num_calls=1)

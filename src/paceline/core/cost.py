@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import fsum, inf
 from typing import NamedTuple, Protocol
 
-from paceline.core.machine import Device, DeviceKind, Machine, Station
+from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
 from paceline.core.plan import COMPUTE, Cost, Kind, Lane, PriceKey, Resource, Task, TaskId
 from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
@@ -62,6 +63,18 @@ def copy_lanes(device: Device) -> tuple[Resource, ...]:
     """
     lane = compute_lane(device.name)
     return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
+
+
+def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple[Resource, ...]:
+    """Return the resources that a device of the host holds while it computes.
+
+    Of `devices` those on the host's cores share them, if there are more of them than cores.
+    """
+    lane = compute_lane(device.name)
+    on_cores = [one.name for one in devices if one.host == host.name and one.kind == DeviceKind.CPU]
+    if device.name not in on_cores or len(on_cores) <= host.cores:
+        return (lane,)
+    return (lane, Resource(f"{host.name}/{on_cores.index(device.name) % host.cores}", Lane.CORE))
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
@@ -128,18 +141,31 @@ class Roofline:
 
     def seconds(self, task: Task) -> float:
         """Return the seconds for which the task holds its resources."""
-        held = [resource for resource in task.on if resource in self.rates]
-        if not held:
-            raise ValueError(f"{task.name}: none of {[str(r) for r in task.on]} has a rate")
-        links = [self.rates[resource] for resource in held if resource.lane is Lane.WIRE]
-        if links:
+        on, cost = task.on, task.cost
+        found = self._paces.get(on)
+        if found is None:
+            found = self._paces[on] = self._pace(on)
+        rates, is_on_wire = found
+        if not rates:
+            raise ValueError(f"{task.name}: none of {[str(r) for r in on]} has a rate")
+        if is_on_wire:
             # Hops pipeline the bytes of a message: the slowest sets the pace, latencies add up.
-            work_s = max(rate.work_s(task.cost) for rate in links)
-            return work_s + sum(rate.latency_s(task.cost) for rate in links)
+            work_s = max(rate.work_s(cost) for rate in rates)
+            return work_s + sum(rate.latency_s(cost) for rate in rates)
+        return max(rate.work_s(cost) + rate.latency_s(cost) for rate in rates)
+
+    @cached_property
+    def _paces(self) -> dict[tuple[Resource, ...], tuple[tuple[Rate, ...], bool]]:
+        """What `_pace` found: a plan has thousands of tasks, and few sets of resources."""
+        return {}
+
+    def _pace(self, on: tuple[Resource, ...]) -> tuple[tuple[Rate, ...], bool]:
+        """Return the rates that set the pace of tasks on these resources; True if of links."""
+        held = [resource for resource in on if resource in self.rates]
+        links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
         # Beside a memory or a codec a device is only held: the bytes are not those of a layer.
         beside = [resource for resource in held if resource.lane is not Lane.COMPUTE]
-        rates = [self.rates[resource] for resource in beside or held]
-        return max(rate.work_s(task.cost) + rate.latency_s(task.cost) for rate in rates)
+        return links or tuple(self.rates[resource] for resource in beside or held), bool(links)
 
 
 @dataclass(frozen=True)

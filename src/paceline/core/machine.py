@@ -151,7 +151,7 @@ class Host(Fact):
     """
 
     name: Annotated[Name, Field(examples=["host0"])]
-    cores: Annotated[int, Field(gt=0, examples=[16])]
+    cores: Annotated[int, Field(gt=0, le=2**31, examples=[16])]
     memory_bytes: Annotated[Bytes, Field(gt=0)]
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     reduce_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
@@ -176,6 +176,7 @@ class Device(Fact):
     `flops_per_s` and `memory_bandwidth_bytes_per_s` are what layers reach, not what a data sheet
     promises; `call_latency_s` is paid once for each operation. `sync_latency_s` is what a GPU loses
     each time that backward has to tell its host how far it is, by default as much as for a call.
+    `half_flops_per_s`: with values of two bytes, on tensor cores where there are any.
     `codecs` is how fast it encodes and decodes gradients, by the kernel that does it.
     """
 
@@ -183,6 +184,7 @@ class Device(Fact):
     host: Annotated[Name, Field(examples=["host0"])]
     kind: Annotated[DeviceKind, Field(examples=["gpu"])]
     flops_per_s: Annotated[FlopsPerSecond, Field(gt=0)]
+    half_flops_per_s: Annotated[FlopsPerSecond, Field(gt=0)] | None = None
     memory_bytes: Annotated[Bytes, Field(gt=0)]
     memory_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     call_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
@@ -257,7 +259,7 @@ class Machine(Fact):
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     links: tuple[Link, ...] = ()
     switches: tuple[Switch, ...] = ()
-    groups: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    groups: tuple[Annotated[int, Field(ge=1, le=2**31)], ...] = ()
     losses: Losses | None = None
 
     @model_validator(mode="after")

@@ -6,14 +6,16 @@ filled in, and never ask which strategy it was.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
+from paceline.core.wire_format import threshold_of
 
 _SHARES = ("accuracy", "precision@1")
+SHARE_FACTOR = 1.25  # of a declared share and the measured one: as much as bytes on the wire
 Points = tuple[tuple[float, int], ...]  # seconds of training, and a number
 
 
@@ -54,6 +56,33 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class SentShare:
+    """The share of the values that a codec was declared to send, and that it has sent.
+
+    `warning`: a line, if one is more than `SHARE_FACTOR` times the other.
+    """
+
+    codec: str
+    declared: float
+    measured: float
+    warning: str | None
+
+    @classmethod
+    def of(cls, codec: str | None, measured: float | None) -> "SentShare | None":
+        """Return the check of a codec by its name; None if either share is not known."""
+        threshold = None if codec is None else threshold_of(codec)
+        if codec is None or measured is None or threshold is None or threshold.share is None:
+            return None
+        declared, warning = threshold.share, None
+        if not declared <= SHARE_FACTOR * measured or measured > SHARE_FACTOR * declared:
+            warning = (
+                f"{codec} declares that it sends {declared:.3g} of the values and has sent "
+                f"{measured:.3g}, which is over {SHARE_FACTOR:g} times off: plans take other bytes"
+            )
+        return cls(codec, declared, measured, warning)
+
+
+@dataclass(frozen=True)
 class SplitHead:
     """A head whose layers are shared by the workers: its layers and the bytes of its state.
 
@@ -63,7 +92,7 @@ class SplitHead:
 
     layers: tuple[str, ...]
     state_nbytes: int
-    own_state_nbytes: tuple[int, ...]
+    own_state_nbytes: Annotated[tuple[int, ...], Field(min_length=1)]
 
     @property
     def saved_nbytes(self) -> int:
@@ -123,10 +152,11 @@ class RunMetrics(Record):
     `samples_per_s` is that of the untraced steps, `tokens_per_s` where samples are tokens;
     `evaluations` are those within epochs and after them, if any were asked for; `trained_s`:
     seconds of training without tests. `decisions`: why a configuration was chosen on the way.
-    `faults`: where the traced steps depart from the plan. `lost`: workers that ended before the
-    run, and why. `peak_memory_bytes` by worker; `shares`: the samples of each worker in a batch,
-    where batches are balanced. `wire_nbytes`: all bytes sent and received with headers.
-    `utilisation`: by device, the share of the time in which it computed.
+    `faults`: where the traced steps depart from the plan, None if none were traced. `lost`: workers
+    that ended before the run, and why. `peak_memory_bytes` by worker; `shares`: the samples of each
+    worker in a batch, where batches are balanced. `wire_nbytes`: all bytes sent and received with
+    headers. `sent_share`: the check of a codec whose name declares it. `utilisation`: by device,
+    the share of the time in which it computed.
     """
 
     samples_per_s: float
@@ -139,12 +169,13 @@ class RunMetrics(Record):
     predicted_samples_per_s: float | None = None
     decisions: tuple[str, ...] = ()
     trials: tuple[ChunkTrial, ...] = ()
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] | None = ()
     lost: tuple[str, ...] = ()
     peak_memory_bytes: tuple[int, ...] = ()
     shares: tuple[int, ...] | None = None
     traffic: tuple[Traffic, ...] = ()
     wire_nbytes: tuple[int, int] | None = None
+    sent_share: SentShare | None = None
     head: SplitHead | None = None
     updates: Updates | None = None
     workers: tuple[UnevenWorker, ...] = ()

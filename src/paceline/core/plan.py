@@ -41,6 +41,7 @@ class Lane(StrEnum):
     """A part of a device, host or link that does one task at a time."""
 
     COMPUTE = "compute"
+    CORE = "core"  # of a host that has fewer than devices that compute on them
     MEMORY = "memory"  # of a CPU device, held while it copies or adds
     EXCHANGE = "exchange"
     UPLOAD = "upload"  # to a parameter server
@@ -59,6 +60,8 @@ class Lane(StrEnum):
     DECODE_CAST = "decode cast"
     ENCODE_ONEBIT = "encode onebit"
     DECODE_ONEBIT = "decode onebit"
+    ENCODE_THRESHOLD = "encode threshold"
+    DECODE_THRESHOLD = "decode threshold"
 
 
 class Resource(NamedTuple):
@@ -165,7 +168,7 @@ class Plan:
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._repeats = 0
-        with _without_collection():
+        with without_collection():
             self._made = tuple(tasks)
             self._link()
 
@@ -203,8 +206,8 @@ class Plan:
         before. Only two steps are made; the others differ from the second in their number. Raises
         ValueError if the first two steps have other tasks.
         """
-        with _without_collection():
-            plan = cls(task for step in range(min(num_steps, 2)) for task in tasks(step))
+        with without_collection():
+            plan = cls(chain.from_iterable(map(tasks, range(min(num_steps, 2)))))
             if num_steps > 2:
                 plan._repeat(num_steps - 2)
         return plan
@@ -293,7 +296,7 @@ class Plan:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Pause the cyclic garbage collector: it takes two thirds of the time of building a plan.
 
     Tasks are tuples without cycles, but each ten thousand of them it looks at all.

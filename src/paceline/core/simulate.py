@@ -13,10 +13,11 @@ from itertools import compress, repeat
 from math import inf
 
 from paceline.core.cost import CostModel
-from paceline.core.plan import Plan
+from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
 
+@without_collection()
 def schedule(  # noqa: C901 - the inner loop: a function call per task would halve its speed
     plan: Plan, cost: CostModel, until: float = inf
 ) -> tuple[list[float], list[float]]:

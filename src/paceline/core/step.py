@@ -143,10 +143,11 @@ class HostStep:
         completed = {exchange.last_layer: exchange for exchange in self.exchanges}
         for worker, device in enumerate(self.compute.devices):
             for task in self.compute.tasks(step, worker):
-                exchange = completed.get(task.part) if task.kind is Kind.BACKWARD else None
-                if exchange is None:
+                own = task.id
+                if own.kind is not Kind.BACKWARD or own.part not in completed:
                     yield task
                     continue
+                exchange = completed[own.part]
                 on_gpu = device.kind == DeviceKind.GPU
                 yield task._replace(cost=exchange.synced) if on_gpu else task
                 # The copy to the host stands where a hook of backward begins it.

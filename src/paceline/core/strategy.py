@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from paceline.core.cost import Measured
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
 from paceline.core.workload import Workload
@@ -48,7 +48,7 @@ def number_of(workers: int | str) -> int:
     try:
         return int(workers)
     except ValueError:
-        raise InvalidInput(f"workers: {workers!r} is not a number") from None
+        raise InvalidInput(f"workers: {shown(workers)} is not a number") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,8 @@ class Strategy:
     `plan` takes what one worker does in a step, the machine, a `config` and a window of steps. In a
     step each of `config.workers` workers trains on one batch, or whoever is free on as many
     samples. Where workers take several such steps between two exchanges, a step of the plan is all
-    of them: `steps_per_period(config)`. `plan_balanced`: the same, with parts that follow the
+    of them: `steps_per_period(config)`. Where not all steps of a plan are alike, these repeat
+    themselves after `repeats_after(config)`. `plan_balanced`: the same, with parts that follow the
     workers' speeds (`--balance auto`), if the plan is another one then.
     `run` names the module whose `start(session)` trains (see `paceline.exchange.session`), so that
     planning never imports torch; None: the strategy can be planned only.
@@ -94,6 +95,7 @@ class Strategy:
     plan: Callable[[Workload, Machine, Any, Window], Plan]
     plan_balanced: Callable[[Workload, Machine, Any, Window], Plan] | None = None
     steps_per_period: Callable[[Any], int] = lambda config: 1
+    repeats_after: Callable[[Any], int] = lambda config: 1
     run: str | None = None
     roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
@@ -144,3 +146,9 @@ _CODEC_FIELDS = ("codec", "activations", "activation_gradients", "parameters", "
 def codec_fields(config: Any) -> tuple[str, ...]:
     """Return the fields of a strategy's configuration that name codecs."""
     return tuple(field for field in _CODEC_FIELDS if hasattr(config, field))
+
+
+def gradient_codec(config: Any) -> str | None:
+    """Return the codec by which a strategy's gradients travel, if any."""
+    named = (getattr(config, field, None) for field in ("codec", "gradients"))
+    return next((codec for codec in named if codec is not None), None)

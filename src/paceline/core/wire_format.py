@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from paceline.core.errors import InvalidInput
 
@@ -16,7 +16,7 @@ _BLOCK = 1024
 _THRESHOLD = "threshold:"
 FEEDBACK = "+feedback"  # after the name of a codec that has error feedback only where asked for
 
-Kernel = Literal["eightbit", "fourbit", "cast", "onebit"]
+Kernel = Literal["eightbit", "fourbit", "cast", "onebit", "threshold"]
 
 
 class Purpose(StrEnum):
@@ -41,6 +41,7 @@ class WireFormat:
     `kernel` is what encodes and decodes: codecs of one kernel are equally fast. `encodes_sums`: if
     an all-reduce encodes sums, too; otherwise every rank gets what all others have encoded.
     `remembers`: if what a codec loses is added to the next values of the same tensor.
+    Where only some values are sent, `share` of them take these bits, after `header_nbytes`.
     """
 
     name: str
@@ -49,10 +50,23 @@ class WireFormat:
     block_nbytes: int = 0
     encodes_sums: bool = True
     remembers: bool = False
+    share: float | None = None
+    header_nbytes: int = 0
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of `count` values."""
-        return math.ceil(count * self.value_bits / 8) + self.block_nbytes * -(-count // _BLOCK)
+        sent = count if self.share is None else round(count * self.share)
+        blocks_nbytes = self.block_nbytes * -(-count // _BLOCK)
+        return self.header_nbytes + math.ceil(sent * self.value_bits / 8) + blocks_nbytes
+
+    def sent_share(self, count: int, nbytes: int, times: int = 1) -> float | None:
+        """Return the share of `times` x `count` values that so many bytes in all have sent.
+
+        None for a format that sends all values, or if there were none.
+        """
+        if self.share is None or not count * times:
+            return None
+        return 8 * (nbytes - times * self.header_nbytes) / self.value_bits / (count * times)
 
     def sharded_nbytes(self, count: int, num_shards: int) -> int:
         """Return the bytes of `count` values of which each shard is encoded on its own."""
@@ -61,7 +75,8 @@ class WireFormat:
     @property
     def nbytes_per_value(self) -> float:
         """Bytes of a value, and its part of what is sent for its block."""
-        return self.value_bits / 8 + self.block_nbytes / _BLOCK
+        share = 1.0 if self.share is None else self.share
+        return share * self.value_bits / 8 + self.block_nbytes / _BLOCK
 
 
 _EIGHT_BIT = ("dynamic8", "static8", "mantissa8", "linear8")
@@ -79,29 +94,47 @@ WIRE_FORMATS = {
 }
 
 
+class Threshold(NamedTuple):
+    """What "threshold:TAU" or "threshold:TAU@SHARE" says.
+
+    Values above `tau` in magnitude are sent. `share` is the part of all values that they are
+    declared to be, over 0 and up to 1; None if nobody says.
+    """
+
+    tau: float
+    share: float | None
+
+
 def check_codec(name: str) -> str:
     """Return the name; InvalidInput lists the known ones if it is none of them."""
-    if name in WIRE_FORMATS or name == AUTO:
+    if name in WIRE_FORMATS or name == AUTO or threshold_of(name) is not None:
         return name
-    if name.startswith(_THRESHOLD):
-        threshold_of(name)
-        return name
-    known = ", ".join([*WIRE_FORMATS, f"{_THRESHOLD}TAU", AUTO])
+    known = ", ".join([*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
     raise InvalidInput(f"codec: {name!r} is not known; choose one of {known}")
 
 
-def threshold_of(name: str) -> float | None:
-    """Return TAU of "threshold:TAU", or None for another name. InvalidInput if it is no number."""
+def threshold_of(name: str) -> Threshold | None:
+    """Return what the name of a threshold says, None for another; InvalidInput if not numbers."""
     if not name.startswith(_THRESHOLD):
         return None
-    text = name.removeprefix(_THRESHOLD)
-    try:
-        tau = float(text)
-    except ValueError:
-        tau = math.nan
+    text, at, declared = name.removeprefix(_THRESHOLD).partition("@")
+    tau, share = _number(text), _number(declared)
     if not 0 < tau < math.inf:
         raise InvalidInput(f"codec: {name!r}: TAU must be a positive number")
-    return tau
+    if at and not 0 < share <= 1:
+        raise InvalidInput(
+            f"codec: {name!r}: after @ stands the share of the values that is sent, over 0 and up "
+            "to 1"
+        )
+    return Threshold(tau, share if at else None)
+
+
+def _number(text: str) -> float:
+    """Return the number in a text, or NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def remembers(name: str) -> bool:
@@ -112,15 +145,24 @@ def remembers(name: str) -> bool:
 def wire_format(name: str) -> WireFormat:
     """Return the format of a codec, and of "auto" that of what it encodes, where it does.
 
-    InvalidInput if the bytes depend on the values.
+    InvalidInput if the bytes depend on the values, and nobody has declared how many are sent.
     """
     known = _AUTO_FORMAT if check_codec(name) == AUTO else name
-    if known not in WIRE_FORMATS:
+    threshold = threshold_of(known)
+    if threshold is None:
+        return WIRE_FORMATS[known]
+    if threshold.share is None:
         raise InvalidInput(
-            f"codec: nobody knows beforehand how many bytes {name!r} takes; "
-            f"a plan needs one of {', '.join([*WIRE_FORMATS, AUTO])}"
+            f"codec: nobody knows beforehand how many bytes {name!r} takes: declare the share of "
+            f"the values that it sends, such as {name}@0.01"
         )
-    return WIRE_FORMATS[known]
+    word_nbytes = 4  # the place of a value and its sign; and, once, tau
+    return WireFormat(
+        *(name, "threshold", 8 * word_nbytes),
+        remembers=True,
+        share=threshold.share,
+        header_nbytes=word_nbytes,
+    )
 
 
 def pieces(count: int) -> list[int]:

@@ -65,6 +65,11 @@ class HookState:
         """The codec in use, and the measurements that led to it."""
         return self._choice.why
 
+    @property
+    def sent_share(self) -> float | None:
+        """The share of this rank's values that was sent, if the codec leaves some out."""
+        return self._choice.sent_share
+
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Begin to average a bucket; the future has its gradients."""
         gradients = bucket.buffer()
@@ -236,7 +241,8 @@ class TorchAllReduce(Listener):
             sent = self._nbytes * 2 * (n - 1) // n * steps
             return Statistics(self._name, steps, sent, sent, None, None)
         sent, found = hook.bytes_sent, (hook.num_nonfinite, hook.num_skipped)
-        return Statistics(self._name, steps, sent, sent, None, None, None, hook.why, *found)
+        known = self._name, steps, sent, sent, None, None, None, hook.why, *found
+        return Statistics(*known, sent_share=hook.sent_share)
 
     def close(self) -> None:
         """End the threads of the codec, and remove our hooks."""

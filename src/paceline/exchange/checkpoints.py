@@ -95,10 +95,10 @@ def _read(run: Path) -> State:
     return State(tensors, {stem: loaded.json(stem) for stem in stems})
 
 
-def interrupted(num_steps: int, folder: Path | None) -> Interrupted:
+def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:
     """Return the error of a run that was saved and stops; `folder` is known to rank 0."""
     on = "" if folder is None else f"; paceline train --resume {folder} goes on"
-    return Interrupted(f"interrupted after step {num_steps:,}{on}", num_steps)
+    return interruption.stopped(num_steps, on)
 
 
 class Saver:
@@ -118,6 +118,7 @@ class Saver:
     ) -> None:
         self._group, self._gather, self._folder = group, gather, folder
         self._interval: Interval | None = settings.checkpoint_interval
+        self._interruption = interruption
         self._stop = StopAgreement(group, interruption, num_steps)
         self._writer: BackgroundWriter | None = None
         if folder is not None:
@@ -138,7 +139,7 @@ class Saver:
         """
         if self._stop.after(num_steps):
             self._save(num_steps, wait=True)
-            raise interrupted(num_steps, self._folder)
+            raise interrupted(self._interruption, num_steps, self._folder)
         if self._is_due(num_steps):
             self._save(num_steps, wait=False)
 

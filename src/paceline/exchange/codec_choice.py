@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from paceline.codecs.codec import Cast, Codec
+from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import factory_of, find_codec
 from paceline.core.calibration import LinearTime, Measurement, line_through
 from paceline.core.errors import InvalidInput
@@ -33,7 +34,13 @@ class CodecChoice:
     """The codec of each tensor, the same on all ranks: here the one that was asked for."""
 
     def __init__(self, factory: Factory) -> None:
-        self._factory, self._name = factory, factory().name
+        self._factory, self._first = factory, factory()
+        self._name = self._first.name
+
+    @property
+    def sent_share(self) -> float | None:
+        """The share of all values that was sent on this rank, if the codec leaves some out."""
+        return self._first.sent_share if isinstance(self._first, ErrorFeedback) else None
 
     def begin_step(self) -> None:
         """Begin a step. All ranks call it together."""
@@ -55,6 +62,8 @@ class AutoCodec(CodecChoice):
     the time of any size. An exchange that hides behind backward costs nothing anyway, so steps are
     then measured both ways, and the codec is switched off for good unless steps are faster.
     """
+
+    sent_share = None
 
     def __init__(self, all_reduce: CompressedAllReduce) -> None:
         self._all_reduce = all_reduce

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
@@ -62,7 +62,8 @@ class Trained:
     """The epochs of a training, this rank's traced spans, and its steps' seconds.
 
     `offset`: the offset of this rank's clock when the spans were recorded. `stalled_s`: the seconds
-    in which training waited for checkpoints.
+    in which training waited for checkpoints. `sent_share`: the part of this rank's values that a
+    codec has sent, where it leaves some out.
     """
 
     epochs: tuple[Epoch, ...]
@@ -71,6 +72,7 @@ class Trained:
     offset: ClockOffset
     step_seconds: tuple[float, ...]
     stalled_s: float = 0.0
+    sent_share: float | None = None
 
 
 def train(
@@ -96,9 +98,10 @@ def train(
         loop = _Loop(session, setup, recorder, replica, learner, interruption)
         try:
             loop.run()
+            sent_share = replica.statistics().sent_share
         finally:
             replica.close()
-    return loop.trained()
+    return replace(loop.trained(), sent_share=sent_share)
 
 
 class _Loop:

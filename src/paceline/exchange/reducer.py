@@ -29,7 +29,13 @@ _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter got no gradient: DistributedDataParallel raises RuntimeError for it."""
+    """Some parameter got no gradient: DistributedDataParallel raises RuntimeError for it.
+
+    The text is torch's, of several lines, as programs may look for it.
+    """
+
+    def __init__(self, message: str) -> None:
+        RuntimeError.__init__(self, message)
 
 
 class Reducer(Listener):

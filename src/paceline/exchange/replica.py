@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.chunks import ChunkTimes, ChunkTuner
 from paceline.exchange.compressed import Compression
 from paceline.exchange.layout import Chunk, Layout
@@ -27,7 +28,8 @@ class Statistics:
     outside. `chunk` is the number of layers exchanged together, where there are chunks. With a
     `codec` (its name, and why it is this one) `num_nonfinite` gradient values were NaN or infinite
     so far on any rank (with exchange "host": those that were exchanged together with one), and
-    optimizers have skipped `num_skipped` steps because of them. Where batches are balanced,
+    optimizers have skipped `num_skipped` steps because of them. `sent_share`: the part of this
+    rank's values that a codec has sent, where it leaves some out. Where batches are balanced,
     `shares` are the samples of each rank in a whole batch, and `samples_per_s` what each computes,
     as far as it is known.
     """
@@ -42,6 +44,7 @@ class Statistics:
     codec: str | None = None
     num_nonfinite: int = 0
     num_skipped: int = 0
+    sent_share: float | None = None
     shares: tuple[int, ...] | None = None
     samples_per_s: tuple[float | None, ...] | None = None
 
@@ -193,32 +196,39 @@ class Method:
         return self.make is None
 
 
+_Like = Callable[[Tensor], Tensor]
+
+
 class _Ready(torch.autograd.Function):
     """Hands out gradients at once, so that a backward pass takes only the time of the exchange."""
 
     @staticmethod
-    def forward(ctx: Any, after: Tensor, gradients: Sequence[Tensor], *_: Tensor) -> Tensor:
-        ctx.gradients = gradients
+    def forward(
+        ctx: Any, after: Tensor, gradients: Sequence[Tensor], hand_out: _Like, *_: Tensor
+    ) -> Tensor:
+        ctx.gradients, ctx.hand_out = gradients, hand_out
         return after.detach()
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # Aliases, which autograd need not copy.
-        return of_after[0], None, *(gradient.detach() for gradient in ctx.gradients)
+        # Aliases, if they may be: autograd need not copy these.
+        return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
 class _ProbeLayer(nn.Module):
     """A layer that computes nothing and has its parameters' gradients at once."""
 
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # The values do not matter: only bytes and order decide the time.
+        # Values matter only where they decide how many bytes travel: time is bytes and order.
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
-        self.gradients = [torch.zeros_like(one) for one in zeros]
+        self.gradients = list(map(like or torch.zeros_like, zeros))
+        # An exchange may write its result there.
+        self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
-        result: Tensor = _Ready.apply(after, self.gradients, *self.weights)  # type: ignore[no-untyped-call]
+        result: Tensor = _Ready.apply(after, self.gradients, self._hand_out, *self.weights)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -226,6 +236,7 @@ class Probe:
     """Exchanges the float32 gradients of some layers each time it is called.
 
     `sizes` are the bytes of each parameter of each layer, in the order in which layers are ready.
+    `codec` names the one by which they travel.
 
     All ranks must make it, call it and close it together.
     """
@@ -235,8 +246,11 @@ class Probe:
         sizes: Sequence[Sequence[int]],
         device: torch.device,
         replicate: Callable[[nn.Module], ModelReplica],
+        codec: str | None = None,
     ) -> None:
-        self._module = nn.Sequential(*(_ProbeLayer(one, device) for one in reversed(sizes)))
+        like = stand_ins_for(codec)
+        layers = [_ProbeLayer(one, device, like) for one in reversed(sizes)]
+        self._module = nn.Sequential(*layers)
         self._replica = replicate(self._module)
         self._scalar = torch.zeros((), device=device)
         # Exchanges with hooks around optimizer steps must see one.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from torch import nn
 
 from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 from paceline.core.compare import conform
-from paceline.core.outcome import ChunkTrial, Outcome
+from paceline.core.outcome import ChunkTrial, Outcome, SentShare
 from paceline.core.plan import Plan
 from paceline.core.settings import RehearseSettings
 from paceline.core.simulate import period
-from paceline.core.strategy import Calibrated, Prober, Strategy, Window
+from paceline.core.strategy import Calibrated, Prober, Strategy, Window, gradient_codec
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.loop import Trained, score_of, train
@@ -55,7 +55,10 @@ def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
     """Return a factory of probes of the exchange of a strategy of replicas."""
     replica = strategy.runner().replica
     make = partial(
-        Probe, device=group.device, replicate=lambda module: replica(module, config, group)
+        Probe,
+        device=group.device,
+        replicate=lambda module: replica(module, config, group),
+        codec=gradient_codec(config),
     )
     return Prober(strategy, config, make)
 
@@ -240,6 +243,9 @@ def outcome_of(
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = timeline.num_steps()
+    # Of a host's workers one exchanges for all.
+    shares = [one for one in group.gather(trained.sent_share) if one is not None]
+    codec = gradient_codec(known.get("config"))
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
@@ -250,6 +256,7 @@ def outcome_of(
         score=score_of(setup.recipe),
         faults=tuple(conform(plan(Window(num_traced)), timeline, slack_s)) if num_traced else (),
         peak_memory_bytes=tuple(group.gather(peak)),
+        sent_share=SentShare.of(codec, fmean(shares)) if shares else None,
         **known,
     )
 

@@ -10,9 +10,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.cost import LayerTimes, PacedDevice
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.core.strategy import gradient_codec
 from paceline.core.workload import Workload
 from paceline.data import BalancedSampler, ShardedBatches, loader
 from paceline.data.batch import Batch
@@ -63,15 +65,20 @@ class TrainingSetup:
 
 def setup_of(session: TrainingSession) -> TrainingSetup:
     """Build what this rank trains or rehearses; InvalidInput if model, data or workers misfit."""
-    return setup_for(session.settings, session.group, session.device)
+    codec = gradient_codec(session.config)
+    return setup_for(session.settings, session.group, session.device, codec)
 
 
 def setup_for(
-    settings: TrainSettings | RehearseSettings, group: Group, device: PacedDevice | None
+    settings: TrainSettings | RehearseSettings,
+    group: Group,
+    device: PacedDevice | None,
+    codec: str | None = None,
 ) -> TrainingSetup:
     """Build what a rank of this group trains by these settings, or rehearses as a device.
 
-    Raises InvalidInput if model, data or workers misfit.
+    A rehearsal's gradients are those of which `codec` sends as much as its name declares. Raises
+    InvalidInput if model, data or workers misfit.
     """
     check_world_size(settings.workers, group)
     if isinstance(settings, TrainSettings):
@@ -84,7 +91,7 @@ def setup_for(
     # One sample of one class: its loss takes no time, and paced layers do not read it.
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
-        model=PacedModel(workload, *times),
+        model=PacedModel(workload, *times, gradient_like=stand_ins_for(codec)),
         workload=workload,
         source=lambda epoch, first_step=0: repeat(share),
         epoch_steps=rehearsed_steps(settings),

@@ -11,9 +11,10 @@ from statistics import median
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.codecs.names import find_codec
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.wire_format import Kernel
 from paceline.devices import device_of
 from paceline.exchange.compressed import CompressedAllReduce
@@ -37,6 +38,7 @@ _CODECS: dict[Kernel, tuple[str, ...]] = {
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
+    "threshold": ("threshold:1@0.01",),  # what is sent decides how fast it is: about as Strom 2015
 }
 
 
@@ -107,11 +109,11 @@ def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
     """Measure the codecs of all kernels; a rank that is not measured waits for the others."""
-    values = torch.randn(_NUM_VALUES, device=device)
-    total = torch.zeros_like(values)
+    total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:
         codecs = [find_codec(name) for name in names]
+        values = _values(names[0], total)
         encoded = [(codec, codec.encode(values)) for codec in codecs]
 
         def encode() -> None:
@@ -195,9 +197,14 @@ def measure_sums(sampler: Sampler) -> Spread:
     return spread
 
 
+def _values(codec: str, like: Tensor) -> Tensor:
+    """Return as many values: random ones, or those of which a threshold sends what it declares."""
+    return (stand_ins_for(codec) or torch.randn_like)(like)
+
+
 def codec_speed(name: str) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on its CPU."""
-    codec, values = find_codec(name), torch.randn(_NUM_VALUES_ALONE)
+    codec, values = find_codec(name), _values(name, torch.empty(_NUM_VALUES_ALONE))
     payload = codec.encode(values)
     encode_s = median_s(lambda: codec.encode(values))
     decode_s = median_s(lambda: codec.decode(payload))

@@ -12,7 +12,7 @@ plan with all computation at zero seconds predicts the measured time.
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -34,6 +34,7 @@ from paceline.exchange.replica import Probe
 from paceline.exchange.step import Learning, Share, train_step
 from paceline.links.group import Group
 from paceline.measure import timing
+from paceline.measure.cores import CoreTime, lost_here
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.models.paced import QUEUED_S
 from paceline.record.clock import clock_for
@@ -55,11 +56,13 @@ class Profile:
 
     The machine has no links yet: the bandwidth of a link depends on how a strategy uses it, so each
     strategy derives its own from its small and its large exchange (`Strategy.calibrate`).
+    `lost_beside` is what computation loses beside each strategy's exchange, on the same cores.
     """
 
     machine: Machine
     durations: Mapping[PriceKey, float]
     exchanges: Mapping[str, Measurements]
+    lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, Measured]:
         """Return the machine with the strategy's links, and the prices of its plans.
@@ -69,6 +72,9 @@ class Profile:
         machine = self.machine
         if strategy.calibrate is not None and strategy.name in self.exchanges:
             machine = strategy.calibrate(machine, self.exchanges[strategy.name], config)
+            beside = {"beside_exchange": self.lost_beside.get(strategy.name, 0.0)}
+            losses = machine.usual_losses.model_copy(update=beside)
+            machine = machine.model_copy(update={"losses": losses})
         return machine, Measured(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
@@ -130,6 +136,7 @@ def profile(
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
     recorder.stop_trace()
+    lost_beside = probes.lost_beside(group)
     probes.close()
     rows = group.gather(untraced)
     parts = timing.median_durations(recorder.spans(), lambda span: (span.kind, span.part))
@@ -139,7 +146,8 @@ def profile(
     machine, durations = _of_ranks(parts, workload, group)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
     losses = Losses.none("contained in the profile", unrest_of(rows))
-    return Profile(machine.model_copy(update={"losses": losses}), durations, exchanges)
+    machine = machine.model_copy(update={"losses": losses})
+    return Profile(machine, durations, exchanges, lost_beside)
 
 
 def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
@@ -190,6 +198,7 @@ class Probes:
     workload: Workload
     probers: Mapping[str, Prober]
     probes: Mapping[str, tuple[Probe, Probe]]
+    timed: Mapping[str, tuple[CoreTime, CoreTime]]
 
     @classmethod
     def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
@@ -200,12 +209,31 @@ class Probes:
             name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]]))
             for name, prober in probers.items()
         }
-        return cls(layers, probers, made if group.world_size > 1 else {})
+        probes = made if group.world_size > 1 else {}
+        timed = {name: (CoreTime(one), CoreTime(other)) for name, (one, other) in probes.items()}
+        return cls(layers, probers, probes, timed)
 
     @property
-    def works(self) -> list[Probe]:
+    def works(self) -> list[CoreTime]:
         """All exchanges, the small one of each strategy after that of all layers."""
-        return [probe for pair in self.probes.values() for probe in pair]
+        return [work for pair in self.timed.values() for work in pair]
+
+    def lost_beside(self, group: Group) -> dict[str, float]:
+        """Return what a worker's computation loses beside the exchange of each strategy.
+
+        The rank that joins last waits for nobody, so the largest share counts. GPUs lose nothing of
+        their own, and on one host the plans themselves have exchanges hold the cores.
+        """
+        places = [(member.boot_id, member.pid_namespace) for member in group.members]
+        if group.device.type != "cpu" or len(set(places)) == 1:
+            return {}
+        num_workers = places.count(places[group.rank])
+        own = {
+            name: lost_here(of_all.num_cores, num_workers)
+            for name, (of_all, _) in self.timed.items()
+        }
+        rows = group.gather(own)
+        return {name: max(row[name] for row in rows) for name in own}
 
     def measured(
         self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
@@ -225,8 +253,9 @@ class Probes:
 
     def close(self) -> None:
         """Release the buffers and threads of all exchanges."""
-        for probe in self.works:
-            probe.close()
+        for pair in self.probes.values():
+            for probe in pair:
+                probe.close()
 
 
 def exchanging(workload: Workload) -> Workload:
@@ -301,7 +330,8 @@ class _Exchanging:
 
 def with_idle_cores(machine: Machine) -> Machine:
     """Return the machine whose layers leave the cores to the exchange, as layers that wait do."""
-    return machine.with_each("links", uses_cores=False)
+    losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0})
+    return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: Measured) -> Measured:

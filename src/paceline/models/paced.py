@@ -2,7 +2,7 @@
 
 A paced model has the layers and parameters of a real one, and hands out gradients of the real
 sizes in the real order. What follows (hooks, copies, the exchange) is the real code. All values
-are zeros.
+are zeros, unless what travels of a gradient depends on its values.
 
 **How time passes.** Layers sleep, so that the processor is free for the exchange. Within a phase
 they sleep until absolute deadlines: a layer's deadline is the one before it plus its own time, so
@@ -85,6 +85,7 @@ class _PacedLayer:
     backward_s: float
     parameters: tuple[nn.Parameter, ...]
     gradients: tuple[Tensor, ...]
+    hand_out: Callable[[Tensor], Tensor]
 
 
 class _Backward(torch.autograd.Function):
@@ -100,8 +101,7 @@ class _Backward(torch.autograd.Function):
         if ctx.begins_phase:
             ctx.layer.clock.begin()
         ctx.layer.clock.spend(ctx.layer.backward_s)
-        # Autograd steals a gradient without a copy only if nothing else refers to it: new aliases.
-        return of_scores[0], None, None, *(g.detach() for g in ctx.layer.gradients)
+        return of_scores[0], None, None, *map(ctx.layer.hand_out, ctx.layer.gradients)
 
 
 class PacedModel(nn.Module):
@@ -111,9 +111,10 @@ class PacedModel(nn.Module):
     them); `update_s` is for its `PacedSGD`. `layers_of` finds the same layers and parameters as in
     the real model, but in forward order where that differs from the order of registration there.
     Gradients become ready in the workload's order of layers, those of one layer together. Targets
-    of a loss lie below `num_classes`. Memory is that of the float32 parameters, on the CPU, and of
-    one gradient each. Raises ValueError for times that are missing, negative or not finite, and
-    InvalidInput for parameters of another size than float32.
+    of a loss lie below `num_classes`. `gradient_like` makes a parameter's gradient, if values
+    matter: then each backward copies them. Memory is that of the float32 parameters, on the CPU,
+    and of one gradient each. Raises ValueError for times that are missing, negative or not finite,
+    and InvalidInput for parameters of another size than float32.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class PacedModel(nn.Module):
         backward_s: Sequence[float],
         update_s: float,
         num_classes: int = 1,
+        gradient_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         for name, times in (("forward_s", forward_s), ("backward_s", backward_s)):
             if len(times) != len(workload.layers):
@@ -133,7 +135,7 @@ class PacedModel(nn.Module):
         self.update_s = update_s
         self._name, self._num_classes = workload.name, num_classes
         self._clock = _PhaseClock()
-        self._backward_order = workload.backward_order
+        self._backward_order, self._gradient_like = workload.backward_order, gradient_like
         self._paced = [
             self._layer(layer, *times)
             for layer, *times in zip(workload.layers, forward_s, backward_s, strict=True)
@@ -180,9 +182,13 @@ class PacedModel(nn.Module):
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
             module.register_parameter(short_name, parameters[-1])
         # Not buffers of the module: DistributedDataParallel broadcasts those.
-        gradients = tuple(torch.zeros_like(p.detach()) for p in parameters)
+        like = self._gradient_like or torch.zeros_like
+        gradients = tuple(like(p.detach()) for p in parameters)
+        # Autograd takes a gradient without a copy only if nothing else refers to it: new aliases.
+        # An exchange may write its result there, so that values would not last.
+        hand_out = torch.clone if self._gradient_like else Tensor.detach
         times = (self._clock, forward_s, backward_s)
-        return _PacedLayer(module, *times, tuple(parameters), gradients)
+        return _PacedLayer(module, *times, tuple(parameters), gradients, hand_out)
 
 
 class PacedSGD(torch.optim.Optimizer):

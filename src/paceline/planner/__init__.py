@@ -1,6 +1,15 @@
 """Forecast what strategies would take on a machine, rank them, and say whether a codec pays."""
 
 from paceline.planner.forecast import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
-from paceline.planner.search import search
+from paceline.planner.search import forecast_one, search
 
-__all__ = ["ERROR_BAR", "Forecast", "Ranking", "Refusal", "forecast", "rank", "search"]
+__all__ = [
+    "ERROR_BAR",
+    "Forecast",
+    "Ranking",
+    "Refusal",
+    "forecast",
+    "forecast_one",
+    "rank",
+    "search",
+]

@@ -161,6 +161,8 @@ def forecast(
     num_steps = _SHORT_WINDOW if len(window(1)) > _MANY_TASKS else _WINDOW
     if per_period > 1:
         num_steps = max(num_steps, _FEWEST_PERIODS)
+    alike = strategy.repeats_after(config)
+    num_steps = -(-num_steps // alike) * alike
     plan = window(num_steps)
     timeline = simulate(plan, model)
     if (slowdown := _slowdown(timeline, machine, strategy, config)) != 1.0:

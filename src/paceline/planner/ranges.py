@@ -33,6 +33,5 @@ def half_width(machine: Machine, parts: Breakdown) -> float:
 
 
 def _is_profiled(machine: Machine) -> bool:
-    """Return True if the figures were measured with all losses: no loss is added to them."""
-    known = machine.usual_losses
-    return not known.beside_exchange and not known.spread
+    """Return True if the figures were measured beside the other workers: no spread is added."""
+    return not machine.usual_losses.spread

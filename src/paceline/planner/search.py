@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from paceline.core.chunks import candidates
@@ -15,13 +16,16 @@ from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.planner.forecast import Forecast, Ranking, Refusal, forecast, memory, rank
+from paceline.strategies import find_exchange
 
 # The four 8-bit types are equally fast: one stands for all. What 4 bits cost in accuracy is not
 # measured yet, so nobody is advised to take them.
 _CODECS = ("half", "bfloat16", "dynamic8", "onebit")
 _LEAST_BITS = 8  # of an activation: a sign is too little (Dettmers 2016, section 4.2)
 _FEW_DEVICES = 8
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
+_ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the same
 # Of a strategy each of whose tasks is planned: layers of all workers, for a plan in about 5 s, and
 # workers that any network may have, which are also the most that are looked at without being asked.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
@@ -85,12 +89,14 @@ def search(
     strategies: Iterable[Strategy],
     batch_size: int,
     workers: int | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Ranking:
     """Return all forecasts, best first, and what was refused and why.
 
     `workload_of` describes one worker's part of a step by its samples; `batch_size` are the samples
     of a step over all workers. Where one number of `workers` is asked for, one worker is forecast
-    as well, to judge it by. InvalidInput if so many workers do not fit.
+    as well, to judge it by. `options` are fields of all strategies' configurations, but for one
+    worker beside more. InvalidInput if so many workers do not fit.
     """
     known = tuple(strategies)
     speeds: dict[tuple[float, ...], float] = {}
@@ -99,7 +105,10 @@ def search(
     counts = worker_counts(machine, batch_size, workers)
     for count in counts:
         asked = workers is not None
-        found, why = _with_workers(workload_of, machine, known, batch_size, count, speeds, asked)
+        # A worker that is looked at beside others is what any strategy makes of one.
+        own = options if asked or count > 1 else NO_OPTIONS
+        question = workload_of, machine, known, batch_size, count, speeds, asked, own
+        found, why = _with_workers(*question)
         forecasts += found
         refused += why
     alone: list[Forecast] = []
@@ -117,6 +126,7 @@ def _with_workers(
     count: int,
     speeds: dict[tuple[float, ...], float],
     asked: bool,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> tuple[list[Forecast], list[Refusal]]:
     """Return the forecasts of all strategies on so many workers, and what was refused.
 
@@ -130,24 +140,71 @@ def _with_workers(
     # One worker has nobody to exchange with, and all strategies are the same.
     for strategy in strategies if count > 1 else strategies[:1]:
         try:
-            part = machine.for_workers(count, strategy.symmetric)
-            if not strategy.symmetric and part is not machine:
-                _check_size(count, len(workload.layers), asked)
+            part = _part(machine, strategy, workload, count, asked)
             places = placements(machine, count) if part is machine else {_LISTED: part}
         except InvalidInput as error:
             refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
             continue
         for name, place in places.items():
-            # Of a cluster every node has the same devices.
-            chosen = machine if machine.num_devices > len(machine.devices) else place
-            nodes, rest = divmod(count, len(chosen.devices))
-            own = [_speed(workload, chosen, one, strategies[0], speeds) for one in chosen.devices]
-            alone = nodes * sum(own) + sum(own[:rest])
-            found, why = _forecasts(workload, place, strategy, count, batch_size)
+            alone = _alone(workload, machine, place, count, speeds)
+            found, why = _forecasts(workload, place, strategy, count, batch_size, options)
             forecasts += [replace(one, placement=name, alone_samples_per_s=alone) for one in found]
             if why is not None:
                 refused.append(Refusal(strategy.name, count, name, why))
     return forecasts, refused
+
+
+def forecast_one(
+    workload_of: Callable[[int], Workload],
+    machine: Machine,
+    strategy: Strategy,
+    config: Any,
+    batch_size: int,
+    *,
+    balanced: bool = False,
+    any_chunk: bool = False,
+) -> Forecast:
+    """Return the forecast of a strategy with this configuration, on the devices as listed.
+
+    With `any_chunk` the best one is taken, as in a search. `balanced`: with parts that follow the
+    workers' speeds. InvalidInput if it cannot be planned, or does not fit in memory.
+    """
+    (count,) = worker_counts(machine, batch_size, config.workers)
+    workload = workload_of(-(-batch_size // count))
+    part = _part(machine, strategy, workload, count, asked=True)
+    if any_chunk and hasattr(config, "chunk") and count > 1:
+        config = with_best_chunk(workload, part, strategy, config)
+    problem = shortage(part, memory(workload, part, strategy, config))
+    if problem:
+        raise InvalidInput(problem)
+    found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)
+    alone = _alone(workload, machine, part, count, {})
+    return replace(found, alone_samples_per_s=alone)
+
+
+def _part(
+    machine: Machine, strategy: Strategy, workload: Workload, count: int, asked: bool
+) -> Machine:
+    """Return the part of the machine on which so many workers are planned."""
+    part = machine.for_workers(count, strategy.symmetric)
+    if not strategy.symmetric and part is not machine:
+        _check_size(count, len(workload.layers), asked)
+    return part
+
+
+def _alone(
+    workload: Workload,
+    machine: Machine,
+    place: Machine,
+    count: int,
+    speeds: dict[tuple[float, ...], float],
+) -> float:
+    """Return the samples a second of so many devices that train alone."""
+    # Of a cluster every node has the same devices.
+    chosen = machine if machine.num_devices > len(machine.devices) else place
+    nodes, rest = divmod(count, len(chosen.devices))
+    own = [_speed(workload, chosen, one, speeds) for one in chosen.devices]
+    return nodes * sum(own) + sum(own[:rest])
 
 
 def _check_size(workers: int, num_layers: int, asked: bool) -> None:
@@ -200,15 +257,19 @@ def with_best_chunk(
 
 
 def _forecasts(
-    workload: Workload, machine: Machine, strategy: Strategy, workers: int, batch_size: int
+    workload: Workload,
+    machine: Machine,
+    strategy: Strategy,
+    workers: int,
+    batch_size: int,
+    options: Mapping[str, Any],
 ) -> tuple[list[Forecast], str | None]:
     """Return the forecasts of a strategy on so many workers, and why others cannot be."""
     found: list[Forecast] = []
     try:
-        variants = strategy.variants
-        for each in variants(workers) if variants else [strategy.config(workers=workers)]:
+        for each in _configurations(strategy, workers, options):
             config = each
-            if hasattr(config, "chunk") and workers > 1:
+            if hasattr(config, "chunk") and workers > 1 and "chunk" not in options:
                 config = with_best_chunk(workload, machine, strategy, config)
             problem = shortage(machine, memory(workload, machine, strategy, config))
             if problem:
@@ -220,6 +281,13 @@ def _forecasts(
     except InvalidInput as error:
         return found, str(error)
     return found, None
+
+
+def _configurations(strategy: Strategy, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
+    """Return the configurations to look at: with options that one, and otherwise the usual ones."""
+    if options or strategy.variants is None:
+        return [strategy.config(workers=workers, **options)]
+    return strategy.variants(workers)
 
 
 def _is_uneven(machine: Machine, workers: int) -> bool:
@@ -240,15 +308,19 @@ def _balanced(equal: Forecast, workload: Workload, strategy: Strategy, batch_siz
 
 
 def _with_codecs(
-    workload: Workload, machine: Machine, strategy: Strategy, plain: Any, batch_size: int
+    workload: Workload, machine: Machine, strategy: Strategy, asked: Any, batch_size: int
 ) -> list[Forecast]:
     """Return the forecasts of the strategy without a codec, and with each that it can use.
 
-    These are the codecs that encode something there, and whose speed the machine says.
+    Where `asked` names codecs, with these alone. Otherwise those are looked at that encode
+    something there, and whose speed the machine says.
     """
+    fields = codec_fields(asked)
+    plain = replace(asked, **dict.fromkeys(fields)) if fields else asked
     found = [forecast(workload, machine, strategy, plain, batch_size)]
+    if plain != asked:
+        return [*found, forecast(workload, machine, strategy, asked, batch_size)]
     formats: dict[tuple[str, float], Forecast] = {}
-    fields = codec_fields(plain)
     for codec in _CODECS if fields else ():
         known = wire_format(codec)
         if known.value_bits < _LEAST_BITS and "activations" in fields:
@@ -271,13 +343,12 @@ def _speed(
     workload: Workload,
     machine: Machine,
     device: Device,
-    strategy: Strategy,
     known: dict[tuple[float, ...], float],
 ) -> float:
     """Return the samples a second of a device that trains alone; `known` has its equals'."""
     alike = (workload.batch_size, *_rates(device))
     if alike not in known:
-        own, config = _with_first(machine, {device.name}), strategy.config(workers=1)
-        found = forecast(workload, own, strategy, config, workload.batch_size)
+        own, alone = _with_first(machine, {device.name}), find_exchange(_ALONE)
+        found = forecast(workload, own, alone, alone.config(workers=1), workload.batch_size)
         known[alike] = found.samples_per_s
     return known[alike]

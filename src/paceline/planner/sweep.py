@@ -1,11 +1,11 @@
 """The crossover chart: the throughput of each strategy as the links between hosts get faster."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf, log10
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
@@ -13,7 +13,7 @@ from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.forecast import Forecast, Ranking
-from paceline.planner.search import search
+from paceline.planner.search import NO_OPTIONS, search
 
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
@@ -87,18 +87,19 @@ def sweep(
     batch_size: int,
     over: Range,
     workers: int | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Sweep:
     """Return the rankings along a range of what links between hosts, or else all links, can do.
 
-    With as many workers as the machine has devices, unless `workers` says how many. InvalidInput
-    if nothing can be planned.
+    With as many workers as the machine has devices, unless `workers` says how many; `options` are
+    those of `search`. InvalidInput if nothing can be planned.
     """
     known = tuple(strategies)
     count = min(len(machine.devices), batch_size) if workers is None else workers
     rankings = []
     for value in over.values:
         ranking = search(
-            workload_of, _with(machine, over.quantity, value), known, batch_size, count
+            workload_of, _with(machine, over.quantity, value), known, batch_size, count, options
         )
         if not ranking.forecasts:
             raise InvalidInput(f"sweep: nothing can be planned: {ranking.refused[0].why}")

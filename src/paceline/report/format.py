@@ -3,7 +3,7 @@
 What is read is text that knows the exact number, so that a table's copy can have it.
 """
 
-from math import isfinite
+from math import isfinite, nan
 from typing import Self
 
 from paceline.core.outcome import is_share
@@ -86,6 +86,11 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
     percent = 100 * fraction
     text = f"{percent:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)
     return Quantity(text, percent, "%")
+
+
+def ratio(one: float, other: float) -> float:
+    """Return a quotient, which is no number if the divisor is zero."""
+    return one / other if other else nan
 
 
 def optional_share(fraction: float | None, missing: str = "-", signed: bool = False) -> str:

@@ -13,7 +13,7 @@ from paceline.core.outcome import Epoch, Insight, is_share
 from paceline.core.timeline import Origin, Timeline
 from paceline.planner import ERROR_BAR
 from paceline.records.result import PlanRow, RunResult
-from paceline.report.format import duration, loss_text, nbytes, number, optional_score, share
+from paceline.report.format import duration, loss_text, nbytes, number, optional_score, ratio, share
 
 _GOOD, _FAIR = 0.9, 0.7  # shares of what could be reached
 WORTH = 0.03  # of a step: less is not worth a change
@@ -135,7 +135,7 @@ def _change(run: _InStep) -> Insight:
     )
     figures = [(name, share(saved_s / whole) + " of a step")]
     if name in ("exposed communication", "the weight update"):
-        doubled = 2 * whole / (whole + run.divides_s)
+        doubled = ratio(2 * whole, whole + run.divides_s)
         figures.append(("twice the batch size", f"at best {doubled:.2f} times the samples/s"))
     return Insight("change", sentence, tuple(figures))
 
@@ -168,7 +168,7 @@ def _method(run: _InStep) -> Insight:
     figures = [(f"{strategy}, predicted", duration(predicted_s))]
     other = run.best_other
     if other is not None:
-        times = other.step_s / predicted_s
+        times = ratio(other.step_s, predicted_s)
         close = ", too close to tell them apart" if abs(times - 1) <= ERROR_BAR else ""
         long = f"{times:.2f} times as long{close}"
         sentence += f" Of the others, {other.strategy} was predicted to take {long}."
@@ -179,7 +179,7 @@ def _method(run: _InStep) -> Insight:
 def _workers(run: _InStep, workers: int) -> Insight:
     divides_s, whole = run.divides_s, run.parts.step_s
     another_s = divides_s * workers / (workers + 1) + whole - divides_s
-    gain = whole / another_s
+    gain = ratio(whole, another_s)
     worth = "may pay" if gain > 1 + WORTH else "does not pay"
     bound = f"at best {gain:.2f} times as fast, if nothing but the computation changed"
     another = ("step with another worker, at best", duration(another_s))
@@ -259,7 +259,7 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
         yield _idlest(result)
     if travelling := [row for row in result.traffic if row.travels and row.nbytes]:
         most = max(travelling, key=lambda row: row.nbytes)
-        part = share(most.nbytes / sum(row.nbytes for row in travelling))
+        part = share(ratio(most.nbytes, sum(row.nbytes for row in travelling)))
         sentence = f"Of what travels, {most.purpose} are {part} of the bytes"
         if most.nbytes >= most.planned_nbytes:  # as they are, not encoded
             sentence += "; a codec for them (--codec) would save most"
@@ -286,7 +286,7 @@ def _idlest(result: RunResult) -> Insight:
         return Insight("workers", f"{sentence} time.", shown)
     lanes = result.config.get("lanes")
     advice = f"Give {name} larger batches, or leave it out"
-    if lanes is not None:
+    if isinstance(lanes, int):
         advice = f"Let more workers alternate on a device (--set lanes={lanes + 1})"
     return Insight(
         "change", f"{advice}: {name} computed for only {share(busy)} of the time.", shown

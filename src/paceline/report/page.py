@@ -7,6 +7,7 @@ from string import Template
 from plotly.offline import get_plotlyjs
 
 from paceline.core.errors import InvalidInput
+from paceline.files.writing import write_text
 from paceline.records.profile import ProfileResult
 from paceline.records.result import PlanResult, RunResult, read_result
 from paceline.records.scale import ScaleResult
@@ -43,5 +44,5 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
     title = element("title", f"{title} - Paceline")
     path = folder / "report.html"
-    path.write_text(frame.substitute(title=title, body=sections, code=code), encoding="utf-8")
+    write_text(path, frame.substitute(title=title, body=sections, code=code))
     return path

@@ -9,7 +9,7 @@ from paceline.core.outcome import Insight
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report.figures import COLOURS, HOVER, escaped, figure_of, styled
-from paceline.report.format import counted, duration, nbytes, number, optional_share, share
+from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.insights import WORTH, verdict
 from paceline.report.markup import Drawn, Html, columns_of, folded, header, insights, section, table
 from paceline.report.steps import two_steps
@@ -52,7 +52,7 @@ def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     where = f"{counted(best.workers, 'worker')}, {best.placement}"
     return [
         ("best plan", _named(best), where),
-        ("predicted step", duration(best.step_s), f"give or take {share(ranking.error_bar, 0)}"),
+        ("predicted step", duration(best.step_s), f"give or take {share(best.range_share, 0)}"),
         ("samples/s", number(best.samples_per_s), "predicted"),
         ("efficiency", optional_share(best.efficiency), "of what its devices reach alone"),
         ("memory", nbytes(best.fullest_nbytes), "of the fullest device"),
@@ -120,7 +120,7 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
         yield Insight("method", sentence, (("refused", str(len(ranking.refused))),))
         return
     best = ranking.plans[0]
-    yield _method(ranking.plans, ranking.error_bar)
+    yield _method(ranking.plans)
     figures = [("exposed communication", duration(best.exposed_s))]
     sentence = f"The best plan {best.why}."
     if best.efficiency is not None:
@@ -151,18 +151,17 @@ def _described(plan: PlanRow) -> str:
     return f"{plan.strategy}{codec} on {counted(plan.workers, 'worker')}{balanced}"
 
 
-def _method(plans: Sequence[PlanRow], error_bar: float) -> Insight:
+def _method(plans: Sequence[PlanRow]) -> Insight:
     best = plans[0]
     rate = f"{number(best.samples_per_s)} samples/s"
     sentence = f"{_described(best)} is predicted to be the fastest: {rate}"
     figures = [(_described(best), f"{duration(best.step_s)} a step")]
     other = next((plan for plan in plans if plan.strategy != best.strategy), None)
     if other is not None:
-        times = best.samples_per_s / other.samples_per_s
+        times = ratio(best.samples_per_s, other.samples_per_s)
         sentence += f", {times:.2f} times those of {_described(other)}, the best of the others"
-        if times <= 1 + error_bar:
-            sentence += f"; that is within the {share(error_bar, 0)} that predictions err on"
-            sentence += " average: rehearse both"
+        if (1 + best.range_share) * best.step_s >= (1 - other.range_share) * other.step_s:
+            sentence += "; their ranges overlap: rehearse both"
         figures.append((_described(other), f"{duration(other.step_s)} a step"))
     sentence = "; ".join((sentence, *best.notes))
     return Insight("method", f"{sentence}.", tuple(figures))

@@ -9,7 +9,7 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, ProfileResult, Quartiles
 from paceline.report.figures import HOVER, KINDS, LEFT, PARTS, escaped, figure_of, styled
-from paceline.report.format import counted, duration, nbytes, number, share
+from paceline.report.format import counted, duration, nbytes, number, ratio, share
 from paceline.report.markup import Drawn, Html, facts, folded, header, insights, section, table
 from paceline.report.steps import two_steps
 
@@ -45,7 +45,7 @@ def _header(result: ProfileResult) -> Html:
     tiles = (
         ("step", duration(step.median_s), quartiles),
         ("samples/s", number(result.samples_per_s), "measured, not recorded"),
-        ("exposed", share(exposed / result.stages_s), "communication, of a step"),
+        ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
         ("memory", nbytes(memory.measured), f"of tensors; {nbytes(memory.predicted)} predicted"),
         ("recording", share(result.cost, signed=True), "what it added to a step"),
     )
@@ -56,7 +56,7 @@ def stage_rows(result: ProfileResult) -> list[tuple[str, ...]]:
     """Return the name, the time and the share of each part of a step, and their sum."""
     rows = []
     for row in result.stages:
-        part = "beside it" if row.stage == "hidden" else share(row.seconds / result.stages_s)
+        part = "beside it" if row.stage == "hidden" else share(ratio(row.seconds, result.stages_s))
         rows.append((row.stage, duration(row.seconds), part))
     return [*rows, ("sum", duration(result.stages_s), share(1.0))]
 

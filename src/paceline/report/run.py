@@ -81,7 +81,7 @@ def _sections(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterat
     if result.comparison is not None:
         yield _parts(result.comparison)
     yield from worker_sections(result)
-    if len(shown) == len(Origin):
+    if len(shown) == len(Origin) and all(one.typical_steps for one in shown):
         yield _beside(timelines)
     if in_step:
         yield from through_time(shown)
@@ -185,7 +185,7 @@ def _learning(epochs: Sequence[Epoch], score: str) -> Html:
 def _trials(result: RunResult) -> Html:
     chosen, rows = element("span", "chosen", class_="chip"), []
     for trial in result.trials:
-        mark = chosen if trial.chunk == result.config["chunk"] else ""
+        mark = chosen if trial.chunk == result.config.get("chunk") else ""
         seconds = duration(trial.predicted_s), duration(trial.rehearsed_s)
         rows.append((str(trial.chunk), *seconds, mark))
     note = "Layers that are exchanged together, in the order in which the search tried them."

@@ -202,22 +202,28 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         if settings.kind == "rehearse" and result.lower_quartile_s and result.upper_quartile_s:
             lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
             yield "quartiles", f"{lower} and {upper}, of {settings.steps} steps"
-    if result.updates is not None:
-        stale, count = result.updates.mean_staleness, result.updates.count
-        yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
-    if result.shares is not None:
-        yield "shares", f"{' + '.join(map(str, result.shares))} samples"
+    yield from _exchanged(result)
     tokens = result.tokens_per_s
     of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
     yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
         yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
-    if result.is_rehearsal:
+    if result.is_rehearsal and result.faults is not None:
         faults = len(result.faults)
         conforms = f"departs from it in {faults} places" if faults else "conforms to it"
         yield "plan", f"the trace {conforms}"
     yield "written", f"{folder}/{files}"
+
+
+def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
+    if result.updates is not None:
+        stale, count = result.updates.mean_staleness, result.updates.count
+        yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
+    if result.sent_share is not None and result.sent_share.warning:
+        yield "codec", result.sent_share.warning
+    if result.shares is not None:
+        yield "shares", f"{' + '.join(map(str, result.shares))} samples"
 
 
 def traffic_table(rows: Sequence[Traffic], title: str = "Bytes by purpose") -> Table:

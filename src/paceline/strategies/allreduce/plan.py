@@ -4,18 +4,19 @@
     exchange                                      [bucket 0] [bucket 1]
 
 A bucket is reduced when all workers have computed all its gradients; buckets follow one another;
-the weight update waits for the last. With a codec, see `core.collective`.
+the weight update waits for the last. With a codec, see `core.collective`. Cores copy gradients into
+buckets in backward, and what a codec has decoded back into them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.core.calibration import Measurements, line_through, linked_in_ring
 from paceline.core.collective import Collective, coding_of
 from paceline.core.cost import compute_lane
-from paceline.core.machine import Machine
-from paceline.core.plan import Kind, Plan, Task, TaskId
+from paceline.core.machine import Device, DeviceKind, Machine
+from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
@@ -24,6 +25,7 @@ from paceline.strategies.allreduce.config import AllReduce
 
 _MIB = 2**20
 _ENCODABLE = (2, 4)  # bytes: float32, and what it holds exactly
+_COPIED = 2  # bytes read and written for each byte that is copied
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,23 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
             (b, Collective.over(ring, Kind.REDUCE, str(i), b.nbytes, b.num_values, coding))
             for i, b in enumerate(parts)
         )
+        workload = _copied(workload, devices, _COPIED if config.codec is None else 2 * _COPIED)
     step_tasks = partial(_step_tasks, ComputeStep(workload, devices), exchanges)
     return Plan.of_steps(step_tasks, window.num_steps)
+
+
+def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
+    """Return the workload whose backward has so many bytes more for each byte of gradients.
+
+    Where there are cores: GPUs copy at hundreds of GB/s, and their host meanwhile does nothing.
+    """
+    if all(device.kind == DeviceKind.GPU for device in devices):
+        return workload
+    layers = tuple(
+        replace(one, backward=one.backward + Cost(nbytes=traffic * one.gradient_nbytes))
+        for one in workload.layers
+    )
+    return replace(workload, layers=layers)
 
 
 def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Iterator[Task]:

@@ -230,7 +230,8 @@ class LayerGradients(Exchange):
     def statistics(self) -> Statistics:
         """Return the statistics of the exchange so far."""
         sent = self.bytes_sent
-        return Statistics(self.name, self._num_steps, sent, sent, None, None)
+        share = self._compression[1].sent_share if self._compression else None
+        return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of this rank's codecs, for its checkpoint."""

@@ -1,7 +1,7 @@
 """Split models that stand in for a device: layers take a given time and compute nothing.
 
 The body is `models.paced`; the head's layers are here. Step and exchanges are the strategy's own.
-All values are zeros, but those of the loss.
+All values are zeros, but those of the loss, and of gradients by a codec that sends a share of them.
 """
 
 import time
@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.cost import LayerTimes
 from paceline.core.workload import Workload
 from paceline.models.paced import PacedModel, PacedSGD
@@ -62,13 +63,14 @@ class PacedHeadLayer(HeadLayer):
 class _PacedBody(PacedModel):
     """A body that hands on (samples, rows, features), or (samples, features) of one row each."""
 
-    def __init__(self, parts: Cut, times: LayerTimes) -> None:
+    def __init__(self, parts: Cut, times: LayerTimes, codec: str | None) -> None:
         start, matrix = len(parts.body.layers), matrix_of(parts.head[0])
         assert matrix is not None  # a head begins with a linear layer
         self._shape = [parts.rows_per_sample] if parts.rows_per_sample > 1 else []
         self._shape.append(matrix.shape[1])
         own_times = times.forward_s[:start], times.backward_s[:start]
-        super().__init__(parts.body, *own_times, 0.0, prod(self._shape))
+        gradient_like = stand_ins_for(codec)
+        super().__init__(parts.body, *own_times, 0.0, prod(self._shape), gradient_like)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return zeros after the time of the layers; backward makes all gradients."""
@@ -94,7 +96,7 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, times: LayerTim
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
-    body = _PacedBody(parts, times)
+    body = _PacedBody(parts, times, config.gradients)
     head = []
     for layer, *whole in zip(
         parts.head, times.forward_s[start:], times.backward_s[start:], strict=True

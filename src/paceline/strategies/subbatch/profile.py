@@ -5,6 +5,8 @@ begins, and the body's gradients are exchanged after its backward. So each part 
 alone, encoding and decoding included, and the plan decides how they overlap.
 """
 
+from typing import get_args
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -15,7 +17,7 @@ from paceline.core.machine import CodecSpeed, Machine
 from paceline.core.plan import COMPUTE, Kind, PriceKey
 from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Timeline
-from paceline.core.wire_format import WIRE_FORMATS
+from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
 from paceline.exchange.setup import TrainingSetup
 from paceline.links.group import Group
@@ -92,7 +94,7 @@ def _calibrated(
     if len(machine.devices) > 1:
         # The measured seconds of an exchange include encoding and decoding.
         machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
-        speeds = {"codecs": {one.kernel: _WITHIN_LINKS for one in WIRE_FORMATS.values()}}
+        speeds = {"codecs": dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)}
         hosts = tuple(host.model_copy(update=speeds) for host in machine.hosts)
         devices = tuple(device.model_copy(update=speeds) for device in machine.devices)
         machine = machine.model_copy(update={"hosts": hosts, "devices": devices})

@@ -1,5 +1,7 @@
 """The configuration of strategy wheel, and the description of a run for all its processes."""
 
+from dataclasses import replace
+from math import ceil, gcd
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
@@ -24,16 +26,21 @@ class Wheel:
     device; with one lane, which cannot alternate, a step uses the weights of the step before.
     `hub` is the host of the parameter server and the head workers, by default that of the machine's
     first device; they compute on its first device, and the bodies on the machine's other devices.
+    In a tree of hubs the workers are shared equally by `child_hubs`, each on a device of its own;
+    a child sends its parent the mean gradients of `gather` steps, by default one of each worker.
     `head` is the head's first layer, by default found by `split`. `activations`, `parameters`,
     `activation_gradients` and `gradients` (of the body) are the codecs by which each travels.
 
     Of a run, not of the plan: no worker begins a step more than `staleness` steps before the
-    slowest has completed as many; None lets it. The learning rate of an update whose gradients miss
-    k updates is divided by 1 + k * `staleness_decay`.
+    slowest has completed as many; None lets it. With 0 child hubs wait for their parent's reply,
+    and so they do in a plan. The learning rate of an update whose gradients miss k updates is
+    divided by 1 + k * `staleness_decay`.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
     lanes: Annotated[int, Field(ge=1)] = 2
+    child_hubs: Annotated[int, Field(ge=0, le=4096)] = 0
+    gather: Annotated[int, Field(ge=1)] | None = None
     hub: str | None = None
     head: str | None = None
     activations: _Codec | None = None
@@ -54,11 +61,72 @@ class Wheel:
         }
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
+    def check_tree(self) -> None:
+        """Raise InvalidInput if the hubs are none that a tree can have."""
+        if self.gather is not None and not self.child_hubs:
+            raise InvalidInput("gather: goes only with child_hubs, which gather steps")
+        if self.child_hubs and self.workers % self.child_hubs:
+            raise InvalidInput(
+                f"child_hubs: {self.workers} workers cannot be shared equally by {self.child_hubs}"
+            )
+        if self.staleness == 0 and self.lanes > 1:
+            raise InvalidInput(
+                "staleness: lanes that alternate fetch a step ahead; allow at least 1, or take "
+                "lanes=1"
+            )
+
+    @property
+    def workers_of_hub(self) -> int:
+        """The workers of each hub."""
+        return self.workers // max(1, self.child_hubs)
+
+    @property
+    def gathered(self) -> int:
+        """The steps whose mean gradients a child hub sends to its parent."""
+        return self.gather or self.workers_of_hub
+
+    @property
+    def period(self) -> int:
+        """The number of steps after which the exchanges of a tree repeat themselves."""
+        return self.gathered // gcd(self.gathered, self.workers_of_hub) if self.child_hubs else 1
+
+    @property
+    def workers_by_hub(self) -> dict[int, range]:
+        """The workers of each hub that has any, by the number of its device."""
+        if not self.child_hubs:
+            return {0: range(self.workers)}
+        own = self.workers_of_hub
+        step = 1 + ceil(own / self.lanes)
+        return {1 + i * step: range(i * own, (i + 1) * own) for i in range(self.child_hubs)}
+
+    def devices_of(self, workers: range) -> dict[int, int]:
+        """Return the devices of a hub's workers, each with the first of its own."""
+        by_device = self.workers_by_device.items()
+        return {number: own[0] for number, own in by_device if own[0] in workers}
+
+    @property
+    def of_root(self) -> "Wheel":
+        """The configuration of a tree's root, whose workers are the child hubs."""
+        if not self.child_hubs:
+            return self
+        return replace(self, workers=self.child_hubs, lanes=1, child_hubs=0, gather=None)
+
+    @property
+    def of_child(self) -> "Wheel":
+        """The configuration of a tree's child hubs."""
+        return replace(self, workers=self.workers_of_hub, child_hubs=0, gather=None)
+
     @property
     def workers_by_device(self) -> dict[int, range]:
-        """The workers that alternate on each body device; these count from 1, the hub is 0."""
-        every, lanes = range(self.workers), self.lanes
-        return {number: every[i : i + lanes] for number, i in enumerate(every[::lanes], 1)}
+        """The workers that alternate on each body device.
+
+        Devices are counted: the root hub's is 0, and those of a hub's workers follow its own.
+        """
+        return {
+            number: own[i : i + self.lanes]
+            for hub, own in self.workers_by_hub.items()
+            for number, i in enumerate(range(0, len(own), self.lanes), hub + 1)
+        }
 
 
 class PaceSpec(Record):
@@ -83,7 +151,8 @@ class RunSpec(Record):
     first layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the whole run,
     which has `num_steps`; `num_traced` of them are traced, from `first_traced` on. With a `pace`
     the run is a rehearsal: layers take its times, and nothing is learnt. In a tree of hubs, `place`
-    is (number, count): the hub has that one of so many equal parts of the samples.
+    is (number, count): the hub has that one of so many equal parts of the samples. `tree` is the
+    configuration of a whole tree that is rehearsed, of which `config` is the hub's own part.
     """
 
     strategy: Literal["wheel"] = "wheel"
@@ -100,6 +169,7 @@ class RunSpec(Record):
     boot_id: str
     pace: PaceSpec | None = None
     place: tuple[int, int] = (0, 1)
+    tree: Wheel | None = None
 
     @property
     def head(self) -> str:

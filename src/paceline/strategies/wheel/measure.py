@@ -1,15 +1,15 @@
 """Measure the devices of a run and their links to the hub, and make the plan's machine of them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import ValidationError
+from pydantic import FailFast, Field
 
 from paceline.core.cost import Measured, Roofline
-from paceline.core.errors import InvalidInput
 from paceline.core.losses import Losses
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
 from paceline.core.plan import Kind, PriceKey
@@ -21,10 +21,12 @@ from paceline.core.workload import Workload
 from paceline.data.batch import Batch
 from paceline.links.group import boot_id
 from paceline.measure import timing
+from paceline.measure.cores import CoreTime, cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
+from paceline.rpc.reading import PerSecond, Seconds
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.job import (
     TrainingJob,
@@ -43,31 +45,34 @@ _NUM_WARM_UP, _MAX_ROUNDS = 2, 200
 _NUM_PINGS = 20
 _MIN_SECONDS = 1e-9
 _NETWORK = Path("/proc/self/ns/net")
+_MOST_PARTS = 100_000  # of a step, forward and backward
+_MOST_BELOW = 1000  # devices of a child hub
 
 
 class DeviceProfile(Record):
     """The speed of a device and, for a body worker's, of its link to the hub.
 
-    `host` tells its network from others. `seconds` are those of each part of a step, by kind and
-    layer; `codecs` are values a second encoded and decoded, by kernel. A GPU copies
-    `copy_bytes_per_s` to its host.
+    `host` tells its network from others, and it may use `cores` of it. `seconds` are those of each
+    part of a step, by kind and layer, of which it was `running` on a core for a share: with fewer
+    cores than devices it waits for one. `codecs` are values a second encoded and decoded, by
+    kernel. A GPU copies `copy_bytes_per_s` to its host. `lost_beside` is what computation loses
+    beside messages to and from the hub, which the same cores send. `below`: for a child hub, the
+    profiles of its body devices.
     """
 
     kind: DeviceKind
-    host: str
-    seconds: tuple[tuple[Kind, str, float], ...]
-    codecs: dict[Kernel, tuple[float, float]]
-    copy_bytes_per_s: float | None = None
-    latency_s: float = 0.0
-    link_bytes_per_s: float = 0.0
-
-    @classmethod
-    def from_json(cls, data: bytes) -> "DeviceProfile":
-        """Return the profile in a message; InvalidInput if there is none."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise InvalidInput(f"a profile with {error.error_count()} faults") from None
+    host: Annotated[str, Field(max_length=200)]
+    seconds: Annotated[
+        tuple[tuple[Kind, str, Seconds], ...], FailFast(), Field(max_length=_MOST_PARTS)
+    ]
+    codecs: dict[Kernel, tuple[PerSecond, PerSecond]]
+    cores: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    running: Annotated[float, Field(ge=0, le=1)] = 1.0
+    lost_beside: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    copy_bytes_per_s: PerSecond | None = None
+    latency_s: Seconds = 0.0
+    link_bytes_per_s: PerSecond | None = None
+    below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
 
 def profile_device(
@@ -84,11 +89,12 @@ def profile_device(
     for number in range(_NUM_WARM_UP):
         run_step(number)
     spans.clear()
-    until_s = time.monotonic() + seconds
+    started_s, busy_s = time.monotonic(), time.thread_time()
     for number in range(_MAX_ROUNDS):
-        if number >= timing.FEWEST_ROUNDS and time.monotonic() > until_s:
+        if number >= timing.FEWEST_ROUNDS and time.monotonic() > started_s + seconds:
             break
         run_step(_NUM_WARM_UP + number)
+    busy_s, elapsed_s = time.thread_time() - busy_s, time.monotonic() - started_s
     medians = timing.median_durations(spans, lambda span: (span.kind, span.part))
     codecs = set(config.codecs.values())  # measured on the CPU; a GPU's count as equally fast
     return DeviceProfile(
@@ -96,6 +102,8 @@ def profile_device(
         host=f"{boot_id()} {_NETWORK.readlink()}",  # containers of one kernel have own networks
         seconds=tuple((*key, value) for key, value in medians.items()),
         codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
+        cores=cores_here(),
+        running=min(1.0, busy_s / max(elapsed_s, _MIN_SECONDS)),
         copy_bytes_per_s=None if device.type == "cpu" else copy_speed(device),
     )
 
@@ -103,9 +111,12 @@ def profile_device(
 def with_link(known: DeviceProfile, ask: Callable[[int, int], None], nbytes: int) -> DeviceProfile:
     """Return the profile with its link to the hub, over which `ask` sends and gets bytes."""
     small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
-    large_s = timing.median_s(lambda: ask(nbytes, nbytes))
+    large = CoreTime(lambda: ask(nbytes, nbytes))
+    large_s = timing.median_s(large)
     speed = 2 * nbytes / max(large_s - small_s, _MIN_SECONDS)
-    return known.model_copy(update={"latency_s": small_s / 2, "link_bytes_per_s": speed})
+    lost = lost_here(large.num_cores, 1) if known.kind is DeviceKind.CPU else 0.0
+    found = {"latency_s": small_s / 2, "link_bytes_per_s": speed, "lost_beside": lost}
+    return known.model_copy(update=found)
 
 
 def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
@@ -142,38 +153,91 @@ def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
 
 
 def calibrate(
-    workload: Workload, config: Wheel, hub: DeviceProfile, workers: Mapping[int, DeviceProfile]
+    workload: Workload,
+    config: Wheel,
+    hub: DeviceProfile,
+    workers: Mapping[int, DeviceProfile],
+    *,
+    is_paced: bool,
 ) -> Calibrated | None:
-    """Return the machine and its prices; None if a device's first worker has no profile."""
-    firsts = {number: own[0] for number, own in config.workers_by_device.items()}
-    if any(worker not in workers for worker in firsts.values()):
-        return None
-    profiles = {0: hub} | {number: workers[worker] for number, worker in firsts.items()}
+    """Return the machine and its prices; None if a device's first worker has no profile.
+
+    Layers that are paced leave the cores to messages, and to each other. In a tree the root's
+    workers are child hubs, and `workers` have what these have told.
+    """
+    profiles, parents = {0: hub}, dict[int, DeviceProfile]()
+    for i, (number, own) in enumerate(config.workers_by_hub.items()):
+        told, bodies = hub, config.devices_of(own)
+        if config.child_hubs:
+            if i not in workers:
+                return None
+            told = profiles[number] = workers[i]
+            parents[number] = hub
+        found = told.below if config.child_hubs else [workers.get(one) for one in bodies.values()]
+        for device, body in zip(bodies, found, strict=True):
+            if body is None:
+                return None
+            profiles[device], parents[device] = body, told
+    if is_paced:
+        idle = {"cores": len(profiles), "lost_beside": 0.0}
+        profiles = {number: one.model_copy(update=idle) for number, one in profiles.items()}
     known = dict.fromkeys(one.host for one in profiles.values())
     hosts = {host: f"host{number}" for number, host in enumerate(known)}
-    links: dict[tuple[str, str], Link] = {}
-    for number, one in profiles.items():
-        if number:
-            between = (hosts[hub.host], hosts[one.host])
-            links.setdefault(between, _link(between, one.link_bytes_per_s, one.latency_s))
-    for number, one in profiles.items():
-        if one.copy_bytes_per_s is not None:
-            ends = (hosts[one.host], device_name(one.kind, number))
-            links[ends] = _link(ends, one.copy_bytes_per_s, 0.0)
+    on_host = {host: [one for one in profiles.values() if one.host == host] for host in hosts}
+    links = _links(profiles, parents, hosts, config)
     devices = [_device(workload, number, one, hosts[one.host]) for number, one in profiles.items()]
+    beside = max((one.lost_beside for number, one in profiles.items() if number), default=0.0)
+    losses = Losses(beside_exchange=beside, spread=0.0, source=_SOURCE)
     machine = Machine(
         name="this-run",
-        hosts=tuple(host_here(name, _SOURCE, cores=1) for name in hosts.values()),
+        hosts=tuple(
+            host_here(name, _SOURCE, cores=max(one.cores for one in on_host[host]))
+            for host, name in hosts.items()
+        ),
         devices=tuple(devices),
-        links=tuple(links.values()),
-        losses=Losses.none(_SOURCE),
+        links=tuple(links),
+        losses=losses,
     )
     durations = {
-        PriceKey(device.name, kind, part): seconds
+        PriceKey(device.name, kind, part): seconds * _undisturbed(one, on_host[one.host])
         for device, one in zip(devices, profiles.values(), strict=True)
         for kind, part, seconds in one.seconds
     }
     return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+
+
+def _links(
+    profiles: Mapping[int, DeviceProfile],
+    parents: Mapping[int, DeviceProfile],
+    hosts: Mapping[str, str],
+    config: Wheel,
+) -> Iterable[Link]:
+    """Return the links between hosts, and between GPUs and theirs."""
+    links: dict[tuple[str, str], Link] = {}
+    for number, parent in parents.items():
+        one = profiles[number]
+        between = (hosts[parent.host], hosts[one.host])
+        assert one.link_bytes_per_s is not None  # the gate lets no others in
+        link = _link(between, one.link_bytes_per_s, one.latency_s)
+        known_link = links.setdefault(between, link)
+        # A child hub probes while others measure: the fastest probe was disturbed least.
+        if config.child_hubs and link.bandwidth_bytes_per_s > known_link.bandwidth_bytes_per_s:
+            links[between] = link
+    for number, one in profiles.items():
+        if one.copy_bytes_per_s is not None:
+            ends = (hosts[one.host], device_name(one.kind, number))
+            links[ends] = _link(ends, one.copy_bytes_per_s, 0.0)
+    return links.values()
+
+
+def _undisturbed(one: DeviceProfile, on_host: Sequence[DeviceProfile]) -> float:
+    """Return the share of a device's seconds that it would take with a core of its own.
+
+    Where devices share cores, plans have them take turns; elsewhere what ran beside it counts.
+    """
+    on_cores = [other for other in on_host if other.kind is DeviceKind.CPU]
+    shares = one.kind is DeviceKind.CPU and len(on_cores) > max(other.cores for other in on_host)
+    return one.running if shares else 1.0
 
 
 def _device(workload: Workload, number: int, one: DeviceProfile, host: str) -> Device:

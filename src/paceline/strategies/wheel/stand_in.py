@@ -1,6 +1,7 @@
 """Stand-ins of a rehearsal: they take a body's and a head's time, and compute nothing.
 
-Every process makes the same ones from the run's `RunSpec`. All their values are zeros.
+Every process makes the same ones from the run's `RunSpec`. All their values are zeros, but those of
+gradients by a codec that sends a share of them.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.data.dataset import TensorSamples
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedModel
@@ -78,7 +80,8 @@ def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
     assert pace is not None
     workload = workload_of(spec.model, pace.samples, pace.input_shape)
     parts = split(workload, Wheel(head=spec.head))
-    return paced_halves(parts, pace.forward_s, pace.backward_s, pace.update_s)
+    times = pace.forward_s, pace.backward_s, pace.update_s
+    return paced_halves(parts, *times, codec=spec.config.gradients)
 
 
 def paced_halves(
@@ -87,17 +90,23 @@ def paced_halves(
     backward_s: Sequence[float],
     update_s: float,
     num_classes: int = 1,
+    codec: str | None = None,
 ) -> tuple[PacedWhole, Halves]:
     """Return a stand-in for the whole model, whose parameters its halves share, and the halves.
 
     Both sequences are the seconds of the whole model's layers, in forward order: the body's and
     then the head's (`core.cost.LayerTimes` has them). The body hands on as many values of each
-    sample as the real one, and the head returns as many activation gradients. Errors are those of
+    sample as the real one, and the head returns as many activation gradients. The body's gradients
+    travel by `codec`. Errors are those of
     `PacedModel`.
     """
     count = len(parts.body.layers)
     values = parts.head.input_nbytes // (_FLOAT32_NBYTES * parts.body.batch_size)
-    body = PacedModel(parts.body, forward_s[:count], backward_s[:count], 0.0, values)
+    times, gradient_like = (
+        (forward_s[:count], backward_s[:count], 0.0),
+        stand_ins_for(codec),
+    )
+    body = PacedModel(parts.body, *times, values, gradient_like)
     head = PacedModel(parts.head, forward_s[count:], backward_s[count:], update_s, num_classes)
     # So that the head's backward reaches the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]

@@ -1,33 +1,20 @@
-"""The verbs that a program calls: train, rehearse, plan and sweep."""
+"""The verbs that run something: train and rehearse."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
-from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Machine
-from paceline.core.strategy import Strategy
 from paceline.core.timeline import Timeline
-from paceline.core.workload import Workload
 from paceline.links.forking import forked_from_here
-from paceline.planner import Ranking, search
-from paceline.planner.measured import MeasuredRate, calibrated
-from paceline.planner.sweep import Sweep, parse_range
-from paceline.planner.sweep import sweep as sweep_links
-from paceline.recipes.named import given, workload_of
+from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
 from paceline.record.trace import read_timeline
-from paceline.records.machine_file import find_machine
-from paceline.records.profile import ProfileResult
-from paceline.records.result import RunResult, read_result, read_run
+from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.terminal import log_to_stderr
 from paceline.runs.launching import (
@@ -38,7 +25,6 @@ from paceline.runs.launching import (
     with_ranks,
 )
 from paceline.runs.restarts import Verb
-from paceline.strategies import STRATEGIES, find_strategy
 
 
 @dataclass(frozen=True)
@@ -187,103 +173,3 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
             return Run(*take_part(requested(verb, with_ranks(values), quiet=True)))
         folder = carry_out(requested(verb, values, quiet=True))
     return Run(read_run(folder), folder)
-
-
-def plan(
-    model: str | nn.Module | Recipe,
-    machine: str | Path | Machine,
-    batch_size: int = 64,
-    input_shape: tuple[int, ...] | None = None,
-    workers: int | None = None,
-    strategies: Sequence[str | Strategy] | None = None,
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
-) -> Ranking:
-    """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
-
-    A ranking is a sequence of forecasts: of each strategy with each codec that has something to
-    encode and whose speed the machine says, each choice of devices, and the best chunk. It says too
-    what was `refused` and why, how many workers are `worth` using, and by its `advice` whether a
-    codec pays.
-
-    `machine` is a file or the name of one of machines/*.toml, `batch_size` the samples of a step
-    over all workers, `input_shape` that of one sample; recipes and built-in models know theirs.
-    With `workers` only that number is looked at, with `strategies` only these: names,
-    package.module:record, or records. `measured`: the samples a second that one of the devices
-    reaches by itself, such as "350/s", or "350/s@128" in batches of 128 samples; without them, in
-    batches of a worker's size if `workers` says how many, or else of `batch_size`; `profile`: the
-    folder or result.json of `paceline profile` with one worker on such a device, which says the
-    same. InvalidInput if the model, the machine or the numbers do not fit.
-    """
-    return search(
-        *_question(model, machine, batch_size, input_shape, strategies, workers, measured, profile),
-        batch_size,
-        workers,
-    )
-
-
-def sweep(
-    model: str | nn.Module | Recipe,
-    machine: str | Path | Machine,
-    over: str,
-    batch_size: int = 64,
-    input_shape: tuple[int, ...] | None = None,
-    workers: int | None = None,
-    strategies: Sequence[str | Strategy] | None = None,
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
-) -> Sweep:
-    """Return the rankings of `plan` along a range of what the links between hosts can do.
-
-    `over` is "bandwidth=100M:10G", in bits a second, or "latency=10u:1m", in seconds; on a machine
-    of one host all links have it. Without `workers` all devices are used. InvalidInput as by
-    `plan`.
-    """
-    question = _question(
-        model, machine, batch_size, input_shape, strategies, workers, measured, profile
-    )
-    return sweep_links(*question, batch_size, parse_range(over), workers)
-
-
-def _question(
-    model: str | nn.Module | Recipe,
-    machine: str | Path | Machine,
-    batch_size: int,
-    input_shape: tuple[int, ...] | None,
-    strategies: Sequence[str | Strategy] | None,
-    workers: int | None,
-    measured: str | float | None,
-    profile: str | Path | None,
-) -> tuple[Callable[[int], Workload], Machine, tuple[Strategy, ...]]:
-    known = machine if isinstance(machine, Machine) else find_machine(str(machine))
-    if batch_size < 1:
-        raise InvalidInput(f"batch_size: must be at least 1, not {batch_size}")
-    if input_shape is not None and (not input_shape or min(input_shape) < 1):
-        raise InvalidInput(f"input_shape: sizes must be at least 1, not {input_shape}")
-    if strategies is None:
-        on_cluster = isinstance(known, Cluster)
-        strategies = [one for one in STRATEGIES.values() if on_cluster or not one.is_for_clusters]
-    named = (find_strategy(one) if isinstance(one, str) else one for one in strategies)
-    workload = partial(workload_of, model, input_shape=input_shape)
-    if measured is not None and profile is not None:
-        raise InvalidInput("measured, profile: each says how fast a device is; give one of them")
-    if measured is not None:
-        own = -(-batch_size // (workers or 1))
-        known = calibrated(known, workload, MeasuredRate.parse(measured), own)
-    elif profile is not None:
-        known = calibrated(known, workload, _profiled(Path(profile), model), batch_size)
-    return workload, known, tuple(named)
-
-
-def _profiled(path: Path, model: object) -> MeasuredRate:
-    """Return the rate in a profile's folder or result.json; InvalidInput if it has none."""
-    result = read_result(path.parent if path.is_file() else path)
-    if not isinstance(result, ProfileResult) or result.settings.workers != 1:
-        raise InvalidInput(
-            f"profile: {path} is not of `paceline profile` with one worker, which measures a "
-            "device by itself"
-        )
-    if isinstance(model, str) and model != result.settings.model:
-        raise InvalidInput(f"profile: {path} is of model {result.settings.model}, not {model}")
-    size = result.settings.batch_size
-    return MeasuredRate(size / result.step.median_s, size)

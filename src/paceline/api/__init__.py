@@ -1,0 +1,1 @@
+"""What programs call: the verbs that run something, and those that predict it without torch."""

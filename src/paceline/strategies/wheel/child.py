@@ -1,0 +1,148 @@
+"""Run a child hub: a hub that is one worker of another, its parent.
+
+The parent says model, data, batch size and epochs, and the root keeps the result. A child reports
+in the end what its workers have done, and how many bytes that took. In a rehearsal the root starts
+its child hubs itself, as processes of this module, or waits for those of other machines.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from paceline.core.outcome import Epoch, Evaluation, Traffic, Updates
+from paceline.core.settings import Record
+from paceline.core.wire_format import Purpose
+from paceline.exchange.session import Progress
+from paceline.rpc.client import Client
+from paceline.rpc.workers import connected, run_as_process
+from paceline.strategies.wheel import job as jobs
+from paceline.strategies.wheel.config import RunSpec
+from paceline.strategies.wheel.hub import Hub
+from paceline.strategies.wheel.measure import profile_head
+from paceline.strategies.wheel.remote import ChildSettings
+from paceline.strategies.wheel.traffic import traffic_of
+from paceline.strategies.wheel.tree import ChildReport, ChildServer, HubPurpose, ParentHub
+
+logger = logging.getLogger(__name__)
+
+
+class ChildResult(Record):
+    """The work of a child hub, whose `updates` are those of its own workers.
+
+    `num_pushed` updates of its parent were made of them. `traffic` is that with its workers and its
+    own child hubs, `parent_traffic` that with its parent.
+    """
+
+    settings: ChildSettings
+    model: str
+    num_pushed: int
+    updates: Updates
+    traffic: tuple[Traffic, ...]
+    parent_traffic: tuple[Traffic, ...]
+    wire_nbytes: tuple[int, int]
+    parent_wire_nbytes: tuple[int, int]
+    lost: tuple[str, ...]
+
+
+def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
+    """Serve this hub's workers until all steps are done, and return what they did.
+
+    Raises InvalidInput if the parent refuses this hub, or its run cannot be served here; WorkerLost
+    if the parent is away for longer than the deadline, or no worker is left.
+    """
+    settings.config()  # refused before the parent is asked
+    with connected(settings, (settings.number,), settings.parent_keys) as clients:
+        return _serve_workers(settings, clients[settings.number], progress)
+
+
+def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
+    parent_spec = RunSpec.from_json(client.settings)
+    job = jobs.child_job(settings, parent_spec)
+    spec, config, steps = job.spec, job.spec.config, job.steps_per_epoch
+    lanes = config.workers_by_device.values()
+    logger.info(
+        "%s: worker %d of the hub at %s, and a hub of %d workers, %d a device",
+        *(spec.model, settings.number, settings.connect, settings.workers, config.lanes),
+    )
+    is_rehearsal = spec.pace is not None
+    server = ChildServer(
+        job.model,
+        job.halves,
+        ParentHub(client, jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)),
+        num_workers=config.workers,
+        staleness=config.staleness,
+        gather=settings.gather or config.workers,
+        num_steps=spec.num_steps,
+        steps_per_epoch=steps,
+        learning=jobs.learning_in(spec, job.recipe),
+        checks_values=not is_rehearsal,
+    )
+    # Those of this machine, which only a rehearsal has, whose bodies sleep most of the time.
+    devices = ("cpu",) * len(config.workers_by_device) if settings.bind is None else ()
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        own = profile_head(job, jobs.unpaced(job)) if spec.profile_s else None
+        hub = Hub(stack, settings, settings.run, job, server, progress, devices=devices)
+        server.wake = hub.rpc.wake
+        hub.wait_for_workers()
+        if own is not None:
+            server.parent.measure(own, [hub.profiles[one[0]] for one in lanes], job.whole_nbytes)
+        server.begin()
+        num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
+        progress.begin(num_samples, "samples")
+        hub.train()
+        server.finish(_report(job, hub) if is_rehearsal else None)
+        wire_nbytes = hub.close()
+    return ChildResult(
+        settings=settings,
+        model=spec.model,
+        num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
+        updates=server.updates,
+        traffic=traffic_of(job, hub),
+        parent_traffic=server.parent.traffic.rows(job.parts),
+        wire_nbytes=wire_nbytes,
+        parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
+        lost=tuple(hub.lost),
+    )
+
+
+def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
+    rows = {Purpose(one.purpose): one for one in traffic_of(job, hub)}
+    return ChildReport(
+        nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
+        planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
+        num_pushed=hub.heads.num_pushed,
+    )
+
+
+class _Silent:
+    """Receives the progress of a process whose parent shows its own."""
+
+    def begin(self, total: int, unit: str) -> None:
+        """Show nothing."""
+
+    def advance(self, count: int = 1) -> None:
+        """Show nothing."""
+
+    def epoch(self, epoch: Epoch, score: str) -> None:
+        """Show nothing."""
+
+    def evaluation(self, found: Evaluation, score: str) -> None:
+        """Show nothing."""
+
+    def status(self, text: str) -> None:
+        """Show nothing."""
+
+
+def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
+    """Serve the workers of a rehearsal's child hub that its root has started."""
+    _serve_workers(settings, clients[settings.number], _Silent())
+
+
+def main() -> None:
+    """Serve as the child hub that the command line describes."""
+    run_as_process(take_part, ChildSettings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The bytes of a run by purpose, as its hub has counted them, and as planned."""
+
+from collections import Counter
+
+from paceline.core.outcome import SentShare, Traffic
+from paceline.core.wire_format import Purpose
+from paceline.strategies.wheel import job as jobs
+from paceline.strategies.wheel.hub import Hub
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
+
+
+def sent_share_of(job: jobs.TrainingJob, hub: Hub) -> SentShare | None:
+    """Return the check of the share of the body's gradients that their codec declares, if any."""
+    size = messages(job.parts, job.spec.config)[Purpose.GRADIENTS]
+    if size.wire_format is None:
+        return None
+    below = hub.children.reports.values()
+    num_pushed = hub.heads.num_pushed + sum(one.num_pushed for one in below)
+    nbytes = hub.heads.nbytes[Purpose.GRADIENTS]
+    nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
+    measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
+    return SentShare.of(job.spec.config.gradients, measured)
+
+
+def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
+    """Return the bytes of each purpose, and of those between this hub and its child hubs.
+
+    As counted, and of all steps of the run by Table 1's formula; the steps of workers that are
+    child hubs are counted apart, unless these have reported their bytes.
+    """
+    spec, parts = job.spec, job.parts
+    sizes: Counter[int] = Counter()
+    for worker in range(spec.config.workers):
+        if worker not in hub.children.workers:
+            each = list(map(len, jobs.batches_of(spec, worker, job.num_samples)))
+            whole, rest = divmod(spec.num_steps, len(each))
+            sizes.update(each * whole + each[:rest])
+    planned: Counter[Purpose] = Counter()
+    for size, times in sizes.items():
+        for purpose, message in messages(parts.resized(size), spec.config).items():
+            planned[purpose] += times * message.nbytes
+    counted = Counter(hub.heads.nbytes)
+    for report in hub.children.reports.values():
+        counted.update(report.nbytes)
+        planned.update(report.planned_nbytes)
+    within = tuple(
+        Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
+        for one in Purpose
+    )
+    return within + hub.children.traffic.rows(parts)

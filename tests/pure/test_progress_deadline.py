@@ -1,0 +1,60 @@
+"""Workers that keep their connection alive and complete nothing."""
+
+import pytest
+
+from paceline.rpc import progress_deadline
+from paceline.rpc.progress_deadline import ProgressDeadline
+
+DEADLINE_S = 5.0
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(progress_deadline, "time", found)
+    return found
+
+
+def usual(turns: ProgressDeadline, clock: Clock, seconds: float, times: int = 5) -> None:
+    for _ in range(times):
+        turns.replied(0)
+        clock.now_s += seconds
+        turns.requested(0)
+
+
+@pytest.mark.parametrize(("usual_s", "allowed_s"), [(0.01, DEADLINE_S), (1.0, 20.0)])
+def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(
+    clock, usual_s: float, allowed_s: float
+):
+    turns = ProgressDeadline(DEADLINE_S)
+    usual(turns, clock, usual_s)
+    clock.now_s += 1000  # it is the hub's turn
+    assert turns.overdue() == {}
+    turns.replied(0)
+    clock.now_s += allowed_s - 0.001
+    assert turns.overdue() == {}
+    clock.now_s += 0.002
+    assert turns.overdue() == {0: pytest.approx(allowed_s + 0.001)}
+    turns.forget(0)
+    assert turns.overdue() == {}
+
+
+def test_a_first_step_may_take_long_and_pauses_of_the_hub_are_left_out(clock):
+    turns = ProgressDeadline(DEADLINE_S)
+    turns.replied(3)
+    clock.now_s += 9.9 * DEADLINE_S
+    assert turns.overdue() == {}
+    turns.paused(8 * DEADLINE_S)
+    clock.now_s += 8 * DEADLINE_S
+    assert turns.overdue() == {}
+    clock.now_s += DEADLINE_S
+    assert set(turns.overdue()) == {3}

@@ -1,0 +1,66 @@
+"""The record of built-in models beside `describe`, and beside a model of known lines."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.models.factory import names
+from paceline.recipes.named import workload_of
+from paceline.records.built_in import record_of, recorded, recorded_names, recorded_with, step_of
+
+SIZES = (1, 3, 160)  # where sums of gradients differ, where they do not, and in other operations
+SAME_TORCH = torch.__version__.split("+")[0] == recorded_with().split("+")[0]
+
+
+def test_all_built_in_models_are_recorded():
+    assert set(recorded_names()) == set(names())
+
+
+@pytest.mark.skipif(not SAME_TORCH, reason=f"recorded with torch {recorded_with()}")
+@pytest.mark.parametrize("name", names())
+def test_the_record_is_what_describe_finds(name: str):
+    """Otherwise: python -m paceline.records.built_in."""
+    for size in SIZES:
+        described, found = workload_of(name, size), recorded(name, size)
+        assert found == described
+        assert [one.kind for one in found.layers] == [one.kind for one in described.layers]
+
+
+def bent(batch_size: int) -> Workload:
+    """A layer whose needs are the largest of four lines, and another of a single sample."""
+    lines = ((1, 5000), (4, 1000), (7, 400), (30, -90000))
+    layer = Layer(
+        name="layer",
+        parameters=(Parameter("weight", (5, 3)),),
+        activation_nbytes=12 * batch_size,
+        forward=Cost(30.0 * batch_size, 60.0 + 32 * batch_size, 2),
+        backward=Cost(61.0 * batch_size, 8.0 * batch_size, 1 if batch_size == 1 else 2),
+        kept_nbytes=8 * batch_size,
+        working_nbytes=max(a * batch_size + c for a, c in lines),
+        kind="Linear",
+    )
+    steady = replace(layer, name="steady", working_nbytes=17)
+    return Workload("bent", batch_size, (layer, steady), (1, 0), 20 * batch_size)
+
+
+def test_lines_are_found_that_hold_for_few_samples_only():
+    record = record_of(bent)
+    for size in (*range(1, 5000), 2**17, 2**20):
+        assert step_of(record, "bent", size) == bent(size)
+
+
+def test_what_bends_downwards_is_refused():
+    def saturating(batch_size: int) -> Workload:
+        (layer, steady) = bent(batch_size).layers
+        changed = replace(layer, working_nbytes=min(3 * batch_size, 1000))
+        return replace(bent(batch_size), layers=(changed, steady))
+
+    with pytest.raises(ValueError, match="not the largest of some lines"):
+        record_of(saturating)
+
+
+def test_what_the_record_does_not_have_is_left_to_describe():
+    assert recorded("mlp-54-16-2", 8) is None
+    assert recorded("lenet5", 2**20 + 1) is None
