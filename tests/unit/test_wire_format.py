@@ -1,10 +1,13 @@
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import CODECS, find_codec
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
+from paceline.core.outcome import SentShare
 from paceline.core.wire_format import PIECE, WIRE_FORMATS, pieces, remembers, wire_format
 
 
@@ -56,5 +59,57 @@ def test_plans_know_what_codecs_do_with_sums_and_errors(name):
 
 def test_what_auto_encodes_can_be_planned_and_a_threshold_cannot():
     assert wire_format("auto") == wire_format("dynamic8")
-    with pytest.raises(InvalidInput, match=r"how many bytes 'threshold:0\.5' takes; a plan needs"):
+    with pytest.raises(
+        InvalidInput, match=r"bytes 'threshold:0\.5' takes: declare .*threshold:0\.5@0\.01"
+    ):
         wire_format("threshold:0.5")
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=5), st.floats(1e-4, 1))
+def test_stand_ins_are_values_of_which_the_declared_share_is_sent_every_time(sizes, share):
+    name, codec = f"threshold:0.5@{share!r}", find_codec(f"threshold:0.5@{share!r}")
+    like = stand_ins_for(name)
+    whole = torch.cat([like(torch.ones(size)) for size in sizes])
+    for _ in range(3):  # error feedback changes nothing of it
+        nbytes = codec.encode(whole).nbytes
+        assert abs(nbytes - (4 + 4 * share * len(whole))) <= 2.001
+        assert abs(nbytes - wire_format(name).nbytes(len(whole))) <= 4
+    if len(whole):
+        assert codec.sent_share == pytest.approx(share, abs=0.51 / len(whole))
+        begin, end = len(whole) // 3, 2 * len(whole) // 3
+        assert abs(int((whole[begin:end] > 0.5).sum()) - share * (end - begin)) <= 1.001
+
+
+def test_other_codecs_send_as_much_of_any_values():
+    assert [stand_ins_for(name) for name in (None, "dynamic8", "threshold:0.5")] == [None] * 3
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "-0.1", "", "nan", "1%"])
+def test_a_share_is_a_number_over_0_and_up_to_1(share):
+    with pytest.raises(InvalidInput, match="after @ stands the share of the values that is sent"):
+        wire_format(f"threshold:0.5@{share}")
+
+
+def test_the_share_that_bytes_have_sent():
+    # Three payloads of 100 values with 5, 6 and 7 words, and tau before each.
+    assert wire_format("threshold:0.5@0.1").sent_share(100, 3 * 4 + 4 * 18, 3) == 18 / 300
+    assert wire_format("threshold:0.5@0.1").sent_share(100, 0, 0) is None
+    assert wire_format("half").sent_share(100, 200) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_off"),
+    [(0.01, False), (0.0124, False), (0.0126, True), (0.0081, False), (0.0079, True), (0.0, True)],
+)
+def test_a_share_that_is_off_by_a_quarter_is_said(measured, is_off):
+    found = SentShare.of("threshold:0.5@0.01", measured)
+    assert (found.declared, found.measured) == (0.01, measured)
+    assert (found.warning is not None) is is_off
+    if is_off:
+        assert f"sends 0.01 of the values and has sent {measured:.3g}, which is" in found.warning
+
+
+@pytest.mark.parametrize(("codec", "measured"), [(None, 0.1), ("half", 0.1), ("threshold:1", 0.1)])
+def test_only_a_declared_share_is_checked(codec, measured):
+    assert SentShare.of(codec, measured) is None
+    assert SentShare.of("threshold:1@0.1", None) is None

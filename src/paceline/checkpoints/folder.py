@@ -36,6 +36,8 @@ from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.manifest import MANIFEST, Damaged, FileEntry, Manifest, SummedFile
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
+from paceline.files import limits
+from paceline.files.reading import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Loaded:
         try:
             # Copies: the library's are views of the file, which may be removed or replaced.
             return {key: one.clone() for key, one in load_file(path).items()}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, KeyError, OverflowError) as error:  # KeyError: a type
             raise InvalidInput(f"{path}: cannot be read: {error}") from None
 
     def json(self, name: str) -> Json:
@@ -87,8 +89,8 @@ class Loaded:
         if path.name not in self.names:
             raise InvalidInput(f"{self.path}: the checkpoint has no {path.name}")
         try:
-            return json_values.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+            return json_values.loads(read_file(path, limits.CHECKPOINT_VALUES))
+        except ValueError as error:
             raise InvalidInput(f"{path}: cannot be read: {error}") from None
 
 

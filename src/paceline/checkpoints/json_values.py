@@ -15,6 +15,8 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
+from pydantic_core import from_json
+
 from paceline.core.errors import InvalidInput
 
 Json = Any  # None, bool, int, float, str, and lists, tuples, dicts and Counters of such values
@@ -29,14 +31,18 @@ def dumps(what: str, value: Json) -> bytes:
 def loads(text: bytes) -> Json:
     """Return the value of a text that `dumps` has made; ValueError if it has made no such text."""
     try:
-        return json.loads(text, object_hook=_decoded, parse_constant=_refuse)
-    except (KeyError, TypeError, RecursionError) as error:
+        # Integers of any size, as random states have them, and no other depth than pydantic's.
+        return _decoded_in(from_json(text, allow_inf_nan=False))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not the JSON of a checkpoint: {error}") from None
 
 
 def copied(what: str, value: Json) -> Json:
     """Return a copy that shares nothing with the value; InvalidInput as of `dumps`."""
-    return loads(dumps(what, value))
+    try:
+        return loads(dumps(what, value))
+    except ValueError as error:
+        raise InvalidInput(f"{what} cannot be saved as JSON: {error}") from None
 
 
 def _encoded(where: str, value: Json) -> Json:
@@ -78,9 +84,13 @@ _DECODED: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def _decoded(fields: dict[str, Any]) -> Any:
+def _decoded_in(value: Any) -> Json:
+    """Return the value that JSON stands for, from the inside out; it is at most 200 deep."""
+    if isinstance(value, list):
+        return [_decoded_in(one) for one in value]
+    if isinstance(value, float) and not isfinite(value):  # 1e400
+        raise ValueError(f"{value} is no JSON")
+    if not isinstance(value, dict):
+        return value
+    fields = {key: _decoded_in(one) for key, one in value.items()}
     return _DECODED[fields[_TAG]](fields) if _TAG in fields else fields
-
-
-def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")

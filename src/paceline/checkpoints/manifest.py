@@ -26,12 +26,15 @@ import re
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, PacelineError
+from paceline.core.reading import read_json
+from paceline.files import limits
+from paceline.files.reading import read_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -41,7 +44,7 @@ _PIECE_NBYTES = 1 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(safetensors|json)")
 
 
-class Damaged(Exception):
+class Damaged(PacelineError):
     """A checkpoint that is not whole: which file, and what is wrong with it."""
 
 
@@ -49,15 +52,15 @@ class Damaged(Exception):
 class FileEntry:
     """A file's size and checksum: eight hexadecimal digits."""
 
-    nbytes: int
-    crc32: str
+    nbytes: Annotated[int, Field(ge=0, lt=2**63)]
+    crc32: Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class Manifest:
     """The step after which a checkpoint was written, and its files."""
 
-    step: int
+    step: Annotated[int, Field(ge=0, lt=2**63)]
     files: dict[str, FileEntry]
     format_version: int = _FORMAT
 
@@ -107,7 +110,10 @@ def read(folder: Path) -> Manifest:
     if head + _last_line(head) != text:
         raise Damaged(f"{MANIFEST} is cut or changed: its checksum does not fit")
     try:
-        fields = json.loads(text)
+        fields = read_json(text, MANIFEST)
+    except InvalidInput as error:
+        raise Damaged(str(error)) from None
+    try:
         del fields["crc32"]
         version = fields["format_version"]
         if type(version) is int and version > _FORMAT:
@@ -120,7 +126,7 @@ def read(folder: Path) -> Manifest:
             raise ValueError(f"there is no format {version}")
         if foreign := [name for name in manifest.files if not _is_file_name(name)]:
             raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{MANIFEST} is not that of a checkpoint: {first_fault(error)}") from None
     return manifest
 
@@ -173,9 +179,9 @@ def _size(path: Path) -> int:
 def _whole(path: Path) -> bytes:
     _size(path)
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
+        return read_file(path, limits.MANIFEST)
+    except InvalidInput as error:
+        raise Damaged(str(error)) from None
 
 
 def first_fault(error: Exception) -> str:

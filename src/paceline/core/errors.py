@@ -4,9 +4,20 @@ Everything else is a bug and keeps its traceback. The command line prints one of
 line and ends with exit code 2, or 1 if the input is not to blame.
 """
 
+from signal import SIGINT
+
+_MOST_TEXT = 4000  # of an error
+_MOST_SHOWN = 200  # of a value in it
+
 
 class PacelineError(Exception):
-    """Base of all errors that say in one line what was wrong, where, and what would be right."""
+    """Base of all errors that say in one line what was wrong, where, and what would be right.
+
+    Whatever a file or a peer has put into the message, it is one line that a terminal can show.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message, _MOST_TEXT))
 
 
 class InvalidInput(PacelineError):
@@ -18,19 +29,22 @@ class WorkerLost(PacelineError):
 
 
 class WorkersFailed(PacelineError):
-    """The workers ended with an error that they have reported themselves: `reason`, if known."""
+    """The workers ended with an error or by a signal: `reason`, if known.
 
-    def __init__(self, exit_code: int, reason: str | None = None) -> None:
+    They have said it themselves if it `is_said`.
+    """
+
+    def __init__(self, exit_code: int, reason: str | None = None, *, is_said: bool = True) -> None:
         super().__init__(reason or f"the workers ended with exit code {exit_code}")
-        self.exit_code = exit_code
+        self.exit_code, self.is_said = exit_code, is_said
 
 
 class Interrupted(PacelineError):
-    """The run was asked to stop by Ctrl-C, and saved after `num_steps`."""
+    """The run was asked to stop, by the signal `number`, and saved after `num_steps`."""
 
-    def __init__(self, message: str, num_steps: int) -> None:
+    def __init__(self, message: str, num_steps: int, number: int = SIGINT) -> None:
         super().__init__(message)
-        self.num_steps = num_steps
+        self.num_steps, self.exit_code = num_steps, 128 + number
 
 
 class StepDiscarded(PacelineError):
@@ -43,6 +57,27 @@ class NonFinite(PacelineError):
 
 class CheckpointNotWritten(PacelineError):
     """A checkpoint that could not be written, as without space; those before it are still there."""
+
+
+def printable(text: str, most: int) -> str:
+    """Return a text on one line: ends of lines as spaces, and other control characters escaped.
+
+    Of a longer one the first `most` characters are there, and "...".
+    """
+    if len(text) > most:
+        text = text[:most] + "..."
+    if text.isprintable():
+        return text
+    joined = " ".join(line.strip() for line in text.splitlines())
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in joined).strip()
+
+
+def shown(value: object) -> str:
+    """Return a value as Python writes it, cut to a length that an error can hold."""
+    try:
+        return printable(repr(value), _MOST_SHOWN)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"a {type(value).__name__} that is too long to be shown"
 
 
 def first_line(error: BaseException) -> str:

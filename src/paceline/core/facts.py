@@ -7,9 +7,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$", examples=["gpu0"])]
+from paceline.core.errors import shown
+
+Name = Annotated[
+    str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$", examples=["gpu0"])
+]
 Source = Annotated[
-    str, Field(min_length=1, description="where the numbers come from", examples=["data sheet"])
+    str,
+    Field(
+        min_length=1,
+        max_length=2000,
+        description="where the numbers come from",
+        examples=["data sheet"],
+    ),
 ]
 
 
@@ -36,18 +46,20 @@ def parse_quantity(text: object, units: dict[str, float], example: str) -> float
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         return float(text)
-    match = _QUANTITY.fullmatch(str(text).strip())
+    match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity; write for example {example!r}")
+        raise ValueError(f"{shown(text)} is not a quantity; write for example {example!r}")
     number, unit = match.groups()
     if unit not in units:
-        raise ValueError(f"unknown unit {unit!r} in {text!r}; known: {', '.join(units)}")
+        raise ValueError(f"unknown unit {shown(unit)} in {shown(text)}; known: {', '.join(units)}")
     try:
         quantity = float(number) * units[unit]
     except ValueError:
-        raise ValueError(f"{number!r} is not a number; write for example {example!r}") from None
+        raise ValueError(
+            f"{shown(number)} is not a number; write for example {example!r}"
+        ) from None
     if isinf(quantity):
-        raise ValueError(f"{number!r} is too large a number; write for example {example!r}")
+        raise ValueError(f"{shown(number)} is too large a number; write for example {example!r}")
     return quantity
 
 
@@ -55,14 +67,23 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
     return lambda text: parse_quantity(text, units, example)
 
 
-Bytes = Annotated[float, BeforeValidator(_parser(_BYTES, "24 GiB")), Field(examples=["24 GiB"])]
+_MOST = 1e30  # of anything: products with bytes and operations are finite
+Bytes = Annotated[
+    float, BeforeValidator(_parser(_BYTES, "24 GiB")), Field(le=_MOST, examples=["24 GiB"])
+]
 BytesPerSecond = Annotated[
-    float, BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")), Field(examples=["1 Gbit/s"])
+    float,
+    BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")),
+    Field(le=_MOST, examples=["1 Gbit/s"]),
 ]
 FlopsPerSecond = Annotated[
-    float, BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s")), Field(examples=["9.3 Tflop/s"])
+    float,
+    BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s")),
+    Field(le=_MOST, examples=["9.3 Tflop/s"]),
 ]
 ValuesPerSecond = Annotated[
     float, BeforeValidator(_parser(_VALUES_PER_S, "1.6 Gvalue/s")), Field(examples=["1.6 Gvalue/s"])
 ]
-Seconds = Annotated[float, BeforeValidator(_parser(_SECONDS, "50 us")), Field(examples=["50 us"])]
+Seconds = Annotated[
+    float, BeforeValidator(_parser(_SECONDS, "50 us")), Field(le=_MOST, examples=["50 us"])
+]

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from paceline.core.errors import shown
 from paceline.core.interval import LONGEST_S, Interval
 
 LARGEST_FLOAT32 = 3.4e38
+_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # characters of a list of workers
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
@@ -110,6 +112,9 @@ class RunSettings(Record):
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
+        longest = len(str(_MOST_WORKERS)) if str(self.workers).isdecimal() else _LONGEST_LIST
+        if len(str(self.workers)) > longest:
+            raise ValueError(f"workers: {shown(self.workers)} are more than {_MOST_WORKERS:,}")
         if isinstance(self.workers, int) and self.workers < 1:
             raise ValueError(
                 f"workers: Input should be greater than or equal to 1, not {self.workers}"

@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 from paceline.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
 from paceline.data.sampler import stratified_split
+from paceline.files import limits
 
 # Pillow's rarer decoders are a risk: a renamed file must not reach them.
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
@@ -66,6 +67,11 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
+                if image.width * image.height > limits.PIXELS:
+                    raise InvalidInput(
+                        f"{path} has {image.width}x{image.height} pixels, over {limits.PIXELS:,}: "
+                        "make it smaller"
+                    )
                 # Pillow would cut the values of these modes to 8 bits without a word.
                 if image.mode.startswith(("I", "F")):
                     raise InvalidInput(f"{path} has more than 8 bits per pixel: convert it to 8")

@@ -2,22 +2,31 @@
 
 import bz2
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
+from paceline.data.dataset import (
+    Dataset,
+    Shape,
+    TensorSamples,
+    require_memory,
+    require_nbytes,
+    shape_text,
+)
 from paceline.data.sampler import stratified_split
+from paceline.files import limits
 
 _VALID_LINE = "'+1 3:0.5 7:1.25' (a whole number as label, then index:value with rising indices)"
 _OTHERWISE_COMPRESSED = (".gz", ".xz", ".zip")
+_PIECE_NBYTES, _CHECKED_NBYTES = 2**20, 2**28
 _INDEX_LIMIT = 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -27,24 +36,62 @@ class SparseFile:
     """A parsed file: scipy's CSR features in float32, and a row of labels or one for each sample.
 
     Labels are numbers as they are written; of several for a sample, a bool for each there is.
+    `nbytes` are those of its text.
     """
 
     path: Path
     features: Any
     labels: NDArray[Any]
+    nbytes: int
 
 
 def content_of(path: Path) -> bytes:
-    """Return the text of a file, unpacked if its name ends in .bz2."""
+    """Return the text of a file, unpacked if its name ends in .bz2.
+
+    Raises OSError for a file that cannot be read, InvalidInput for one that this machine's memory
+    cannot hold, and for a small one that unpacks into more than any text does.
+    """
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(f"{path} is compressed: unpack it first, or compress it with bzip2")
-    content = path.read_bytes()
+    nbytes = path.stat().st_size
+    if not (path.is_file() or path.is_dir()):  # which cannot be opened; a pipe would wait
+        raise InvalidInput(f"{path} cannot be read: it is no file")
+    require_nbytes(nbytes, str(path), "take a part of it")
     if path.suffix != ".bz2":
-        return content
+        return path.read_bytes()
     try:
-        return bz2.decompress(content)
-    except (OSError, ValueError) as error:
+        most = max(limits.UNPACKED_AT_LEAST, limits.MOST_UNPACKED * nbytes)
+        with bz2.open(path) as file:
+            return b"".join(_pieces(file, path, most))
+    except (OSError, ValueError, EOFError) as error:
         raise InvalidInput(f"{path} is damaged, or no bzip2 file: {error}") from error
+
+
+def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
+    """Yield what a packed file holds, a piece at a time, of at most so many bytes."""
+    found = 0
+    while piece := file.read(_PIECE_NBYTES):
+        found += len(piece)
+        if found > most:
+            raise InvalidInput(
+                f"{path} unpacks into more than {most:,} bytes, {limits.MOST_UNPACKED} times its "
+                "size, which no such text does; unpack it yourself if it is right"
+            )
+        if found % _CHECKED_NBYTES < _PIECE_NBYTES:
+            require_nbytes(found, f"{path}: its unpacked text", "take a part of it")
+        yield piece
+
+
+def require_proportion(nbytes: int, text_nbytes: int, what: str) -> None:
+    """Raise InvalidInput if dense values take far more bytes than the text that names them.
+
+    `what` says which number of the file makes them so many.
+    """
+    if nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
+        raise InvalidInput(
+            f"{what}: dense values would take {nbytes:,} bytes, over {limits.MOST_DENSE} times the "
+            f"{text_nbytes:,} bytes of the text; is that number right?"
+        )
 
 
 def parse(paths: Sequence[Path]) -> list[SparseFile]:
@@ -61,12 +108,16 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
         for path, content in zip(paths, contents, strict=True):
             raise_first_fault(path, content.split(b"\n"), _fault, _VALID_LINE)
         raise InvalidInput(f"{paths[0]} is not a LIBSVM file: {error}") from error
-    files = [SparseFile(*entry) for entry in zip(paths, parsed[::2], parsed[1::2], strict=True)]
+    sizes = map(len, contents)
+    files = [
+        SparseFile(*entry) for entry in zip(paths, parsed[::2], parsed[1::2], sizes, strict=True)
+    ]
     # Refuse what scikit-learn reads without complaint but cannot be trained on.
     for file, content in zip(files, contents, strict=True):
         if not len(file.labels):
             raise InvalidInput(f"{file.path} has no samples; a valid line looks like {_VALID_LINE}")
-        has_odd_label = not np.all(np.mod(file.labels, 1) == 0)
+        has_odd_label = not np.all(np.floor(file.labels) == file.labels)
+        has_odd_label |= not np.isfinite(file.labels).all()
         # It skips a query identifier, which belongs to ranking and not to classification.
         if has_odd_label or not np.isfinite(file.features.data).all() or b"qid" in content:
             raise_first_fault(file.path, content.split(b"\n"), _fault, _VALID_LINE)
@@ -158,7 +209,12 @@ def dataset_of(
             f"{files[0].path} has {num_features} features, "
             f"but the sample shape {shape_text(shape)} holds {prod(shape)}"
         )
-    require_memory(sum(len(file.labels) for file in files), shape, str(files[0].path))
+    num_samples = sum(len(file.labels) for file in files)
+    if sample_shape is None:  # the file's own word
+        which = f"{files[0].path} has the feature {num_features:,}"
+        text_nbytes = sum(file.nbytes for file in files)
+        require_proportion(4 * num_samples * num_features, text_nbytes, which)
+    require_memory(num_samples, shape, str(files[0].path))
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(

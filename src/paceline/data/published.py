@@ -49,6 +49,10 @@ def parse_multilabel(path: Path) -> SparseFile:
         raise InvalidInput(
             f"{path} has {len(lines) - 1} samples, but its header says {num_samples}"
         )
+    nbytes = sum(map(len, lines))
+    libsvm.require_proportion(
+        num_samples * num_labels, nbytes, f"{path}, line 1: {num_labels:,} labels"
+    )
     fault_of = partial(_fault, num_features, num_labels)
     check = partial(libsvm.raise_first_fault, path, lines[1:], fault_of, _VALID_LINE, first=2)
     if any(b"#" in line for line in lines):  # the rest of the line would be dropped as a comment
@@ -65,7 +69,7 @@ def parse_multilabel(path: Path) -> SparseFile:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     if b"qid" in text or not np.isfinite(features.data).all():
         check()
-    return SparseFile(path, features, labels)
+    return SparseFile(path, features, labels, nbytes)
 
 
 def _labels(texts: list[bytes], num_labels: int) -> NDArray[np.bool_]:

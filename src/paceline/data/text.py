@@ -10,6 +10,7 @@ import re
 import sysconfig
 from hashlib import sha256
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,11 @@ _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )
 _TOKENS = re.compile("(.+?)(?:,vocabulary=([1-9][0-9]{0,8}))?", re.DOTALL)
+# Of numpy, which reads a header as Python's literals.
+_BROKEN = (
+    *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
+    *(RecursionError, MemoryError),
+)
 _FORM = "right would be a .npy file with one dimension of integers, as tokens:PATH"
 
 
@@ -163,7 +169,7 @@ def _mapped(path: str) -> Tokens:
         raise InvalidInput(f"there is no file {path}: {_FORM} or tokens:PATH,vocabulary=50257")
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OverflowError) as error:
+    except _BROKEN as error:
         raise InvalidInput(f"{path} cannot be used: {first_line(error)}; {_FORM}") from error
     if not isinstance(found, np.ndarray):
         found.close()

@@ -8,13 +8,21 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, FailFast, Field, TypeAdapter
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind, Lane, Resource, TaskId
+from paceline.core.reading import read_record
 from paceline.core.timeline import Origin, Span, Timeline
+from paceline.files import limits
+from paceline.files.reading import read_file
+from paceline.files.writing import write_text
 
 _US = 1e6  # Chrome traces count microseconds
+_LONGEST_US = 3.2e15  # a century
+_Name = Annotated[str, Field(max_length=1000)]
 _FIELDS = ("step", "part", "worker", "sub_batch", "num_samples")
 
 
@@ -22,7 +30,7 @@ def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
     """Write the timelines into one file, side by side."""
     process = count(1)
     events = [event for timeline in timelines for event in _events(timeline, process)]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _events(timeline: Timeline, process: Iterator[int]) -> Iterator[dict[str, Any]]:
@@ -56,33 +64,72 @@ def _events(timeline: Timeline, process: Iterator[int]) -> Iterator[dict[str, An
             }
 
 
+class _Args(BaseModel):
+    origin: Origin
+    owner: _Name
+    lane: Lane
+    step: Annotated[int, Field(ge=0, lt=2**31)]
+    part: _Name
+    worker: Annotated[int, Field(ge=0, lt=2**31)] | None
+    sub_batch: Annotated[int, Field(ge=0, lt=2**31)] | None
+    num_samples: Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class _Slice(BaseModel):
+    """A task on one of its resources."""
+
+    ph: Literal["X"]
+    cat: Kind
+    ts: Annotated[float, Field(ge=-_LONGEST_US, le=_LONGEST_US, allow_inf_nan=False)]
+    dur: Annotated[float, Field(ge=0, le=_LONGEST_US, allow_inf_nan=False)]
+    args: _Args
+
+
+class _Label(BaseModel):
+    """The name of a track."""
+
+    ph: Literal["M"]
+
+
+class _Trace(BaseModel):
+    events: Annotated[
+        list[Annotated[_Slice | _Label, Field(discriminator="ph")]],
+        Field(alias="traceEvents"),
+        FailFast(),  # not an error for each of a million events
+    ]
+
+
+_TRACE = TypeAdapter(_Trace)
+
+
 def read_trace(path: Path) -> dict[Origin, Timeline]:
     """Return the timelines of a file that `write_trace` wrote, by origin.
 
     Raises InvalidInput that names the file if it is missing or is not such a file.
     """
-    found: dict[Origin, dict[TaskId, Span]] = {}
-    try:
-        for event in json.loads(path.read_text())["traceEvents"]:
-            if event["ph"] != "X":
-                continue
-            args, start_s = event["args"], event["ts"] / _US
-            span = Span(
-                kind=Kind(event["cat"]),
-                on=(Resource(args["owner"], Lane(args["lane"])),),
-                start_s=start_s,
-                end_s=start_s + event["dur"] / _US,
-                **{field: args[field] for field in _FIELDS},
-            )
-            # A slice of one resource; the span holds all of them.
-            spans = found.setdefault(Origin(args["origin"]), {})
-            known = spans.get(span.id)
-            spans[span.id] = span if known is None else known._replace(on=known.on + span.on)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path}: not a trace that Paceline wrote ({error!r})") from None
-    return {origin: Timeline(spans.values(), origin) for origin, spans in found.items()}
+    found: dict[Origin, dict[TaskId, tuple[Span, list[Resource]]]] = {}
+    trace = read_record(
+        _TRACE, read_file(path, limits.TRACE), f"{path}: not a trace that Paceline wrote"
+    )
+    for event in trace.events:
+        if event.ph != "X":
+            continue
+        args, start_s = event.args, event.ts / _US
+        on = Resource(args.owner, args.lane)
+        span = Span(
+            kind=event.cat,
+            on=(on,),
+            start_s=start_s,
+            end_s=start_s + event.dur / _US,
+            **{field: getattr(args, field) for field in _FIELDS},
+        )
+        # A slice of one resource; the span holds all of them.
+        spans = found.setdefault(args.origin, {})
+        spans.setdefault(span.id, (span, []))[1].append(on)
+    return {
+        origin: Timeline((span._replace(on=tuple(on)) for span, on in spans.values()), origin)
+        for origin, spans in found.items()
+    }
 
 
 def read_timeline(path: Path, origin: Origin) -> Timeline:

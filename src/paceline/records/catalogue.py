@@ -25,10 +25,11 @@ from paceline.core.errors import InvalidInput
 from paceline.core.facts import Bytes, BytesPerSecond, Fact, FlopsPerSecond, Name, Seconds, Source
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Host, Link, Machine, Switch
-from paceline.records.settings import first_fault
+from paceline.core.reading import first_fault
 
 # What layers reach of a data sheet: large convolutions of its arithmetic, copies of its memory.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
+_HALF_REACHED = 0.45  # of tensor cores, which layers keep less busy
 _CALL_S = 5e-6
 # Of servers, for each GPU: half a socket's cores, memory, and its channels' bandwidth.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
@@ -50,7 +51,7 @@ class KnownLink(Fact):
 class KnownModel(Fact):
     """A model of GPU as its data sheet has it, and the links of several of them.
 
-    `half_flops_per_s`: with operands of 16 bits. `link` joins them, and `bus` each with the host.
+    `link` joins them, and `bus` each with the host.
     """
 
     flops_per_s: Annotated[FlopsPerSecond, Field(gt=0)]
@@ -141,11 +142,13 @@ class EqualDevices(Fact):
         )
 
     def _device(self, number: int, model: KnownModel) -> Device:
+        half = model.half_flops_per_s
         return Device(
             name=f"gpu{number}",
             host="host",
             kind=DeviceKind.GPU,
             flops_per_s=_FLOPS_REACHED * model.flops_per_s,
+            half_flops_per_s=None if half is None else _HALF_REACHED * half,
             memory_bytes=model.memory_bytes,
             memory_bandwidth_bytes_per_s=_MEMORY_REACHED * model.memory_bandwidth_bytes_per_s,
             call_latency_s=_CALL_S,

@@ -6,7 +6,7 @@ A file has the fields that the options of a command have. TOML has no null: with
 
 import json
 import re
-import tomllib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -16,8 +16,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import first_fault
 from paceline.core.settings import Record, RunSettings
-from paceline.records.settings import first_fault, useful_settings
+from paceline.files import limits
+from paceline.files.reading import read_file, read_toml_file
+from paceline.files.writing import write_text
+from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"
 _NULL = "null"
@@ -31,12 +35,7 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 
     Raises InvalidInput that names the file, and the line, the key or the value that is wrong.
     """
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: not TOML: {error}") from None
+    found = read_toml_file(path, limits.CONFIGURATION, largest=sys.float_info.max)
     known = {name: field for name, field in kind.model_fields.items() if name != "kind"}
     values = {}
     for name, value in found.items():
@@ -98,13 +97,13 @@ def written_config(folder: Path, settings: Record) -> Iterator[None]:
     Raises InvalidInput if they cannot be written.
     """
     path = folder / FILE_NAME
-    before = path.read_text(encoding="utf-8") if path.exists() else None
+    before = read_file(path, limits.CONFIGURATION) if path.exists() else None
     write_config(folder, settings)
     try:
         yield
     except InvalidInput:
         if before is not None:
-            path.write_text(before, encoding="utf-8")
+            path.write_bytes(before)
         raise
 
 
@@ -120,7 +119,7 @@ def write_config(folder: Path, settings: Record) -> None:
         del values["epochs"]  # in whose place the steps are
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"
     try:
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise InvalidInput(f"output: cannot write {path}: {error.strerror}") from None
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from itertools import compress, islice
 from math import inf
@@ -15,8 +14,10 @@ from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import Fact
 from paceline.core.machine import Device, Machine, Station, place_of
+from paceline.core.reading import first_fault
+from paceline.files import limits
+from paceline.files.reading import read_toml_file
 from paceline.records.catalogue import EqualFile, by_name
-from paceline.records.settings import first_fault
 
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _BINARY = (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10))
@@ -38,12 +39,7 @@ def read_machine(path: Path) -> Machine:
     InvalidInput names the file and the field or line, and says what would be right there. Devices
     between which there is no way are a fault of the file, too.
     """
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: not TOML: {error}") from None
+    values = read_toml_file(path, limits.MACHINE, largest=inf)
     model: type[Fact] = Machine
     if "equal" in values:
         model = EqualFile

@@ -58,6 +58,11 @@ def validated_profile(values: dict[str, Any]) -> ProfileSettings:
     return settings
 
 
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Stage = Literal["load", "forward", "backward", "train", "hidden", "exposed", "update", "idle"]
+
+
 class Quartiles(Record):
     """The median of repeated measurements in seconds, and the quartiles around it."""
 
@@ -84,8 +89,8 @@ class LayerRow(Record):
 class StageRow(Record):
     """A part of the step: all parts but "hidden" add up to it."""
 
-    stage: str
-    seconds: float
+    stage: Stage
+    seconds: _Seconds
 
 
 class ResourceRow(Record):
@@ -153,7 +158,7 @@ class TensorMemory(Record):
     features: int  # kept by forward for backward
     inputs: int
     predicted: int
-    measured: int
+    measured: Annotated[int, Field(gt=0)]
 
     @property
     def error(self) -> float:
@@ -178,7 +183,7 @@ class LargestBatch(Record):
     limit_nbytes: int
     predicted: int  # from the predicted memory
     complete: bool  # False if the search ended at a deadline, so that larger ones may fit
-    attempts: tuple[AttemptRow, ...]
+    attempts: Annotated[tuple[AttemptRow, ...], Field(min_length=1)]
 
 
 class ProfileResult(Record):
@@ -197,7 +202,7 @@ class ProfileResult(Record):
     step: Quartiles
     recorded_step: Quartiles
     cost: float
-    recorded_typical_s: float
+    recorded_typical_s: _Positive
     stages: tuple[StageRow, ...]
     forward: Quartiles
     backward: Quartiles

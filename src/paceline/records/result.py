@@ -5,18 +5,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from paceline.core.compare import Comparison
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, shown
 from paceline.core.outcome import Outcome, RunMetrics, is_share
+from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin, quartiles
-from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal
+from paceline.files import limits
+from paceline.files.reading import read_file
+from paceline.planner import Forecast, Ranking, Refusal
 from paceline.planner.forecast import Advice
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
-from paceline.records.settings import first_fault
 
 
 class PlanRow(Record):
@@ -104,16 +106,14 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first, and what is to be said of them.
 
-    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared;
-    `error_bar` is the range of the best plan, as a share of its step. Both sentences are about the
-    plans.
+    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared. Both
+    sentences are about the plans.
     """
 
     plans: tuple[PlanRow, ...]
     refused: tuple[Refusal, ...]
     workers_worth: int | None
     workers_sentence: str | None
-    error_bar: float
     advice: AdviceRow | None
 
     @classmethod
@@ -124,7 +124,6 @@ class RankingRows(Record):
             refused=ranking.refused,
             workers_worth=ranking.worth,
             workers_sentence=ranking.workers_sentence,
-            error_bar=ranking[0].range_share if ranking else ERROR_BAR,
             advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
         )
 
@@ -138,8 +137,8 @@ class RankingRows(Record):
         first = {row.strategy: row for row in reversed(self.refused)}
         for name, row in first.items():
             yield f"{name} is refused on {row.workers} workers: {row.why}"
-        error = f"{100 * self.error_bar:.0f} %"
-        yield f"in 9 of 10 cases a step is within {error} of that; closer plans may change places"
+        if self.plans:
+            yield "in 9 of 10 cases a step is within the range beside it (±)"
 
 
 class RunResult(RunMetrics):
@@ -165,6 +164,18 @@ class RunResult(RunMetrics):
     lower_quartile_s: float | None = None
     upper_quartile_s: float | None = None
     comparison: Comparison | None = None
+
+    @model_validator(mode="after")
+    def _steps_are_known(self) -> Self:
+        if self.step_s is not None and not self.step_s > 0:
+            raise ValueError(f"step_s: {self.step_s} s; a step takes time")
+        if self.comparison is not None:
+            if self.step_s is None:
+                raise ValueError("step_s: is missing, and a comparison of steps is there")
+            if not str(self.settings.workers).isdecimal():
+                workers = shown(self.settings.workers)
+                raise ValueError(f"settings.workers: {workers} is no number of workers in step")
+        return self
 
     @property
     def is_rehearsal(self) -> bool:
@@ -224,17 +235,16 @@ class _AnyKind(BaseModel):
     kind: Literal["run", "plan", "profile", "scale"]
 
 
+_ANY_KIND = TypeAdapter(_AnyKind)
+
+
 def read_result(folder: Path) -> AnyResult:
     """Return the result in a folder; InvalidInput names the file and what is wrong."""
     path = folder / "result.json"
-    try:
-        text = path.read_bytes()
-        # Not by a union, whose errors would name its members as if they were fields.
-        return _TYPES[_AnyKind.model_validate_json(text).kind].model_validate_json(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    text, what = read_file(path, limits.RESULT), str(path)
+    # Not by a union, whose errors would name its members as if they were fields.
+    kind = _TYPES[read_finite_record(_ANY_KIND, text, what).kind]
+    return read_record(TypeAdapter[AnyResult](kind), text, what)
 
 
 def read_run(folder: Path) -> RunResult:

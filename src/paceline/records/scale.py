@@ -12,8 +12,10 @@ from paceline.core.timeline import Origin
 from paceline.strategies import EXCHANGES
 
 Scaling = Literal["strong", "weak"]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
+_MOST = 64  # values of each of a study's settings
 
 
 class Point(NamedTuple):
@@ -49,8 +51,12 @@ def _read_counts(values: Any) -> Any:
         raise ValueError(f"{values!r} is not a list of numbers such as 1,2,4") from None
 
 
-_Counts = Annotated[tuple[_Count, ...], Field(min_length=1), BeforeValidator(_read_counts)]
-_Names = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(read_list)]
+_Counts = Annotated[
+    tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(_read_counts)
+]
+_Names = Annotated[
+    tuple[str, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(read_list)
+]
 
 
 class ScaleSettings(Record):
@@ -145,20 +151,20 @@ class ScaleCell(Record):
     """
 
     method: str
-    workers: int
-    batch: int
+    workers: _Count
+    batch: _Count
     scaling: Scaling
     kind: Origin
-    epoch_s: float | None = None
-    spread: tuple[float, float] | None = None
-    forward_s: float | None = None
-    backward_s: float | None = None
-    exposed_s: float | None = None
-    update_s: float | None = None
-    idle_s: float | None = None
-    hidden_s: float | None = None
-    memory_bytes: int | None = None
-    capacity_bytes: float | None = None
+    epoch_s: _Seconds | None = None
+    spread: tuple[_Seconds, _Seconds] | None = None
+    forward_s: _Seconds | None = None
+    backward_s: _Seconds | None = None
+    exposed_s: _Seconds | None = None
+    update_s: _Seconds | None = None
+    idle_s: _Seconds | None = None
+    hidden_s: _Seconds | None = None
+    memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    capacity_bytes: Annotated[float, Field(ge=0)] | None = None
     error: str | None = None
 
     @property
@@ -175,10 +181,10 @@ class ScaleCell(Record):
 class TimedCell(ScaleCell):
     """A cell without an error, with its seconds of an epoch."""
 
-    epoch_s: float
-    exposed_s: float = 0.0
-    idle_s: float = 0.0
-    memory_bytes: int = 0
+    epoch_s: _Seconds
+    exposed_s: _Seconds = 0.0
+    idle_s: _Seconds = 0.0
+    memory_bytes: Annotated[int, Field(ge=0)] = 0
 
     @property
     def rate(self) -> float:
@@ -238,3 +244,12 @@ class ScaleResult(Record):
     machine: dict[str, Any]
     cells: tuple[ScaleCell, ...]
     insights: tuple[Insight, ...]
+
+    @model_validator(mode="after")
+    def _is_of_a_study(self) -> Self:
+        # A page has a row for each batch, and a column for each number of workers.
+        for name in ("batch", "workers", "method"):
+            count = len({getattr(cell, name) for cell in self.cells})
+            if count > _MOST:
+                raise ValueError(f"cells: {count:,} different {name}s; a study has at most {_MOST}")
+        return self

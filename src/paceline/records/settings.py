@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from paceline.core.defaults import completed
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, shown
+from paceline.core.reading import first_fault
 from paceline.core.settings import (
     DATA,
     InputShape,
@@ -21,9 +22,11 @@ from paceline.core.settings import (
     read_list,
 )
 from paceline.core.strategy import Strategy, codec_fields, number_of
+from paceline.planner.precision import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # the strategy that is predicted to be the fastest
+_MOST_DIGITS = 9  # of a number of workers
 _SHORTHANDS = ("policy", "codec")  # of options
 _Validated = TypeVar("_Validated")
 
@@ -39,12 +42,16 @@ class PlanSettings(Record):
     strategy: Annotated[tuple[str, ...] | None, BeforeValidator(read_list)] = Field(
         None, description="Only these, such as allreduce,host; or package.module:record."
     )
+    options: dict[str, Any] = Field({}, description="Fields of that strategy's configuration.")
     data: str | None = Field(None, description=DATA)
     workers: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Only this number of workers; here 2, or as many as torchrun started."
     )
     batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
     input_shape: InputShape = None
+    precision: Precision = Field(
+        "float32", description="Of forward and backward, as by torch's autocast."
+    )
     measured: str | None = Field(
         None,
         description="What one of the machine's devices makes alone, as 350/s, or 350/s@128 in "
@@ -122,6 +129,11 @@ def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers:
     for field, why in strategy.refused_options.items():
         if field in options:
             raise InvalidInput(f"options: {field} {why}")
+    return check_options(strategy, options, num_workers)
+
+
+def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
+    """Return a configuration to plan with these options; InvalidInput names a wrong one."""
     if "workers" in options:
         raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
     values = {**options, "workers": num_workers}
@@ -171,12 +183,15 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(workers, int):
         return given
     if not isinstance(workers, str):
-        raise InvalidInput(f"workers: Input should be a valid integer, not {workers!r}")
+        raise InvalidInput(f"workers: Input should be a valid integer, not {shown(workers)}")
     if not workers.strip().isdecimal():
         taking = [one.name for one in STRATEGIES.values() if one.count_workers is not number_of]
         raise InvalidInput(
-            f"workers: {workers!r} is not a number; only strategy {', '.join(taking)} takes a list"
+            f"workers: {shown(workers)} is not a number; only strategy {', '.join(taking)} takes a "
+            "list"
         )
+    if len(workers) > _MOST_DIGITS:
+        raise InvalidInput(f"workers: {shown(workers)} are more than any machine has")
     return given | {"workers": int(workers)}
 
 
@@ -241,15 +256,3 @@ def validated(kind: type[_Validated], values: Any, source: str = "") -> _Validat
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         raise InvalidInput(": ".join(filter(None, (source, first_fault(error))))) from None
-
-
-def first_fault(error: ValidationError, name: str = "") -> str:
-    """Return the field that is wrong, its value, and what would be right.
-
-    `name` is that of the field which was validated, where that was one alone.
-    """
-    fault = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
-    message = fault["msg"].removeprefix("Value error, ")
-    given = "" if fault["type"] in ("missing", "value_error") else f", not {fault['input']!r}"
-    return f"{field}: {message}{given}" if field else message

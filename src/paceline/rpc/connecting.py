@@ -3,6 +3,7 @@
 Descriptions of the fields are the help texts of the command line.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,16 @@ class Connecting(Record):
     deadline_s: Seconds = Field(60.0, description="How long the hub may be away.")
 
 
-class WorkerProcessSettings(Connecting):
+class ConnectingWorkers(Connecting, ABC):
+    """The settings of a process that is one or more workers of a hub."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of these workers."""
+
+
+class WorkerProcessSettings(ConnectingWorkers):
     """The settings of `paceline worker`, and of the processes that a hub starts itself."""
 
     workers: Numbers | None = Field(

@@ -6,7 +6,6 @@ each device of its own machine, `paceline worker` on others.
 
 import json
 import logging
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -14,19 +13,22 @@ from hashlib import sha256
 from importlib.metadata import version
 from os import sched_getaffinity
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.links import processes
 from paceline.links.group import physical_cores
+from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
 from paceline.rpc.client import Client
-from paceline.rpc.connecting import Connecting, WorkerProcessSettings
+from paceline.rpc.connecting import Connecting, ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
 from paceline.rpc.limits import Identity
+from paceline.rpc.reading import read_json
 
 logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
-_PROTOCOL = "paceline workers 5"
+_PROTOCOL = "paceline workers 6"
 _RESTARTS_IN_A_ROW = 3
 
 
@@ -84,10 +86,9 @@ def connected(
 
 def difference(here: str, there: str) -> str | None:
     """Return the first difference of two layouts, or None; InvalidInput if `there` is none."""
-    try:
-        own, other = json.loads(here), dict(json.loads(there))
-    except (ValueError, TypeError):
-        raise InvalidInput("what it says of its run cannot be read") from None
+    own, other = json.loads(here), read_json(there.encode(), "what it says of its run")
+    if not isinstance(other, dict):
+        raise InvalidInput("what it says of its run is no mapping")
     for part, value in own.items():
         found = other.get(part)
         if isinstance(value, dict) and isinstance(found, dict):
@@ -108,13 +109,18 @@ def listed(workers: Sequence[int]) -> str:
     return ",".join(map(str, workers))
 
 
-Work = Callable[[WorkerProcessSettings, Mapping[int, Client]], None]
+_Settings = TypeVar("_Settings", bound=ConnectingWorkers)
 
 
-def run_as_process(work: Work) -> None:
-    """Work as the only argument says; exit code 2 if the input is to blame, 1 for another error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the hub gets it too, and ends this process
-    settings = WorkerProcessSettings.model_validate_json(sys.argv[1])
+def run_as_process(
+    work: Callable[[_Settings, Mapping[int, Client]], None], kind: type[_Settings]
+) -> None:
+    """Work as the only argument says, which are settings of a `kind`.
+
+    Exit code 2 if the input is to blame, 1 for another error.
+    """
+    tell_starter()
+    settings = kind.model_validate_json(sys.argv[1])
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("paceline worker: %(message)s"))
     package = logging.getLogger("paceline")
@@ -137,11 +143,12 @@ class WorkerPool:
     """
 
     def __init__(
-        self, module: str, settings: Sequence[WorkerProcessSettings], *, restarts: bool = False
+        self, module: str, settings: Sequence[ConnectingWorkers], *, restarts: bool = False
     ) -> None:
         self._module, self._restarts = module, restarts
-        self._processes: list[tuple[WorkerProcessSettings, processes.Process]] = []
+        self._processes: list[tuple[ConnectingWorkers, processes.Process]] = []
         self._failures: dict[tuple[int, ...], int] = {}
+        self._signals = SignalsOfWorkers()
         try:
             for one in settings:
                 self._processes.append((one, self._start(one)))
@@ -149,15 +156,27 @@ class WorkerPool:
             self.close()
             raise
 
-    def _start(self, settings: WorkerProcessSettings) -> processes.Process:
+    def _start(self, settings: ConnectingWorkers) -> processes.Process:
         command = processes.module_command(self._module, settings.model_dump_json())
         # Standard output holds the result, and nothing else.
-        return processes.start(command, stdout=processes.STANDARD_ERROR)
+        return processes.start(
+            command,
+            environment=self._signals.environment,
+            stdout=processes.STANDARD_ERROR,
+            pass_fds=(self._signals.fd,),
+        )
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has failed since the last call, and how it ended."""
+        """Return the workers whose process has failed since the last call, and how it ended.
+
+        Stops the run if one of them was signalled.
+        """
         found: list[tuple[int, str]] = []
+        self._signals.poll(
+            {process.pid: f"worker {listed(one.numbers)}" for one, process in self._processes}
+        )
         for settings, process in [one for one in self._processes if one[1].poll()]:
+            self._signals.ended(process, f"worker {listed(settings.numbers)}")
             ended = f"(process {process.pid}) {processes.reason(process.poll())}"
             found += [(worker, ended) for worker in settings.numbers]
             self._processes.remove((settings, process))
@@ -181,7 +200,9 @@ class WorkerPool:
     def close(self, wait_s: float = 0.0) -> None:
         """End those that still run after `wait_s`."""
         running = [process for _, process in self._processes]
+        self._processes.clear()
         processes.end(running, wait_s=wait_s, termination_s=0.0)
+        self._signals.close()
 
 
 def num_threads(num_devices: int, num_others: int = 1) -> int:

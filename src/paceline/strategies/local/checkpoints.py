@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors.torch import load as tensors_of_bytes
 from safetensors.torch import save as bytes_of_tensors
@@ -32,19 +32,11 @@ from paceline.exchange.checkpoints import CHECKPOINTS, State, as_values, check_s
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.log import RunLog
 from paceline.strategies.local.outer import OuterModel
-from paceline.strategies.local.protocol import Loss, SavedHeader
+from paceline.strategies.local.protocol import Loss, OwnState, SavedHeader
 from paceline.strategies.local.rounds import Rounds
 from paceline.strategies.local.units import Units
 
 logger = logging.getLogger(__name__)
-
-
-class OwnState(NamedTuple):
-    """A worker's own state as it travels: where it is, its tensors as safetensors, and values."""
-
-    header: SavedHeader
-    tensors: bytes
-    values: bytes
 
 
 @dataclass
@@ -171,7 +163,7 @@ class Checkpoints:
             for name, one in tensors_of_bytes(own.tensors).items():
                 tensors[f"worker-{worker}/{name}"] = one
             values = json_values.loads(own.values)
-            parts[f"worker-{worker}"] = {"place": [own.header.round, own.header.step], **values}
+            parts[f"worker-{worker}"] = {**values, "place": [own.header.round, own.header.step]}
         self._writer.save(pending.num_steps, tensors, parts, wait=pending.is_last)
 
     def own_state(self, worker: int, exchange: int) -> OwnState | None:

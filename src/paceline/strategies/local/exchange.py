@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.codecs.codec import Codec, as_type
-from paceline.codecs.feedback import ErrorFeedback
+from paceline.codecs.feedback import ErrorFeedback, SentCount
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import threshold_of, wire_format
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.outer import OuterModel, fragments_of, is_finite
 from paceline.strategies.local.protocol import payload_of
@@ -17,6 +18,7 @@ from paceline.strategies.local.protocol import payload_of
 class Exchanged:
     """The fragments of a model, the group's parameters, and a codec for each fragment.
 
+    `decoded` counts what came by a codec that sends a declared share of the values.
     Raises InvalidInput for a model that cannot be dealt into fragments, or encoded.
     """
 
@@ -30,6 +32,10 @@ class Exchanged:
         self._codecs: list[Codec | ErrorFeedback | None] = [
             None if config.codec is None else find_codec(config.codec) for _ in self.fragments
         ]
+        threshold = None if config.codec is None else threshold_of(config.codec)
+        is_declared = threshold is not None and threshold.share is not None
+        self._form = wire_format(str(config.codec)) if is_declared else None
+        self.decoded = SentCount()
 
     def encode(self, fragment: int, gradient: Tensor) -> tuple[Tensor, ...] | None:
         """Return an outer gradient as buffers of bytes; None if a value is NaN or infinite."""
@@ -46,6 +52,9 @@ class Exchanged:
         payload = payload_of(name, like.numel(), like.dtype, buffers)
         if codec is None:
             return as_type(payload.buffers[0], like.dtype)
+        if self._form is not None:
+            share = self._form.sent_share(payload.count, payload.nbytes) or 0.0
+            self.decoded.add(round(share * payload.count), payload.count)
         return codec.decode(payload)
 
     def step(self, fragment: int, parts: Sequence[tuple[int, Tensor]]) -> None:

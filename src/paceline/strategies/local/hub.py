@@ -8,8 +8,9 @@ the group's parameters, and never gives its own.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from math import inf
 
 from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
 from paceline.core.settings import RehearseSettings, TrainSettings
@@ -17,14 +18,16 @@ from paceline.links.interruption import Interruption
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
-from paceline.rpc.limits import Limits, one_line
+from paceline.rpc.limits import Limits, RateLimitedLog, one_line
+from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 from paceline.rpc.workers import AGAIN, WorkerPool, agreement, difference, refusal
-from paceline.strategies.local.checkpoints import Checkpoints, OwnState
+from paceline.strategies.local.checkpoints import Checkpoints
+from paceline.strategies.local.gate import LeftOut, NotFinite
 from paceline.strategies.local.log import Diverged, RunLog
 from paceline.strategies.local.measure import DeviceProfile
-from paceline.strategies.local.protocol import RunSpec, SavedHeader, Tested, Topic, decode
-from paceline.strategies.local.relay import LeftOut, NotFinite, Relay, Reply
+from paceline.strategies.local.protocol import RunSpec, Topic, decode
+from paceline.strategies.local.relay import Relay, Reply
 from paceline.strategies.local.rounds import OutOfTurn
 from paceline.strategies.local.trace import Trace
 
@@ -34,6 +37,9 @@ _POLL_S = 0.2
 _DISMISSAL_S = 2.0
 _LEAVING_S = 5.0  # for processes that are done to say good-bye
 _LATE = 3.0  # times as long as its steps of the round should take: then a worker is late
+_MOST_UNEVEN = 100.0  # times as slow as the slowest of the others
+_TIMES = 10.0  # the deadline, for work that is not measured, such as saving
+_MOST_LOST = 1000  # of reasons that are kept: a worker may come back and lie again
 _LATE_IF_UNKNOWN = 10.0  # times as long as they would take the slowest of those that are known
 _MODULE = "paceline.strategies.local.worker"
 
@@ -62,7 +68,6 @@ class Hub:
     ) -> None:
         self._settings, self._spec, self._layout = settings, spec, layout
         self._log, self._checkpoints = log, checkpoints
-        self._max_nbytes = max_message_nbytes
         limits = Limits(
             run_id,
             agreement(),
@@ -78,17 +83,7 @@ class Hub:
         self.rounds = self.relay.rounds
         self._pool: WorkerPool | None = None
         if settings.bind is None:
-            own = [
-                WorkerProcessSettings(
-                    connect=self.rpc.address,
-                    run=run_id,
-                    deadline_s=settings.deadline_s,
-                    workers=(number,),
-                    device=device,
-                    threads=threads,
-                )
-                for number, device in enumerate(devices)
-            ]
+            own = _own_workers(devices, threads, self.rpc.address, run_id, settings.deadline_s)
             self._pool = WorkerPool(_MODULE, own, restarts=True)
             stack.callback(self._pool.close)
         else:
@@ -96,19 +91,20 @@ class Hub:
                 "listening on %s; waiting for %d workers", self.rpc.address, spec.config.workers
             )
         self._waiting: dict[int, RpcRequest] = {}  # with BEGIN
+        self._returning: set[int] = set()  # told to begin again
         self._done: set[int] = set()
         self._has_begun = False
         self._first_exchange = self.rounds.exchange
         self._not_finite: set[tuple[int, int]] = set()  # workers, and in which exchange
         self._seen_s = time.monotonic()  # when somebody was there
-        self._probing: int | None = None
-        self._held: list[RpcRequest] = []  # probes out of turn
+        self._probes = ProbeTurns(max_message_nbytes, settings.deadline_s)
+        self._turns_s: dict[int, float] = {}  # since when it is each member's turn
+        self._refusals = RateLimitedLog(logger)
         self._polled_s = 0.0
         self._failure: InvalidInput | WorkerLost | None = None
         self._last_words = "no worker has come"
         self._reasons: dict[int, str] = {}  # what workers told before they ended
         self._stops = False  # the state that is being saved is the last one
-        self._says_stop = False
         self.interruption = Interruption()
         self.lost: list[str] = []
         self.profiles: dict[int, DeviceProfile] = {}
@@ -163,6 +159,7 @@ class Hub:
             if isinstance(event, RpcRequest):
                 self._execute(event)
             elif isinstance(event, Lost):
+                self._returning.discard(event.worker)
                 self._drop(event.worker, event.why)
             elif isinstance(event, Joined):
                 self._drop(event.worker, "has begun anew")
@@ -177,14 +174,16 @@ class Hub:
         except (OutOfTurn, LeftOut) as error:
             if isinstance(error, LeftOut):
                 self._leave_out(worker, error)
+            self._returning.add(worker)
             reply = Message(AGAIN, message.step)
         except InvalidInput as error:
             # Workers of our own tell no lies: the others would fail alike.
             if self._pool is not None or isinstance(error, Diverged):
                 self.rpc.reply(request, refusal(str(error)))
                 raise
-            logger.warning("worker %d is refused: %s", worker, error)
-            self._drop(worker, f"is refused: {error}")
+            why = f"is refused: {one_line(str(error))}"
+            self._refusals.warning(f"worker {worker} {why}")
+            self._drop(worker, why)
             reply = refusal(str(error))
         if reply is not None:
             self.rpc.reply(request, reply)
@@ -193,6 +192,7 @@ class Hub:
     def _reply(self, request: RpcRequest) -> Message | None:
         """Do what a request asks for, and return its reply; None if that comes later."""
         worker, message = request.worker, request.message
+        self._turns_s[worker] = time.monotonic()
         match message.topic:
             case Topic.BEGIN:
                 self._begin(request)
@@ -205,7 +205,7 @@ class Hub:
             case Topic.ROUND:
                 return self.relay.units(worker, message.step)
             case Topic.PROBE:
-                return self._probe(request)
+                return self._probes.reply(request)
             case Topic.CLOCK:
                 return Message(Topic.CLOCK, time.monotonic_ns())
         self._note(worker, message)
@@ -215,16 +215,15 @@ class Hub:
         """Record what a worker reports, which needs no reply."""
         match message.topic:
             case Topic.TESTED:
-                self._log.tested(worker, message.step, decode(Tested, message))
+                self._log.tested(worker, message.step, self.relay.gate.tested(message))
             case Topic.SAVED:
-                own = OwnState(decode(SavedHeader, message), *map(bytes, message.parts[1:3]))
-                self._checkpoints.add(worker, message.step, own)
+                self._checkpoints.add(worker, message.step, self.relay.gate.own_state(message))
             case Topic.DONE:
                 self._finish(worker, message)
             case Topic.PROFILE:
                 self.profiles[worker] = decode(DeviceProfile, message)
                 self.rounds.note_speed(worker, self.profiles[worker].step_s)
-                self._end_probes(worker)
+                self._answer(self._probes.end(worker))
             case Topic.FAILED:
                 self._note_failure(worker, message)
             case _:
@@ -236,6 +235,7 @@ class Hub:
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
         self._drop(request.worker, "begins again")
+        self._returning.discard(request.worker)
         self._waiting[request.worker] = request
 
     def _note_failure(self, worker: int, message: Message) -> None:
@@ -247,7 +247,10 @@ class Hub:
 
     def _go_on(self) -> None:
         """Complete the exchange if all parts are there, and let workers join."""
+        before = self.rounds.exchange
         self._stops |= self.relay.go_on(stops=self.interruption.requested and not self._stops)
+        if self.rounds.exchange != before:  # they have waited for each other
+            self._turns_s |= dict.fromkeys(self.rounds.members, time.monotonic())
         self._admit()
 
     def _admit(self) -> None:
@@ -259,12 +262,13 @@ class Hub:
         for worker in sorted(self._waiting):
             request = self._waiting.pop(worker)
             self.rounds.admit(worker)
+            self._turns_s[worker] = time.monotonic()
             if self.rounds.exchange > self._first_exchange:
                 logger.info("worker %d takes part from round %d on", worker, self.rounds.round)
             self.rpc.reply(request, self.relay.state(worker))
 
     def _finish(self, worker: int, message: Message) -> None:
-        self.traces[worker] = self.relay.finish(message)
+        self.traces[worker] = self.relay.finish(worker, message)
         self.rounds.drop(worker)
         self._done.add(worker)
 
@@ -279,12 +283,12 @@ class Hub:
         # Some may have begun again meanwhile.
         if all((one, exchange) in self._not_finite for one in self.rounds.members):
             self._failure = InvalidInput(
-                "learning_rate: the parameters of all workers are NaN or infinite; choose a "
-                "smaller one"
+                "learning_rate: the parameters or losses of all workers are NaN or infinite; "
+                "choose a smaller one"
             )
 
     def _drop(self, worker: int, why: str) -> None:
-        self._end_probes(worker)
+        self._answer(self._probes.forget(worker))
         self._waiting.pop(worker, None)
         self._log.drop(worker)
         self._checkpoints.drop(worker)
@@ -292,29 +296,15 @@ class Hub:
             return
         self.rounds.drop(worker)
         self._last_words = f"worker {worker} {why}"
-        self.lost.append(self._last_words)
+        if len(self.lost) < _MOST_LOST:
+            self.lost.append(self._last_words)
         logger.info("worker %d %s: the others go on, with its share of the samples", worker, why)
         self._go_on()
 
-    def _probe(self, request: RpcRequest) -> Message | None:
-        """Answer a worker that measures its link; one after the other, as they may share a wire."""
-        if self._probing not in (None, request.worker):
-            self._held.append(request)
-            return None
-        self._probing = request.worker
-        nbytes = request.message.step
-        if not 0 <= nbytes <= self._max_nbytes:
-            raise InvalidInput(f"probe: {nbytes:,} bytes are more than any message of the run")
-        return Message(Topic.PROBE, parts=(memoryview(bytes(nbytes)),))
-
-    def _end_probes(self, worker: int) -> None:
-        """Let the next worker measure its link, if this one did."""
-        self._held = [one for one in self._held if one.worker != worker]
-        if self._probing == worker:
-            self._probing = None
-            held, self._held = self._held, []
-            for request in held:
-                self._execute(request)
+    def _answer(self, requests: Iterable[RpcRequest]) -> None:
+        """Execute what had to wait."""
+        for request in requests:
+            self._execute(request)
 
     def _poll(self) -> None:
         """Look after processes, those who are late, and checkpoints, a few times a second."""
@@ -327,7 +317,10 @@ class Hub:
             self._drop(worker, why)
         if self._pool is not None and self._pool.is_empty:
             raise WorkerLost(f"no worker is left; {self._last_words}")
+        if (slow := self._probes.overdue()) is not None:
+            self._answer(self._probes.end(slow))
         self._drop_late(now_s)
+        self._refusals.flush()
         self._checkpoints.poll()
         self._log.show(len(self.rounds.members))
         if self.rounds.members or self._waiting:
@@ -337,17 +330,15 @@ class Hub:
                 f"no worker is left, and none came within {self._settings.wait_s:g} s; "
                 f"{self._last_words}"
             )
-        if self.interruption.requested and not self._says_stop:
-            self._says_stop = True
-            logger.info(
-                "stopping at the end of this round, when the state is saved; a second Ctrl-C does "
-                "not wait"
-            )
         if self._stops and not self._checkpoints.is_pending:
             raise Interrupted("interrupted", self._log.num_steps)
 
     def _drop_late(self, now_s: float) -> None:
         """Go on without workers whose parts do not come, though they may be there."""
+        for worker in sorted(self.rounds.missing):
+            waits_s = now_s - self._turns_s[worker]
+            if waits_s > self._longest_s(worker):
+                self._drop(worker, f"is there, and has completed nothing for {waits_s:.0f} s")
         if self.relay.first_part_s is None or not self.rounds.missing:
             return
         waits_s = now_s - self.relay.first_part_s
@@ -358,16 +349,34 @@ class Hub:
 
     def _late_s(self, worker: int) -> float:
         """Return the seconds after which a worker's part is late: some times its steps' own."""
-        member = self.rounds.members[worker]
-        if member.step_s is not None:
-            return _LATE * member.step_s * member.most_units
-        slowest_s = max(self.rounds.speeds.values(), default=0.0)
-        return _LATE_IF_UNKNOWN * slowest_s * member.most_units
+        units = self.rounds.members[worker].most_units
+        known = worker in self.rounds.speeds
+        return (_LATE if known else _LATE_IF_UNKNOWN) * self._unit_s(worker) * units
+
+    def _unit_s(self, worker: int) -> float:
+        """Return the seconds of an inner step of a worker, or of the slowest of the others.
+
+        What it says of itself counts as far as others make it credible; 0 if nothing is known.
+        """
+        speeds = self.rounds.speeds
+        slowest_s = max((s for one, s in speeds.items() if one != worker), default=inf)
+        own_s = speeds.get(worker, slowest_s)
+        return min(own_s, _MOST_UNEVEN * slowest_s) if speeds else 0.0
+
+    def _longest_s(self, worker: int) -> float:
+        """Return the seconds that a worker may take from our reply to its next request.
+
+        It trains, or tests, or saves. Where nothing is known of any worker that may be any time.
+        """
+        if not self.rounds.speeds:
+            return inf
+        tests_s = _LATE * self._log.test_units * self._unit_s(worker)
+        return _TIMES * self._settings.deadline_s + self._late_s(worker) + tests_s
 
     def dismiss(self, why: str) -> None:
         """Tell those who ask that the run is over, for a moment: they end with the reason."""
         until_s = time.monotonic() + _DISMISSAL_S
-        left = set(self.rounds.members) | self._waiting.keys()
+        left = set(self.rounds.members) | self._waiting.keys() | self._returning
         posted = [part.request for part in self.rounds.posted.values()]
         for request in (*self._waiting.values(), *posted):
             self.rpc.reply(request, refusal(why))
@@ -378,3 +387,20 @@ class Hub:
                 self.rpc.reply(event, refusal(why))
             if isinstance(event, RpcRequest | Lost):
                 left.discard(event.worker)
+
+
+def _own_workers(
+    devices: tuple[str, ...], threads: int, address: str, run_id: str, deadline_s: float
+) -> list[WorkerProcessSettings]:
+    """Return the settings of a process for each device of this machine."""
+    return [
+        WorkerProcessSettings(
+            connect=address,
+            run=run_id,
+            deadline_s=deadline_s,
+            workers=(number,),
+            device=device,
+            threads=threads,
+        )
+        for number, device in enumerate(devices)
+    ]

@@ -69,6 +69,13 @@ class RunLog:
         return self._test is not None
 
     @property
+    def test_units(self) -> float:
+        """The inner steps that have as many samples as the test whose parts are still to come."""
+        if self._test is None or self._samples is None:
+            return 0.0
+        return len(self._samples) * self._num_workers / self._samples_per_step
+
+    @property
     def trained_s(self) -> float:
         """Seconds of training, without tests."""
         return time.monotonic() - self._began_s - self._tests_s if self._began_s else 0.0

@@ -60,9 +60,12 @@ def caveat(config: Local) -> str:
 
 def described(config: Local, rows: Sequence[LossRow]) -> str:
     """Return what rows say of a configuration's loss: a range with where it was measured."""
-    bits = _FLOAT32_BITS if config.codec is None else wire_format(config.codec).value_bits
+    form = None if config.codec is None else wire_format(config.codec)
+    bits = _FLOAT32_BITS if form is None else form.value_bits
     workers = f"{config.workers} worker{'s' * (config.workers > 1)}"
     size = f"{bits} bit{'s' * (bits > 1)}"
+    if form is not None and form.share is not None:  # a row is of codecs that send all values
+        rows, size = (), form.name
     asked = f"rounds of {config.sync_every} steps on {workers} with {size}"
     near = [row for row in rows if row.bits == bits and _is_near(row, config)]
     if not near:

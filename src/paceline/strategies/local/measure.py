@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import FailFast, Field
 from torch import nn
 
 from paceline.core.cost import Measured, Rate, Roofline
@@ -23,6 +23,7 @@ from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.layers import profile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
+from paceline.rpc.reading import PerSecond, Seconds
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.outer import OuterModel
 from paceline.strategies.local.plan import FLOAT32_NBYTES, inner_step, step_traffic
@@ -33,6 +34,7 @@ _SOURCE = "measured by the workers before this run"
 _NUM_PINGS = 20
 _MIN_SECONDS = 1e-9
 _MIN_PROBE_NBYTES = 64 * 1024
+_MOST_PARTS = 100_000  # of an inner step, forward and backward
 _MOST_STEPPED = 1 << 22  # values of an outer step that is measured
 _NETWORK = Path("/proc/self/ns/net")
 Ask = Callable[[int, int], None]
@@ -47,14 +49,16 @@ class DeviceProfile(Record):
     """
 
     kind: DeviceKind
-    host: str
-    seconds: tuple[tuple[Kind, str, float], ...]
-    codecs: dict[Kernel, tuple[float, float]]
-    copy_bytes_per_s: float | None = None
-    memory_bytes_per_s: float
-    unrest: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    latency_s: float
-    link_bytes_per_s: float
+    host: Annotated[str, Field(max_length=200)]
+    seconds: Annotated[
+        tuple[tuple[Kind, str, Seconds], ...], FailFast(), Field(max_length=_MOST_PARTS)
+    ]
+    codecs: dict[Kernel, tuple[PerSecond, PerSecond]]
+    copy_bytes_per_s: PerSecond | None = None
+    memory_bytes_per_s: PerSecond
+    unrest: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    latency_s: Seconds
+    link_bytes_per_s: PerSecond
 
     @property
     def step_s(self) -> float:

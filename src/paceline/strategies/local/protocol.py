@@ -17,10 +17,10 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from math import nan
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import torch
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter
 from torch import Tensor
 
 from paceline.codecs.codec import Payload
@@ -30,6 +30,7 @@ from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.exchange.setup import TrainingSetup
 from paceline.rpc import workers
 from paceline.rpc.frames import Buffer, Message
+from paceline.rpc.reading import Seconds, read_record
 from paceline.strategies.local.config import Local
 
 _MOST = 2**53  # of counts: beyond it JSON numbers are not exact everywhere
@@ -94,7 +95,7 @@ class PartHeader(Record):
     num_steps: Count
     is_finite: bool = True
     digest: str | None = Field(None, max_length=64)
-    step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    step_s: Seconds | None = None
     losses: tuple[Loss, ...] = Field((), max_length=4096)
     num_buffers: Annotated[int, Field(ge=0, le=4)] = 0
 
@@ -155,6 +156,14 @@ class SavedHeader(Record):
     step: Count
 
 
+class OwnState(NamedTuple):
+    """A worker's own state as it travels: where it is, its tensors as safetensors, and values."""
+
+    header: SavedHeader
+    tensors: bytes
+    values: bytes
+
+
 class Done(Record):
     """The end of a worker's run: the digest of the last fragment that it took from the group."""
 
@@ -169,12 +178,7 @@ def encode(header: Record) -> memoryview:
 def decode(kind: type[Header], message: Message) -> Header:
     """Return the header in the first part of a message; InvalidInput if there is none."""
     part = memoryview(message.parts[0]) if message.parts else memoryview(b"")
-    try:
-        return kind.model_validate_json(bytes(part))
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, fault["loc"])) or "header"
-        raise InvalidInput(f"{message.topic}: {where}: {fault['msg']}") from None
+    return read_record(TypeAdapter(kind), part, message.topic)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -18,34 +18,23 @@ from paceline.rpc.server import RpcRequest
 from paceline.strategies.local.checkpoints import Checkpoints
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.exchange import Exchanged
+from paceline.strategies.local.gate import Gate, LeftOut, gradient_buffers
 from paceline.strategies.local.log import RunLog
 from paceline.strategies.local.protocol import (
-    Done,
     PartHeader,
     PartsHeader,
     Share,
     StateHeader,
     Topic,
     UnitsHeader,
-    decode,
     encode,
     joined,
-    tensor_of,
-    vectors_of,
 )
-from paceline.strategies.local.rounds import Completed, Rounds
+from paceline.strategies.local.rounds import Completed, OutOfTurn, Rounds
 from paceline.strategies.local.trace import NUM_TRACED, HubTimes, Trace
 
 logger = logging.getLogger(__name__)
 Reply = Callable[[RpcRequest, Message], None]
-
-
-class LeftOut(Exception):
-    """A worker is not like the others, for the reason in the text: it takes the group's state."""
-
-
-class NotFinite(LeftOut):
-    """A worker's parameters are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +45,7 @@ class Part:
     header: PartHeader
     buffers: tuple[Tensor, ...]
     values: Tensor
+    of_model: list[Tensor] | None  # at the end of a round: the model's buffers
 
 
 class Relay:
@@ -70,12 +60,14 @@ class Relay:
         exchanged: Exchanged,
         buffers: list[Tensor],
         rounds: Rounds[Part],
+        gate: Gate,
         log: RunLog,
         checkpoints: Checkpoints,
         reply: Reply,
     ) -> None:
         self._config, self._exchanged, self.buffers = config, exchanged, buffers
-        self.rounds, self._log, self._checkpoints = rounds, log, checkpoints
+        self.rounds, self.gate = rounds, gate
+        self._log, self._checkpoints = log, checkpoints
         self._reply = reply
         self._digests: dict[int, str] = {}  # by exchange
         self.first_part_s: float | None = None  # when the first part of this exchange came
@@ -109,14 +101,17 @@ class Relay:
         for what cannot be decoded.
         """
         worker, message = request.worker, request.message
-        header = decode(PartHeader, message)
-        if worker in self.rounds.members:
-            self._check_digest(header.digest, message.step - 1)
-        if not header.is_finite:
-            raise NotFinite("has parameters that are NaN or infinite")
-        buffers = tuple(map(tensor_of, message.parts[1 : 1 + header.num_buffers]))
-        values = self._exchanged.decode(message.step % self._config.fragments, buffers)
-        self.rounds.post(worker, message.step, Part(request, header, buffers, values))
+        self.rounds.check_turn(worker, message.step)
+        header = self.gate.part(message)
+        self._check_digest(header.digest, message.step - 1)
+        buffers = gradient_buffers(header, message)
+        fragment, fragments = message.step % self._config.fragments, self._config.fragments
+        steps = self.rounds.members[worker].most_units
+        values = self.gate.values(worker, fragment, header, buffers, steps)
+        of_model = None
+        if fragment == fragments - 1:
+            of_model = self.gate.buffers(message, self.buffers)
+        self.rounds.post(worker, message.step, Part(request, header, buffers, values, of_model))
         if header.step_s:
             self.rounds.note_speed(worker, header.step_s)
         self.times.received_s[worker, message.step] = request.arrived_s
@@ -130,10 +125,16 @@ class Relay:
                 f"has a copy of the group's parameters with other bits after exchange {exchange}"
             )
 
-    def finish(self, message: Message) -> Trace:
-        """Return the trace of a worker that is done. Raises LeftOut if it has other parameters."""
-        self._check_digest(decode(Done, message).digest, self.rounds.exchange - 1)
-        return Trace.from_json(bytes(message.parts[1]))
+    def finish(self, worker: int, message: Message) -> Trace:
+        """Return the trace of a worker that is done. Raises LeftOut if it has other parameters.
+
+        OutOfTurn if there are units left, of workers that were lost meanwhile.
+        """
+        if worker not in self.rounds.members or not self.rounds.is_over:
+            raise OutOfTurn
+        header, trace = self.gate.done(worker, message)
+        self._check_digest(header.digest, self.rounds.exchange - 1)
+        return trace
 
     def go_on(self, *, stops: bool) -> bool:
         """Complete the exchange if all parts are there; return True if that was a run's last.
@@ -155,7 +156,7 @@ class Relay:
         tests = saves = False
         if completed.ends_round:
             first = next(iter(parts.values()))
-            self.buffers = vectors_of(first.request.message.parts[-1], self.buffers)
+            self.buffers = first.of_model or []
             num_steps = self.rounds.num_done // self._config.workers
             tests = self._log.end_round(exchange + 1, num_steps, there)
             stops = stops and not self._checkpoints.is_pending

@@ -174,10 +174,14 @@ class Rounds(Generic[Part]):
         counts = inner_steps(every, [self.members[one].step_s for one in everybody])
         return {one: count for one, count in zip(everybody, counts, strict=True) if one in asked}
 
-    def post(self, worker: int, exchange: int, part: Part) -> None:
-        """Take a worker's part of an exchange. Raises OutOfTurn if it is not the one's turn."""
+    def check_turn(self, worker: int, exchange: int) -> None:
+        """Raise OutOfTurn unless the worker may send its part of that exchange now."""
         if worker not in self.members or exchange != self.exchange or worker in self.posted:
             raise OutOfTurn
+
+    def post(self, worker: int, exchange: int, part: Part) -> None:
+        """Take a worker's part of an exchange. Raises OutOfTurn if it is not the one's turn."""
+        self.check_turn(worker, exchange)
         self.posted[worker] = part
 
     def complete(self) -> Completed[Part] | None:

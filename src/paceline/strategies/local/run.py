@@ -21,9 +21,11 @@ from torch import Tensor
 from paceline.core.balance import apportion
 from paceline.core.compare import conform
 from paceline.core.errors import Interrupted, InvalidInput, PacelineError, WorkerLost
-from paceline.core.outcome import Outcome
+from paceline.core.outcome import Outcome, SentShare
+from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.core.strategy import Calibrated, Window
+from paceline.core.timeline import Timeline
 from paceline.devices import device_of, gpus
 from paceline.exchange.checkpoints import interrupted
 from paceline.exchange.loop import score_of
@@ -33,10 +35,12 @@ from paceline.links.group import boot_id
 from paceline.links.interruption import interruptible
 from paceline.recipes.named import is_given
 from paceline.rpc.connecting import RUN
+from paceline.rpc.proportion import Proportions
 from paceline.rpc.workers import num_threads
 from paceline.strategies.local import checkpoints as saved
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.exchange import Exchanged
+from paceline.strategies.local.gate import Gate
 from paceline.strategies.local.hub import Hub
 from paceline.strategies.local.log import RunLog
 from paceline.strategies.local.measure import calibrate
@@ -167,7 +171,7 @@ class LocalRunner:
             layout=layout_of(self._setup, self._hub_spec),
             relay=partial(
                 Relay,
-                *(self._config, self._exchanged, self._buffers, rounds),
+                *(self._config, self._exchanged, self._buffers, rounds, self._gate()),
                 *(self._log, self._checkpoints),
             ),
             log=self._log,
@@ -181,6 +185,18 @@ class LocalRunner:
         if settings.profile_s:
             self._calibrated = calibrate(self.workload, self._config, self._hub.profiles)
         return self._calibrated
+
+    def _gate(self) -> Gate:
+        settings, recipe = self._session.settings, self._setup.recipe
+        tests = None if recipe is None else recipe.test_samples
+        return Gate(
+            self._exchanged,
+            samples_per_round=self._setup.samples_per_step * self._config.sync_every,
+            num_epochs=len(self._setup.epoch_steps),
+            num_tests=0 if tests is None else len(tests),
+            # Workers of this machine tell no lies.
+            proportions=None if settings.bind is None else Proportions(),
+        )
 
     def _tell_workers(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Tell workers of elsewhere why the run does not begin, or ends."""
@@ -224,7 +240,8 @@ class LocalRunner:
                 hub.train()
             except Interrupted as error:
                 self._checkpoints.close()
-                raise interrupted(error.num_steps, self._session.folder) from None
+                folder = self._session.folder
+                raise interrupted(hub.interruption, error.num_steps, folder) from None
         outer = self._exchanged.outer
         for number, fragment in enumerate(self._exchanged.fragments):
             outer.load_into(number, fragment)
@@ -251,12 +268,13 @@ class LocalRunner:
         happened = timeline_of(traced, hub.relay.times, names, config.fragments, NUM_TRACED, origin)
         faults: list[str] = []
         if calibrated is not None and not hub.lost and self._session.resumed is None:
-            num_rounds = 1 + max((span.step for span in happened.spans), default=-1)
-            if num_rounds > 0:
+            whole = _whole_rounds(happened, config.workers)
+            if whole.spans:
+                num_rounds = 1 + max(span.step for span in whole.spans)
                 planned = (plan_balanced if is_balanced else plan)(
                     self.workload, calibrated.machine, config, Window(num_rounds)
                 )
-                faults = conform(planned, happened, _SLACK_S)
+                faults = conform(planned, whole, _SLACK_S)
         trained_s = log.trained_s
         samples_per_s = self.samples_per_step / median(
             step_seconds or (trained_s / max(1, log.num_steps),)
@@ -277,6 +295,7 @@ class LocalRunner:
             shares=self._shares() if is_balanced and log.samples_of else None,
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
             wire_nbytes=wire_nbytes,
+            sent_share=SentShare.of(config.codec, self._exchanged.decoded.share),
             device=", ".join(
                 dict.fromkeys(device_of(torch.device(one)).name for one in self._devices)
             )
@@ -291,6 +310,21 @@ class LocalRunner:
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""
         save_model(self._setup.model, str(path))
+
+
+def _whole_rounds(happened: Timeline, num_workers: int) -> Timeline:
+    """Return the spans without those of the last round, unless each worker has trained in it.
+
+    In a plan each does; but the last round has what is left of the samples, which may be nothing
+    for the slowest worker.
+    """
+    last = max((span.step for span in happened.spans), default=0)
+    ending = [span for span in happened.spans if span.step == last]
+    trained = {span.worker for span in ending if span.kind is Kind.TRAIN}
+    if len(trained) == num_workers:
+        return happened
+    spans = (span for span in happened.spans if span.step < last)
+    return Timeline(spans, happened.origin)
 
 
 def _devices(session: TrainingSession) -> tuple[str, ...]:

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from paceline.core.cost import compute_lane
-from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline
+from paceline.rpc.reading import MOST_SPANS, Spans
 
 NUM_TRACED = 20  # rounds
 BESIDE = ".beside"  # of the part that inner steps are beside which a fragment travels
 HUB = "host0"  # the hub's host in the plan of a run
-_MOST_SPANS = 200_000  # that a worker may tell
-Times = dict[int, float]  # by exchange, in seconds by `time.monotonic`
+# By exchange, in seconds by `time.monotonic`.
+Times = Annotated[dict[int, float], Field(max_length=MOST_SPANS)]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Trace:
     """The spans of a worker's last rounds, and when it sent and received its parts."""
 
     worker: Annotated[int, Field(ge=0)]
-    spans: Annotated[list[Span], Field(max_length=_MOST_SPANS)] = field(default_factory=list)
+    spans: Spans = field(default_factory=list)
     sent_s: Times = field(default_factory=dict)
     received_s: Times = field(default_factory=dict)
 
@@ -59,14 +59,6 @@ class Trace:
     def as_json(self) -> bytes:
         """Return the trace as it travels to the hub."""
         return _TRACE.dump_json(self)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> "Trace":
-        """Return the trace in a message; InvalidInput if there is none."""
-        try:
-            return _TRACE.validate_json(data)
-        except ValidationError as error:
-            raise InvalidInput(f"a trace with {error.error_count()} faults") from None
 
 
 _TRACE = TypeAdapter(Trace)

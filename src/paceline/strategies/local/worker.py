@@ -328,7 +328,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
 
 def main() -> None:
     """Work for the hub that the command line names."""
-    run_as_process(take_part)
+    run_as_process(take_part, WorkerProcessSettings)
 
 
 if __name__ == "__main__":

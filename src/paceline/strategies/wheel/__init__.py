@@ -6,14 +6,18 @@ from paceline.strategies.wheel.config import MOMENTUM, Wheel
 
 
 def _roles(config: Wheel) -> tuple[Role, ...]:
-    return Role("hub", 1, leads=True), Role("body", len(config.workers_by_device))
+    bodies = Role("body", len(config.workers_by_device))
+    children = (Role("child hub", config.child_hubs),) if config.child_hubs else ()
+    return Role("hub", 1, leads=True), *children, bodies
 
 
 STRATEGY = Strategy(
     name="wheel",
     config=Wheel,
     plan=plan.plan,
+    repeats_after=lambda config: config.period,
     run="paceline.strategies.wheel.run",
+    is_asynchronous=True,
     roles=_roles,
     memory=plan.memory,
     settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),

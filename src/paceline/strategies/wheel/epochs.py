@@ -37,6 +37,7 @@ class EpochLog:
         self.epochs, self.evaluations = epochs, list[Evaluation]()
         self.num_samples = 0
         self.update_ends_s: list[float] = []  # in seconds of training
+        self.update_samples: list[int] = []  # up to each update, and with it
         self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of epochs not over
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
@@ -61,6 +62,7 @@ class EpochLog:
         for epoch, loss in losses.items():
             self.num_samples += loss.num_samples
             self.update_ends_s.append(self.trained_s)
+            self.update_samples.append(self.num_samples)
             self._losses[epoch] += loss
             self._progress.advance(loss.num_samples)
 

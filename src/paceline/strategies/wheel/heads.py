@@ -22,7 +22,8 @@ class HeadWorkers:
     """Head workers, one for each body worker: they answer at the hub, beside its server.
 
     All run in the hub's thread, one request at a time; they share the server's memory. `nbytes`
-    counts the bytes of messages by the seven purposes of figure 2.
+    counts the bytes of messages by the seven purposes of figure 2, `num_pushed` the messages with
+    gradients of the body.
     """
 
     def __init__(self, server: ParameterServer, job: TrainingJob) -> None:
@@ -42,6 +43,7 @@ class HeadWorkers:
         copies = CopyLane(device)
         self.endpoints = [Endpoint(spec.config, dtype, one, copies) for one in recorders]
         self.nbytes: Counter[Purpose] = Counter()
+        self.num_pushed = 0
         server.watch = lambda worker, step, kind: recorders[worker].work(step, kind)
 
     def fetch(self, worker: int, message: Message) -> Message:
@@ -95,6 +97,7 @@ class HeadWorkers:
         half, before = own.half, own.next_step
         version = self._server.update(worker, step, message.version, values)
         self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        self.num_pushed += 1
         reply = Message(Topic.GRADIENTS, step, version)
         if half is None or own.next_step == before:
             return reply, {}

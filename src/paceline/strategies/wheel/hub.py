@@ -9,9 +9,9 @@ on; it may come back.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from paceline.core.errors import Interrupted, InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.core.outcome import Epoch
@@ -21,19 +21,23 @@ from paceline.links.interruption import Interruption
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
-from paceline.rpc.limits import Limits, one_line
+from paceline.rpc.limits import Limits, RateLimitedLog, one_line
+from paceline.rpc.probing import ProbeTurns
+from paceline.rpc.progress_deadline import ProgressDeadline
+from paceline.rpc.proportion import Proportions
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
-from paceline.rpc.workers import WorkerPool, agreement, difference, num_threads, refusal
+from paceline.rpc.workers import WorkerPool, agreement, num_threads, refusal
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.checkpoint import Checkpoints
-from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test
+from paceline.strategies.wheel.gate import Gate
 from paceline.strategies.wheel.heads import HeadWorkers
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.membership import Membership
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.remote import ChildSettings
+from paceline.strategies.wheel.remote import REFUSED, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.trace import Trace
@@ -45,9 +49,15 @@ _POLL_S = 0.2
 _DISMISSAL_S = 2.0
 _LEAVING_S = 5.0  # for processes that are done to say good-bye
 _RATE_WINDOW_S = 10.0
+_MOST_LOST = 1000  # of reasons that are kept: a worker may come back and lie again
 _WORKER_MODULE = "paceline.strategies.wheel.worker"
+_CHILD_MODULE = "paceline.strategies.wheel.child"
 _UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 _OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *_UPDATES)
+
+
+def _nothing() -> None:
+    """Do nothing: nobody waits for a first worker."""
 
 
 class Hub:
@@ -74,12 +84,12 @@ class Hub:
         checkpoints: Checkpoints | None = None,
         epochs: list[Epoch] | None = None,
     ) -> None:
-        config, self._max_nbytes = job.spec.config, job.max_message_nbytes
+        config, max_nbytes = job.spec.config, job.max_message_nbytes
         limits = Limits(
             run_id,
             agreement(),
             num_workers=config.workers,
-            max_message_nbytes=self._max_nbytes,
+            max_message_nbytes=max_nbytes,
             settings=job.spec.model_dump_json().encode(),
         )
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
@@ -88,34 +98,41 @@ class Hub:
         self._deadline_s = settings.deadline_s
         self._pool: WorkerPool | None = None
         if settings.bind is None:
-            self._pool = WorkerPool(_WORKER_MODULE, self._own(run_id, config, devices))
+            self._pool = self._own_processes(run_id, job.spec, devices)
             stack.callback(self._pool.close)
         else:
             logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
         self._server, self.heads = server, HeadWorkers(server, job)
-        self._layout, self._progress = job.layout, progress
+        self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
+        self._progress_deadline = ProgressDeadline(settings.deadline_s)
+        if settings.bind is not None:  # workers of this machine tell no lies
+            server.proportions = Proportions()
+        self._not_finite: set[int] = set()
+        self._progress = progress
         self._checkpoints = checkpoints
         every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
         self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
         self.children = ChildHubs(server, job.spec.num_steps)
-        self._held: list[RpcRequest] = []  # fetches of those too far ahead, and probes out of turn
-        self._probing: int | None = None
+        self._held: list[RpcRequest] = []  # fetches of those too far ahead
+        self._probes = ProbeTurns(max_nbytes, settings.deadline_s)
         self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
         self._membership = Membership(server.workers, settings.wait_s, self._admit)
         self.lost: list[str] = []  # why each worker was lost
+        self._refusals = RateLimitedLog(logger)
         self._polled_s = 0.0
         self._recent: deque[tuple[float, int, int]] = deque()  # seconds, samples, bytes
         self._failure: InvalidInput | WorkerLost | None = None
         self.interruption = Interruption()
+        self._on_first: Callable[[], None] = _nothing
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
-    def _own(
-        self, run_id: str, config: Wheel, devices: Sequence[str]
-    ) -> list[WorkerProcessSettings]:
-        """Return the settings of this machine's worker processes, one for each device."""
-        lanes = config.workers_by_device
-        return [
+    def _own_processes(self, run_id: str, spec: RunSpec, devices: Sequence[str]) -> WorkerPool:
+        """Start this machine's processes: a worker for each device, or a tree's child hubs."""
+        if spec.tree is not None:
+            return WorkerPool(_CHILD_MODULE, self._child_hubs(run_id, spec.tree))
+        lanes = spec.config.workers_by_device
+        own = [
             WorkerProcessSettings(
                 connect=self.rpc.address,
                 run=run_id,
@@ -126,12 +143,31 @@ class Hub:
             )
             for device, workers in zip(devices, lanes.values(), strict=True)
         ]
+        return WorkerPool(_WORKER_MODULE, own)
 
-    def wait_for_workers(self) -> None:
+    def _child_hubs(self, run_id: str, tree: Wheel) -> list[ChildSettings]:
+        set_by_itself = {"workers", *REFUSED}
+        options = {n: value for n, value in asdict(tree).items() if n not in set_by_itself}
+        return [
+            ChildSettings(
+                connect=self.rpc.address,
+                run=run_id,
+                deadline_s=self._deadline_s,
+                number=number,
+                workers=tree.workers_of_hub,
+                gather=tree.gathered,
+                options=options,
+            )
+            for number in range(tree.child_hubs)
+        ]
+
+    def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
         """Serve until all workers wait to begin, or those that came within `wait_s`.
 
+        `on_first` is called when the first of them is there, and goes on to measure.
         Raises InvalidInput if a worker of this machine cannot work, WorkerLost if none comes.
         """
+        self._on_first = on_first
         self._serve(lambda: self._membership.is_ready)
 
     def train(self) -> None:
@@ -162,6 +198,8 @@ class Hub:
                 elif isinstance(event, Lost):
                     self._drop(event.worker, event.why)
                 elif isinstance(event, Joined):
+                    self._on_first, on_first = _nothing, self._on_first
+                    on_first()
                     self._drop(event.worker, "has begun anew")
                 elif isinstance(event, Woken):
                     # For a child hub: its parent has replied, and may have begun anew.
@@ -177,31 +215,50 @@ class Hub:
 
     def _execute(self, request: RpcRequest) -> None:
         worker, message = request.worker, request.message
+        self._progress_deadline.requested(worker)
         try:
             reply = self._reply(request)
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
         except NonFinite as error:
-            self.rpc.reply(request, refusal(str(error)))
-            raise InvalidInput(f"learning_rate: {error}") from None
-        except InvalidInput as error:
-            if self._pool is not None:  # our own, which tells no lies: the others would fail alike
-                self.rpc.reply(request, refusal(str(error)))
-                raise
-            logger.info("worker %d is refused: %s", worker, error)
             reply = refusal(str(error))
+            self._not_finite.add(worker)
+            if self._pool is not None or self._server.workers.live <= self._not_finite:
+                self.rpc.reply(request, reply)
+                raise InvalidInput(f"learning_rate: {error}") from None
+            self._refuse(worker, error)
+        except InvalidInput as error:
+            reply = refusal(str(error))
+            if self._pool is not None:  # our own, which tells no lies: the others would fail alike
+                self.rpc.reply(request, reply)
+                raise
+            self._refuse(worker, error)
         if reply is not None:
-            self.rpc.reply(request, reply)
+            self._send(request, reply)
         if message.topic in (*_UPDATES, Topic.DONE):
             self._go_on()
+
+    def _send(self, request: RpcRequest, reply: Message) -> None:
+        """Reply to a worker, whose turn it is then."""
+        self.rpc.reply(request, reply)
+        if request.worker in self._server.workers.live:
+            self._progress_deadline.replied(request.worker)
+
+    def _refuse(self, worker: int, error: InvalidInput | NonFinite) -> None:
+        """Go on without a worker whose request no honest one would make; it may begin anew."""
+        why = f"is refused: {one_line(str(error))}"
+        self._refusals.warning(f"worker {worker} {why}")
+        self._drop(worker, why)
 
     def _reply(self, request: RpcRequest) -> Message | None:
         """Do what a request asks for, and return its reply; None if that comes later."""
         worker, message = request.worker, request.message
         if message.topic in _OF_STEPS and not self._server.workers.of(worker).is_live:
+            # It begins again, and may have parameters that a server which is back has not made.
             return Message(Topic.AGAIN, message.step)
-        match message.topic:
+        self._gate.check(worker, message)
+        match Topic(message.topic):
             case Topic.PARAMETERS | Topic.WHOLE_PARAMETERS:
                 return self._fetch(request)
             case Topic.WHOLE_GRADIENTS:
@@ -217,14 +274,12 @@ class Hub:
                 self.log.count(losses)
                 return update
             case Topic.BEGIN:
-                there = b"".join(message.parts[:1]).decode(errors="replace")
-                if (found := difference(self._layout, there)) is not None:
-                    raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+                self._gate.check_layout(message)
                 self._begins[worker] = request
                 self._membership.wait(worker, message.step)  # replies now or later, by _admit
                 return None
             case Topic.PROBE:
-                return self._probe(request)
+                return self._probes.reply(request)
             case Topic.CLOCK:
                 return Message(Topic.CLOCK, time.monotonic_ns())
         self._note(worker, message)
@@ -232,54 +287,50 @@ class Hub:
 
     def _note(self, worker: int, message: Message) -> None:
         """Record what a worker reports, which needs no reply."""
-        topic, parts = message.topic, protocol.parts_of(message)
-        if len(parts) != 1:
-            raise InvalidInput(f"{topic}: {len(parts)} parts")
-        match topic:
+        match message.topic:
             case Topic.PROFILE:
-                self.profiles[worker] = DeviceProfile.from_json(bytes(parts[0]))
-                self._end_probes(worker)
+                self.profiles[worker] = self._gate.profile(message)
+                self._answer(self._probes.end(worker))
             case Topic.BUFFERS:
                 # Nobody knows how to merge running means: one worker's are taken.
-                if worker == min(self._server.workers.live, default=worker):
-                    protocol.load_buffers(self._server.halves.body, parts[0])
+                values = self._gate.buffers(message)
+                if worker == min(self._server.workers.live, default=-1):
+                    protocol.load_buffers(self._server.halves.body, values)
             case Topic.DONE:
-                self.trace.add(Trace.from_json(bytes(parts[0])))
-                self.children.finish(worker, message.step)
-                self._membership.finish(worker)
+                self._finish(worker, message)
             case Topic.FAILED:
-                told = one_line(bytes(parts[0]).decode(errors="replace"))
-                why = f"worker {worker} failed: {told}"
+                why = f"worker {worker} failed: {self._gate.words(message)}"
                 if self._pool is not None:
                     self._failure = InvalidInput(why) if message.step else WorkerLost(why)
                 else:
                     logger.info("%s", why)
                     self._drop(worker, "has failed")
             case _:
-                raise InvalidInput(f"a message about {topic!r}, which there is not")
+                raise InvalidInput(f"{message.topic} is what the hub replies, and nothing to ask")
+
+    def _finish(self, worker: int, message: Message) -> None:
+        """Record that a worker has done its steps; one that was dropped begins again."""
+        if worker not in self._server.workers.live:
+            raise StepDiscarded(f"worker {worker} was dropped before it was done")
+        is_child = worker in self.children.workers
+        self.trace.add(self._gate.trace(worker, message, is_child=is_child))
+        if is_child and (report := self._gate.report(message)) is not None:
+            self.children.reports[worker] = report
+        self.children.finish(worker, message.step)
+        self._membership.finish(worker)
+        self._progress_deadline.forget(worker)
 
     def _admit(self, worker: int, step: int) -> None:
         """Tell a worker that waits to begin which step is its next."""
         below = self._server.workers.of(worker).below
         parts = (protocol.numbers_part(below),) if below else ()
-        self.rpc.reply(self._begins.pop(worker), Message(Topic.BEGIN, step, parts=parts))
+        self._gate.begins(worker, step)
+        self._send(self._begins.pop(worker), Message(Topic.BEGIN, step, parts=parts))
 
-    def _probe(self, request: RpcRequest) -> Message | None:
-        """Answer a worker that measures its link; one after the other, as they may share a wire."""
-        if self._probing not in (None, request.worker):
-            self._held.append(request)
-            return None
-        self._probing = request.worker
-        nbytes = request.message.step
-        if not 0 <= nbytes <= self._max_nbytes:
-            raise InvalidInput(f"{nbytes:,} bytes to try; at most {self._max_nbytes:,}")
-        return Message(Topic.PROBE, parts=(memoryview(bytes(nbytes)),))
-
-    def _end_probes(self, worker: int) -> None:
-        """Let the next worker measure its link, if this one did."""
-        if self._probing == worker:
-            self._probing = None
-            self._go_on()
+    def _answer(self, requests: Iterable[RpcRequest]) -> None:
+        """Execute what had to wait."""
+        for request in requests:
+            self._execute(request)
 
     def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
@@ -292,18 +343,21 @@ class Hub:
     def _go_on(self) -> None:
         """Answer those who may begin now, and test the model if it is time to."""
         waiting, self._held = self._held, []
-        for request in waiting:
-            self._execute(request)
+        self._answer(waiting)
+        started_s = time.monotonic()
         if self.log.test(self._membership.num_steps):
             self._server.model.train()
+            self._progress_deadline.paused(time.monotonic() - started_s)
 
     def _drop(self, worker: int, why: str) -> None:
         self._held = [request for request in self._held if request.worker != worker]
-        self._end_probes(worker)
+        self._answer(self._probes.forget(worker))
         self._begins.pop(worker, None)
+        self._progress_deadline.forget(worker)
         if not self._membership.drop(worker):
             return
-        self.lost.append(f"worker {worker} {why}")
+        if len(self.lost) < _MOST_LOST:
+            self.lost.append(f"worker {worker} {why}")
         logger.info(
             "worker %d %s: its half-done step is dropped, and its share of the samples is left out "
             "until it is back",
@@ -322,8 +376,13 @@ class Hub:
         for worker, why in self._pool.poll() if self._pool else ():
             self._membership.mark_dead(worker, why)
             self._drop(worker, why)
+        if (slow := self._probes.overdue()) is not None:
+            self._answer(self._probes.end(slow))
         if not self._membership.has_begun:
             return
+        for worker, seconds in self._progress_deadline.overdue().items():
+            self._drop(worker, f"is there, and has completed nothing for {seconds:.0f} s")
+        self._refusals.flush()
         self._membership.poll()
         if self._checkpoints is not None:
             self._checkpoints.save_if_due(self.log.epochs)

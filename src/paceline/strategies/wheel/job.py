@@ -5,7 +5,7 @@ Every process builds the same ones from the run's `RunSpec`.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -41,6 +41,7 @@ from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, p
 from paceline.strategies.wheel.stand_in import PacedWhole, paced_recipe, stand_in
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
+_FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub: two are measured
 _NUM_EXAMPLES = 2  # a batch norm needs two
 _MAX_TRACED, _NUM_COLD = 20, 2  # steps
 _SPAN_NBYTES = 400  # as JSON
@@ -83,14 +84,18 @@ class TrainingJob:
         return len(batches_of(self.spec, 0, self.num_samples))
 
     @property
+    def whole_nbytes(self) -> int:
+        """The bytes of all parameters, which hubs send each other."""
+        return self.parts.body.gradient_nbytes + self.parts.head.gradient_nbytes
+
+    @property
     def max_message_nbytes(self) -> int:
         """The bytes that no message of the run exceeds."""
         sent = messages(self.parts, self.spec.config)
         together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
         num_spans = _MAX_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
-        whole = self.parts.body.gradient_nbytes + self.parts.head.gradient_nbytes  # between hubs
         single = (sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
-        most = max(together, num_spans * _SPAN_NBYTES, whole, *single)
+        most = max(together, num_spans * _SPAN_NBYTES, self.whole_nbytes, *single)
         return max(_MIN_MESSAGE_NBYTES, most + most // 8)
 
 
@@ -156,6 +161,7 @@ def rehearsal_job(
     times, is_gpu = device.times(workload), device.kind == DeviceKind.GPU
     pace = pace_of(parts, times, device.rate, is_gpu, settings.input_shape)
     num_steps = NUM_WARM_UP + settings.steps + NUM_LAST
+    _check_long_enough(session.config, num_steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
     spec = _traced(session, parts, num_steps, num_steps=num_steps, **own)
     model, halves = stand_in(spec)
@@ -166,21 +172,58 @@ def rehearsal_job(
     )
 
 
+def _check_long_enough(config: Wheel, num_steps: int) -> None:
+    """Raise InvalidInput if a tree's child hubs send too few means in so many steps."""
+    if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
+        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
+        raise InvalidInput(
+            f"steps: a child hub sends the mean of {config.gathered} steps of its "
+            f"{config.workers_of_hub} workers at a time; rehearse at least "
+            f"{least - NUM_WARM_UP - NUM_LAST}"
+        )
+
+
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     """Build the job that a child hub's parent describes; InvalidInput if it does not fit here."""
+    config = settings.config(parent.head)
     if parent.pace is not None:
-        raise InvalidInput(
-            "connect: the hub there rehearses, and trees of hubs cannot be rehearsed"
-        )
+        _check_rehearsed(config, settings, parent)
     place = (parent.part(settings.number), parent.num_parts)
-    own = {"config": settings.config(parent.head), "place": place, "boot_id": boot_id()}
-    unmeasured = {"profile_s": 0.0, "first_traced": 0, "num_traced": 0}
+    own = {"config": config, "place": place, "boot_id": boot_id(), "tree": None}
+    unmeasured = {"first_traced": 0, "num_traced": 0}
+    if parent.pace is None:
+        unmeasured["profile_s"] = 0
     spec = parent.model_copy(update=own | unmeasured)
-    recipe, device = recipe_in(spec), first_device()
+    recipe = recipe_in(spec)
+    device = first_device() if spec.pace is None else torch.device("cpu")
     model, halves = model_and_halves(spec, recipe, device)
-    workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
+    if spec.pace is None:
+        workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
+    else:
+        workload = workload_of(spec.model, spec.pace.samples, spec.pace.input_shape)
     parts = split(workload, spec.config)
     return TrainingJob(spec, recipe, model, halves, workload, parts, device)
+
+
+def _check_rehearsed(config: Wheel, settings: ChildSettings, parent: RunSpec) -> None:
+    """Raise InvalidInput for a child hub that is not as the rehearsal's prediction has it."""
+    tree = parent.tree
+    if tree is None:
+        raise InvalidInput("connect: the hub there rehearses without child_hubs")
+    declared = asdict(tree.of_child) | {"gather": tree.gathered}
+    own = asdict(config) | {"gather": settings.gather or config.workers}
+    for name, value in declared.items():
+        if own[name] != value:
+            raise InvalidInput(
+                f"{name}: child hubs of the rehearsal there have {value}, and this one {own[name]}"
+            )
+
+
+def unpaced(job: TrainingJob) -> Updating:
+    """Return the updates of a child hub that is profiled: it takes no optimizer steps."""
+    return Updating(
+        lambda model: PacedSGD(model.parameters(), 0.0), learning_in(job.spec, job.recipe)
+    )
 
 
 def recipe_in(spec: RunSpec) -> Recipe:
@@ -275,9 +318,10 @@ def _parts(workload: Workload, config: Wheel, model: nn.Module) -> Split:
 
 def _traced(session: TrainingSession, parts: Split, steps_per_epoch: int, **fields: Any) -> RunSpec:
     """Return a spec of this machine with the steps to trace: the last ones of the second epoch."""
-    config = replace(session.config, head=parts.head.layers[0].name)
+    named = replace(session.config, head=parts.head.layers[0].name)
+    config, tree = named.of_root, named if named.child_hubs else None
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
-    spec = RunSpec(boot_id=boot_id(), config=config, **own, **fields)
+    spec = RunSpec(boot_id=boot_id(), config=config, tree=tree, **own, **fields)
     first, second = steps_per_epoch, spec.num_steps - steps_per_epoch
     second = min(first, second) if second >= FEWEST_STEPS else 0
     steady = max(0, (second or min(first, spec.num_steps)) - _NUM_COLD)

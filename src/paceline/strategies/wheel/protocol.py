@@ -19,6 +19,7 @@ from paceline.core.wire_format import Purpose, remembers
 from paceline.devices import device_of
 from paceline.rpc import workers
 from paceline.rpc.frames import Message
+from paceline.rpc.proportion import check_buffers
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.trace import HalfRecorder
 
@@ -115,9 +116,14 @@ def load_buffers(half: nn.Module, part: memoryview) -> None:
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
-    for buffer, own in zip(buffers, values.split(sizes), strict=True):
-        # A copy, because a view as another type has to be aligned.
-        buffer.copy_(own.clone().view(buffer.dtype).view(buffer.shape))
+    # Copies, because a view as another type has to be aligned.
+    found = [
+        own.clone().view(buffer.dtype).view(buffer.shape)
+        for buffer, own in zip(buffers, values.split(sizes), strict=True)
+    ]
+    check_buffers(found, buffers)
+    for buffer, own in zip(buffers, found, strict=True):
+        buffer.copy_(own)
 
 
 def parts_of(message: Message) -> Parts:

@@ -12,29 +12,34 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Seconds
 from paceline.rpc.connecting import RUN as RUN
-from paceline.rpc.connecting import Connecting
+from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel, first_fault
 
 if TYPE_CHECKING:
     from paceline.exchange.session import Progress
-    from paceline.strategies.wheel.run import ChildResult
+    from paceline.strategies.wheel.child import ChildResult
 
-_REFUSED = {  # of a child hub's options
+REFUSED = {  # of a child hub's options
     "workers": "options: workers is a setting of its own, not one of the strategy",
+    "child_hubs": "child_hubs: plans and rehearsals have them; a hub's own are started one by one",
+    "gather": "options: gather is a setting of its own, not one of the strategy",
     "hub": "options: hub names a host of a machine file; a run's hub is where it is started",
     "head": "head: the parent hub says where the model is cut",
     "staleness_decay": "staleness_decay: learning rates are the root hub's",
 }
 
 
-class ChildSettings(Connecting):
+class ChildSettings(ConnectingWorkers):
     """The settings of `paceline hub --connect`: a hub that is worker `number` of another.
 
-    `options` are fields of the strategy's configuration, for its own workers.
+    `options` are fields of the strategy's configuration, for its own workers. Without `bind` it
+    starts these itself, as the root of a rehearsal has it.
     """
 
     connect: str = Field(description="A parent hub, which takes this one for a worker.")
-    bind: str = Field(description="The address to listen on, such as tcp://10.0.0.1:5555.")
+    bind: str | None = Field(
+        None, description="The address to listen on, such as tcp://10.0.0.1:5555."
+    )
     number: int = Field(0, ge=0, lt=2**32, description="The number of that worker.")
     gather: int | None = Field(
         None, ge=1, description="Steps that go to the parent together; one of each worker."
@@ -47,9 +52,14 @@ class ChildSettings(Connecting):
     deadline_s: Seconds = Field(30.0, description="How long the parent may not answer.")
     wait_s: Seconds = Field(600.0, description="How long to wait for workers.")
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of the parent's worker that it is."""
+        return (self.number,)
+
     def config(self, head: str | None = None) -> Wheel:
         """Return its own workers' configuration, with its parent's `head`, or InvalidInput."""
-        for field, why in _REFUSED.items():
+        for field, why in REFUSED.items():
             if field in self.options:
                 raise InvalidInput(why)
         values = self.options | {"workers": self.workers, "head": head}
@@ -60,7 +70,7 @@ class ChildSettings(Connecting):
 
 
 def serve_child(settings: ChildSettings, progress: "Progress") -> "ChildResult":
-    """Serve as a child hub until all steps are done. Errors are those of `run.serve_child`."""
-    from paceline.strategies.wheel import run
+    """Serve as a child hub until all steps are done. Errors are those of `child.serve_child`."""
+    from paceline.strategies.wheel import child
 
-    return run.serve_child(settings, progress)
+    return child.serve_child(settings, progress)

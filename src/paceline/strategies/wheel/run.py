@@ -1,15 +1,14 @@
 """Run strategy wheel: this process is the hub, which starts its workers or waits for others.
 
 A rehearsal differs by its spec alone: its model, data and optimizer are paced stand-ins, and
-nothing is tested. A child hub is served in the same way: a hub that is one worker of another, its
-parent. The parent says model, data, batch size and epochs, and the root keeps the result. A child
-reports in the end what its workers have done, and how many bytes that took.
+nothing is tested. In a rehearsal of a tree of hubs this process is the root, whose workers are the
+child hubs (`child`).
 """
 
 import logging
 import resource
-from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -23,32 +22,30 @@ from safetensors.torch import save_model
 
 from paceline.core.compare import conform
 from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
-from paceline.core.outcome import Epoch, Outcome, Traffic, Updates
-from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.core.outcome import Epoch, Outcome
+from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Calibrated, Window
 from paceline.core.timeline import Origin, Timeline
-from paceline.core.wire_format import Purpose
 from paceline.devices import device_of, first_device, gpus
 from paceline.exchange.checkpoints import interrupted
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
-from paceline.exchange.session import Progress, TrainingSession
+from paceline.exchange.session import TrainingSession
 from paceline.links.interruption import interruptible
-from paceline.rpc.client import Client
-from paceline.rpc.workers import connected, num_threads
+from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
-from paceline.strategies.wheel.config import RunSpec, Wheel
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
-from paceline.strategies.wheel.remote import RUN, ChildSettings
+from paceline.strategies.wheel.remote import RUN
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
+from paceline.strategies.wheel.split import messages
 from paceline.strategies.wheel.trace import timeline_of, utilisation
-from paceline.strategies.wheel.tree import ChildServer, HubPurpose, ParentHub
+from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
 _CHECKPOINTS = "checkpoints"  # the folder of them in that of a run
@@ -67,10 +64,11 @@ class WheelRunner:
 
     def __init__(self, session: TrainingSession, stack: ExitStack) -> None:
         config: Wheel = session.config
-        if config.lanes > 1 and config.staleness == 0:
+        config.check_tree()
+        if config.child_hubs and not session.is_rehearsal:
             raise InvalidInput(
-                "staleness: lanes that alternate fetch a step ahead; allow at least 1, or take "
-                "lanes=1"
+                "child_hubs: plans and rehearsals have them; of a training each is started by "
+                "itself, as paceline hub --connect"
             )
         self._session, self._stack = session, stack
         settings = session.settings
@@ -80,17 +78,19 @@ class WheelRunner:
         else:
             job, self._updating = jobs.training_job(session, settings, hub_device)
         self._job, self.workload = job, job.workload
+        self._config = job.spec.tree or job.spec.config  # with the head's name
         self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = (
             f"{settings.model}: {job.workload.num_parameters:,} parameters in "
             f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
+            + (f", of {config.child_hubs} child hubs" if config.child_hubs else "")
             + (f", paced as {session.device.label}" if session.device is not None else "")
         )
         check_codecs(job.spec.config, job.halves.head_parameters[0].dtype)
         optimizer = self._updating.optimizer(job.model)
         self._server = ParameterServer(
             *(job.model, job.halves, optimizer),
-            num_workers=config.workers,
+            num_workers=job.spec.config.workers,
             staleness=config.staleness,
             staleness_decay=config.staleness_decay,
             updates_per_step=self._updating.updates_per_step,
@@ -134,9 +134,6 @@ class WheelRunner:
     def measure(self) -> Calibrated | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
         session, job = self._session, self._job
-        own: DeviceProfile | None = None
-        if session.settings.profile_s:  # the hub's device, with a model of its own
-            own = profile_head(job, self._updating)
         self._hub = Hub(
             self._stack,
             session.settings,
@@ -149,10 +146,26 @@ class WheelRunner:
             checkpoints=self._checkpoints,
             epochs=self._epochs,
         )
-        self._hub.wait_for_workers()
-        if own is not None:
-            self._calibrated = calibrate(job.workload, job.spec.config, own, self._hub.profiles)
+        if not session.settings.profile_s:
+            self._hub.wait_for_workers()
+            return None
+        # The hub's device, with a model of its own, beside the workers as in training.
+        with ThreadPoolExecutor(1, "paceline-profile") as thread:
+            found: list[Future[DeviceProfile]] = []
+            num_threads = torch.get_num_threads()
+            self._hub.wait_for_workers(
+                lambda: found.append(thread.submit(self._profile_head, num_threads))
+            )
+            own = found[0].result()
+        self._calibrated = calibrate(
+            job.workload, self._config, own, self._hub.profiles, is_paced=session.is_rehearsal
+        )
         return self._calibrated
+
+    def _profile_head(self, num_threads: int) -> DeviceProfile:
+        torch.set_num_threads(num_threads)  # a setting of each thread
+        with device_of(self._job.device).use():  # so is the current device
+            return profile_head(self._job, self._updating)
 
     def train(self, config: Wheel) -> Outcome:
         """Train, or rehearse; the model's parameters are those of the server in the end.
@@ -169,7 +182,8 @@ class WheelRunner:
                 hub.train()
             except Interrupted as error:
                 self._save_last()
-                raise interrupted(error.num_steps, self._session.folder) from None
+                folder = self._session.folder
+                raise interrupted(hub.interruption, error.num_steps, folder) from None
             self._save_last()
         return self._outcome(hub)
 
@@ -181,14 +195,15 @@ class WheelRunner:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
         wire_nbytes, job, calibrated = hub.close(), self._job, self._calibrated
         spec, is_rehearsal = job.spec, self._session.is_rehearsal
-        # Every worker makes an update in a step. Not measured: the steps in which the lanes fall
-        # into their turns, and the last turns, which have no forward.
-        workers = spec.config.workers
-        ends_s = hub.log.update_ends_s[jobs.NUM_WARM_UP * workers - 1 : -jobs.NUM_LAST * workers]
-        step_seconds = [end - start for start, end in pairwise(ends_s[::workers])]
+        step_seconds = self._step_seconds(hub)
         if is_rehearsal and len(step_seconds) < 2:
-            lost = "; ".join(hub.lost)
-            raise WorkerLost(f"too few steps were rehearsed: {lost or 'workers ended early'}")
+            why = "; ".join(hub.lost) or "workers ended early"
+            if spec.tree is not None and not hub.lost:
+                why = (
+                    f"child hubs have sent the means of more than {spec.tree.gathered} steps, as "
+                    "their parent took longer; take more steps"
+                )
+            raise WorkerLost(f"too few steps were rehearsed: {why}")
         if not hub.log.epochs:
             raise InvalidInput("epochs: no worker was there to the end of the first one")
         names = {
@@ -203,8 +218,9 @@ class WheelRunner:
         if is_rehearsal:
             happened = Timeline(happened.spans, Origin.REHEARSED)
         # Steps of a run that lost workers, or was resumed, do not conform to any plan.
-        predicted, faults = None, []
-        if calibrated is not None and spec.num_traced and not (hub.lost or self._is_resumed):
+        predicted, faults = None, list[str]()
+        is_planned = calibrated is not None and spec.tree is None and spec.num_traced > 0
+        if calibrated is not None and is_planned and not (hub.lost or self._is_resumed):
             planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
             faults = conform(planned, happened, _SLACK_S)
             predicted = simulate(planned, calibrated.cost)
@@ -217,7 +233,7 @@ class WheelRunner:
         return Outcome(
             timeline=happened,
             predicted=predicted,
-            config=spec.config,
+            config=self._config,
             step_seconds=tuple(step_seconds),
             samples_per_s=samples_per_s,
             tokens_per_s=tokens and tokens * samples_per_s,
@@ -225,16 +241,37 @@ class WheelRunner:
             epochs=() if is_rehearsal else tuple(hub.log.epochs),
             evaluations=tuple(hub.log.evaluations),
             score=score_of(job.recipe),
-            faults=tuple(faults),
+            # Nothing is traced below child hubs.
+            faults=None if spec.tree else tuple(faults),
             lost=tuple(hub.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
             traffic=traffic_of(job, hub),
+            sent_share=sent_share_of(job, hub),
             wire_nbytes=wire_nbytes,
             device=self._device_names(),
             updates=self._server.updates,
             utilisation=utilisation(happened, devices),
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
         )
+
+    def _step_seconds(self, hub: Hub) -> list[float]:
+        """Return the seconds of steps, from one update of each worker to the next.
+
+        Not measured: the steps in which the lanes fall into their turns, and the last turns, which
+        have no forward. Updates of child hubs may be those of several steps, or of a part of one:
+        then the seconds are shared by samples.
+        """
+        spec, log = self._job.spec, hub.log
+        workers = spec.config.workers
+        measured = slice(jobs.NUM_WARM_UP * workers - 1, -jobs.NUM_LAST * workers)
+        ends_s = log.update_ends_s[measured][::workers]
+        seconds = [end - start for start, end in pairwise(ends_s)]
+        if spec.tree is None:
+            return seconds
+        samples = log.update_samples[measured][::workers]
+        taken = [after - before for before, after in pairwise(samples)]
+        pairs = zip(seconds, taken, strict=True)
+        return [each * spec.batch_size / count for each, count in pairs]
 
     def _device_names(self) -> str:
         """Return the products that the hub and the bodies of this machine compute on."""
@@ -282,99 +319,3 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     of_hub = len(found) - num_bodies
     bodies = found[min(1, of_hub) :][:num_bodies]
     return found[0] if of_hub else cpu, tuple(map(str, bodies))
-
-
-def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
-    """Return the bytes of each purpose, and of those between this hub and its child hubs.
-
-    As counted, and of all steps of the run by Table 1's formula; the steps of workers that are
-    child hubs are counted apart.
-    """
-    spec, parts = job.spec, job.parts
-    sizes: Counter[int] = Counter()
-    for worker in range(spec.config.workers):
-        if worker not in hub.children.workers:
-            each = list(map(len, jobs.batches_of(spec, worker, job.num_samples)))
-            whole, rest = divmod(spec.num_steps, len(each))
-            sizes.update(each * whole + each[:rest])
-    planned: Counter[Purpose] = Counter()
-    for size, times in sizes.items():
-        for purpose, message in messages(parts.resized(size), spec.config).items():
-            planned[purpose] += times * message.nbytes
-    within = tuple(
-        Traffic(one.value, hub.heads.nbytes[one], planned[one], one in (*TO_HUB, *FROM_HUB))
-        for one in Purpose
-    )
-    return within + hub.children.traffic.rows(parts)
-
-
-class ChildResult(Record):
-    """The work of a child hub, whose `updates` are those of its own workers.
-
-    `num_pushed` updates of its parent were made of them. `traffic` is that with its workers and its
-    own child hubs, `parent_traffic` that with its parent.
-    """
-
-    settings: ChildSettings
-    model: str
-    num_pushed: int
-    updates: Updates
-    traffic: tuple[Traffic, ...]
-    parent_traffic: tuple[Traffic, ...]
-    wire_nbytes: tuple[int, int]
-    parent_wire_nbytes: tuple[int, int]
-    lost: tuple[str, ...]
-
-
-def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
-    """Serve this hub's workers until all steps are done, and return what they did.
-
-    Raises InvalidInput if the parent refuses this hub, or its run cannot be served here; WorkerLost
-    if the parent is away for longer than the deadline, or no worker is left.
-    """
-    settings.config()  # refused before the parent is asked
-    with connected(settings, (settings.number,), settings.parent_keys) as clients:
-        return _serve_workers(settings, clients[settings.number], progress)
-
-
-def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
-    parent_spec = RunSpec.from_json(client.settings)
-    job = jobs.child_job(settings, parent_spec)
-    spec, config, steps = job.spec, job.spec.config, job.steps_per_epoch
-    logger.info(
-        "%s: worker %d of the hub at %s, and a hub of %d workers, %d a device",
-        *(spec.model, settings.number, settings.connect, settings.workers, config.lanes),
-    )
-    server = ChildServer(
-        job.model,
-        job.halves,
-        ParentHub(client, jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)),
-        num_workers=config.workers,
-        staleness=config.staleness,
-        gather=settings.gather or config.workers,
-        num_steps=spec.num_steps,
-        steps_per_epoch=steps,
-        learning=jobs.learning_in(spec, job.recipe),
-    )
-    with ExitStack() as stack:
-        stack.callback(server.close)
-        hub = Hub(stack, settings, settings.run, job, server, progress)
-        server.wake = hub.rpc.wake
-        hub.wait_for_workers()
-        server.begin()
-        num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
-        progress.begin(num_samples, "samples")
-        hub.train()
-        server.finish()
-        wire_nbytes = hub.close()
-    return ChildResult(
-        settings=settings,
-        model=spec.model,
-        num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
-        updates=server.updates,
-        traffic=traffic_of(job, hub),
-        parent_traffic=server.parent.traffic.rows(job.parts),
-        wire_nbytes=wire_nbytes,
-        parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
-        lost=tuple(hub.lost),
-    )

@@ -26,11 +26,13 @@ from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
 from paceline.exchange.step import OF_CLASSES, Learning, Share
 from paceline.recipes.recipe import described
+from paceline.rpc.proportion import LARGEST_LOSS, Proportions, norm_of
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
+_MOST_WEIGHT = 1e6  # of a part of a batch: about 1
 ALL_WORKERS = "all workers"  # the key of their staleness
 
 
@@ -106,6 +108,8 @@ class ParameterServer:
         self.workers = Workers(num_workers, staleness)
         self.watch: Watch = lambda worker, step, kind: nullcontext()
         self.schedule = schedule
+        self.proportions: Proportions | None = None  # if workers may be others than ours
+        self._of_activations = Proportions("activations")
         self._learning, self._updates_per_step = learning, updates_per_step
         self._decay, self._checks_values = staleness_decay, checks_values
         self._staleness: Counter[int] = Counter()
@@ -159,11 +163,13 @@ class ParameterServer:
                 f"takes {dtype} of shape {crossing}"
             )
         share = Share(activations, targets, weight)
-        if not (isfinite(weight) and weight >= 0) or share.num_samples != len(activations):
+        is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
+        if not is_weight or share.num_samples != len(activations):
             raise InvalidInput(
                 f"{who}: targets of {share.num_samples} samples with weight {weight}, and "
                 f"activations of {len(activations)}"
             )
+        self._check_activations(who, worker, activations)
         with _naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
         self._check_finite(who, "head", [of_inputs, *gradients])
@@ -171,6 +177,8 @@ class ParameterServer:
             # No samples weigh nothing, and have no loss.
             num_samples = share.num_samples
             total = loss / weight * num_samples if weight else 0.0
+            if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
+                raise NonFinite(f"{who}: a loss of {loss:.3g}, which is as good as infinite")
             own.half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
         return of_inputs, loss
 
@@ -200,7 +208,7 @@ class ParameterServer:
             )
         with _naming(who):
             of_body = protocol.views(gradients.detach(), self._body)
-        self._check_finite(who, "body", [gradients])
+        self._check(who, "body", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
         own.complete(step + 1, self.version)
@@ -219,7 +227,7 @@ class ParameterServer:
         with _naming(who):
             of_body = protocol.views(mean.body, self._body)
             of_head = protocol.views(mean.head, self._head)
-        self._check_finite(who, "child hub", [mean.body, mean.head])
+        self._check(who, "child hub", worker, [mean.body, mean.head])
         self._apply(mean.version, of_body, of_head)
         own.complete(step, self.version, below)
 
@@ -297,6 +305,32 @@ class ParameterServer:
                 f"{who}: the {half}'s gradients are NaN or infinite, and were not applied; "
                 "choose a smaller learning_rate"
             )
+
+    def _check_activations(self, who: str, worker: int, activations: Tensor) -> None:
+        """Raise NonFinite or InvalidInput before a head has taken activations into its buffers."""
+        if not self._checks_values or not len(activations):
+            return
+        if not protocol.all_finite([activations]):
+            raise NonFinite(
+                f"{who}: the activations are NaN or infinite, and were not used; choose a smaller "
+                "learning_rate"
+            )
+        if self.proportions is not None:
+            with _naming(who):
+                norm = norm_of([activations]) / len(activations) ** 0.5
+                own = [*self._body, *self._head]
+                self._of_activations.check(worker, norm, lambda: norm_of(own))
+
+    def _check(self, who: str, whose: str, worker: int, gradients: list[Tensor]) -> None:
+        """Raise NonFinite or InvalidInput for gradients that would spoil the parameters."""
+        self._check_finite(who, whose, gradients)
+        is_clipped = self._learning.clip_norm is not None
+        if self.proportions is None or is_clipped or not self._checks_values:
+            return
+        with _naming(who):
+            norm = norm_of(gradients)
+            own = [*self._body, *self._head]
+            self.proportions.check(worker, norm, lambda: norm_of(own))
 
 
 @contextmanager

@@ -18,16 +18,22 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
+from paceline.core.plan import Kind
+from paceline.core.settings import Record
+from paceline.core.wire_format import Purpose
 from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
+from paceline.rpc.proportion import LARGEST_LOSS
 from paceline.rpc.workers import StepGivenUp, check_reply
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves, trainable
+from paceline.strategies.wheel.measure import DeviceProfile, with_link
 from paceline.strategies.wheel.membership import LossSum
 from paceline.strategies.wheel.protocol import Parts, Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
@@ -36,6 +42,7 @@ from paceline.strategies.wheel.trace import Trace
 
 logger = logging.getLogger(__name__)
 _NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
+_MOST_BELOW = 1000  # workers of a child hub
 _LOSS_FIELDS = 3  # an epoch, its samples, the sum of their losses
 
 
@@ -50,6 +57,17 @@ class HubPurpose(StrEnum):
 
 _PARAMETERS = (HubPurpose.PARAMETERS, HubPurpose.HEAD_PARAMETERS)
 _GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
+
+
+class ChildReport(Record):
+    """The bytes of a rehearsed child hub and its workers, by purpose, as counted and as planned.
+
+    `num_pushed` messages of them had gradients of the body.
+    """
+
+    nbytes: dict[Purpose, NonNegativeInt]
+    planned_nbytes: dict[Purpose, NonNegativeInt]
+    num_pushed: NonNegativeInt
 
 
 class HubTraffic:
@@ -89,6 +107,7 @@ class ChildHubs:
         self._server, self._num_steps = server, num_steps
         self.traffic = HubTraffic()
         self.workers: set[int] = set()
+        self.reports: dict[int, ChildReport] = {}  # of rehearsed children, when they are done
 
     def fetch(self, worker: int, message: Message) -> Message:
         """Return all parameters as they are now."""
@@ -118,19 +137,35 @@ class ChildHubs:
         halves = self._server.halves
         parameters = halves.body_parameters, halves.head_parameters
         body, head = map(_vector_like, parameters, parts[:2])
-        num_rows = parts[2].nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
-        rows = protocol.values_of(parts[2], torch.float64, num_rows * _LOSS_FIELDS)
-        if not protocol.all_finite([rows]):
-            raise NonFinite("the training loss of a child hub is NaN or infinite")
         mean = GradientSum(body, head, message.version)
-        for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
-            mean.losses[int(epoch)] = LossSum(int(num_samples), total)
-        self._server.merge(worker, message.step, mean, protocol.numbers_of(parts[3]))
+        mean.losses.update(self._losses_in(parts[2]))
+        below = protocol.numbers_of(parts[3])
+        if len(below) > _MOST_BELOW:
+            raise InvalidInput(f"steps of {len(below)} workers of a child hub")
+        for step in below:
+            self._check(step)
+        self._server.merge(worker, message.step, mean, below)
         self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
         if is_first:
             for half, part in zip((halves.body, halves.head), parts[4:], strict=True):
                 protocol.load_buffers(half, part)
         return mean.losses
+
+    def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
+        """Return a child hub's losses by epoch; InvalidInput or NonFinite for what cannot be."""
+        num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
+        rows = protocol.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
+        if not protocol.all_finite([rows]):
+            raise NonFinite("the training loss of a child hub is NaN or infinite")
+        found: dict[int, LossSum] = {}
+        for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
+            is_whole = epoch == int(epoch) and num_samples == int(num_samples)
+            if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
+                raise InvalidInput(f"losses of {num_samples} samples of epoch {epoch}")
+            if abs(total) > LARGEST_LOSS * max(1, num_samples):
+                raise NonFinite("the training loss of a child hub is as good as infinite")
+            found[int(epoch)] = LossSum(int(num_samples), total)
+        return found
 
     def _check(self, step: int) -> None:
         if not 0 <= step <= self._num_steps:
@@ -184,9 +219,29 @@ class ParentHub:
         self.traffic.add(_GRADIENTS, gradients.parts[: len(_GRADIENTS)])
         return self._parameters(whole)
 
-    def finish(self, step: int) -> None:
+    def measure(
+        self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
+    ) -> None:
+        """Measure the way to the parent, and send it the profiles of this hub and its bodies."""
+
+        def exchange(up: int, down: int) -> None:
+            self._ask(Message(Topic.PROBE, down, parts=(memoryview(bytes(up)),)))
+
+        # Once before: the memory of so large a message is new to both then, and faults take longer.
+        exchange(whole_nbytes, whole_nbytes)
+        # The optimizer is the root's.
+        seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
+        found = with_link(own, exchange, whole_nbytes)
+        profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})
+        told = memoryview(profile.model_dump_json().encode())
+        self._ask(Message(Topic.PROFILE, parts=(told,)))
+
+    def finish(self, step: int, report: ChildReport | None) -> None:
         """Tell the parent that all steps are done."""
-        done = Message(Topic.DONE, step, parts=(memoryview(Trace().as_json()),))
+        parts = [memoryview(Trace().as_json())]
+        if report is not None:
+            parts.append(memoryview(report.model_dump_json().encode()))
+        done = Message(Topic.DONE, step, parts=tuple(parts))
         while True:
             try:
                 self._ask(done)
@@ -227,6 +282,7 @@ class ChildServer(ParameterServer):
         num_steps: int,
         steps_per_epoch: int,
         learning: Learning = OF_CLASSES,
+        checks_values: bool = True,
     ) -> None:
         if gather < 1:
             raise InvalidInput(f"gather: {gather} steps; there must be at least 1")
@@ -236,6 +292,7 @@ class ChildServer(ParameterServer):
             num_workers=num_workers,
             staleness=staleness,
             learning=learning,
+            checks_values=checks_values,
         )
         self.parent, self._gather = parent, gather
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
@@ -270,12 +327,12 @@ class ChildServer(ParameterServer):
         self._send(self._gather)
         return reply.resume is not None
 
-    def finish(self) -> None:
+    def finish(self, report: ChildReport | None = None) -> None:
         """Send the gradients that are left, when all workers are done, and tell the parent so."""
         self._wait_for_reply()
         self._send(1)
         self._wait_for_reply()
-        self.parent.finish(self._num_steps)
+        self.parent.finish(self._num_steps, report)
 
     def close(self) -> None:
         """Stop waiting: an exchange on its way ends with the connection."""

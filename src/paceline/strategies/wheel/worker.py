@@ -389,7 +389,7 @@ def _run(bodies: list[BodyWorker], turns: Turns) -> None:
 
 def main() -> None:
     """Work for the hub that the command line names."""
-    run_as_process(take_part)
+    run_as_process(take_part, WorkerProcessSettings)
 
 
 if __name__ == "__main__":

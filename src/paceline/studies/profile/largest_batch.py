@@ -9,9 +9,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
 from paceline.devices import device_of
@@ -30,6 +33,15 @@ _FINENESS = 16  # the search ends where the next attempt would be less than 1/16
 _FEW, _MOST = 2, 2**24  # of one sample, batch norm has no variance
 _SHARE_OF_FREE = 0.9  # the rest is left to other processes
 _OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
+
+
+class _Answer(Record):
+    fits: bool
+    why: str
+    base_nbytes: Annotated[int, Field(ge=0)] | None
+
+
+_ANSWER = TypeAdapter(_Answer)
 
 
 class GaveUp(Exception):
@@ -112,9 +124,9 @@ def attempted(attempt: Attempt) -> AttemptRow:
         done = output(command, deadline_s, termination_s=0)
         # The model may print, too: the last line is ours.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
-        answer = json.loads(lines[-1])
-        row = {key: answer[key] for key in ("fits", "why", "base_nbytes")}
-    except (IndexError, KeyError, TypeError, ValueError):  # it ended without an answer
+        answer = read_record(_ANSWER, lines[-1].encode(), "the answer")
+        row = answer.model_dump()
+    except (IndexError, InvalidInput):  # it ended without an answer
         why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
         row = {"fits": False, "why": why}
     except TimeoutError:

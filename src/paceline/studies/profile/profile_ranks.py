@@ -19,6 +19,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span, intersection, length, quartiles, union
+from paceline.files.writing import write_text
 from paceline.links.group import Group, check_gpus
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
@@ -84,7 +85,7 @@ def profile_model(
 def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
     """Write the result with its insights and its report, and return it."""
     result = result.model_copy(update={"insights": tuple(insights_of(result))})
-    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)
     return result
 
@@ -106,7 +107,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     result = result_of(settings, request.run_id, findings, group)
     if folder is not None:
         write_trace(folder / "trace.json", findings.blocks.timelines[-1:])
-        (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+        write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
 
 
 def result_of(

@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record
+from paceline.files import limits
+from paceline.files.reading import read_file
+from paceline.files.writing import write_text
 from paceline.records.scale import ScaleCell, ScaleSettings
-from paceline.records.settings import first_fault
 
 _HEADER, _CELLS = "study.json", "cells.jsonl"
 
@@ -32,6 +35,10 @@ class _Version(BaseModel):
     """The one field that every version of a header has."""
 
     paceline: str
+
+
+_VERSION, _HEADER_RECORD = TypeAdapter(_Version), TypeAdapter(JournalHeader)
+_CELL = TypeAdapter(ScaleCell)
 
 
 class Journal:
@@ -79,25 +86,16 @@ class Journal:
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
     """Return the folder's header, which must have the same settings, or write this one."""
     if not path.exists():
-        # Renamed when complete: a kill at any moment leaves the whole header or none.
-        partly = path.with_suffix(".part")
-        with partly.open("w") as file:
-            file.write(header.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partly.replace(path)
+        write_text(path, header.model_dump_json(indent=2) + "\n")
         return header
-    text = path.read_bytes()
-    try:
-        version = _Version.model_validate_json(text).paceline
-        if version != header.paceline:
-            raise InvalidInput(
-                f"output: {path.parent} is of Paceline {version}, and this is {header.paceline}; "
-                "name another folder"
-            )
-        found = JournalHeader.model_validate_json(text)
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}") from None
+    text = read_file(path, limits.JOURNAL_HEADER)
+    version = read_finite_record(_VERSION, text, str(path)).paceline
+    if version != header.paceline:
+        raise InvalidInput(
+            f"output: {path.parent} is of Paceline {version}, and this is {header.paceline}; "
+            "name another folder"
+        )
+    found = read_record(_HEADER_RECORD, text, str(path))
     for field in ScaleSettings.model_fields:
         begun, asked = getattr(found.settings, field), getattr(header.settings, field)
         if begun != asked:
@@ -114,16 +112,15 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
 
 def _read(file: BinaryIO, path: Path) -> tuple[list[ScaleCell], bool]:
     """Return the cells of the file, and whether its last line was dropped from it."""
-    file.seek(0)
     cells: list[ScaleCell] = []
     good = 0
-    lines = file.read().splitlines(keepends=True)
+    lines = read_file(path, limits.JOURNAL).splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            cell = ScaleCell.model_validate_json(line)
-        except ValidationError as error:
+            cell = read_finite_record(_CELL, line, f"{path}: line {number}")
+        except InvalidInput:
             if number < len(lines):
-                raise InvalidInput(f"{path}: line {number}: {first_fault(error)}") from None
+                raise
             break
         if not line.endswith(b"\n"):
             break

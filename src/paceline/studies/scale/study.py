@@ -21,7 +21,9 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
+from paceline.files.writing import write_text
 from paceline.links.group import check_gpus, device_of_rank
+from paceline.links.signals import Stopped
 from paceline.measure.this_machine import facts, memory_bytes
 from paceline.models import describe, find
 from paceline.planner import forecast
@@ -31,6 +33,7 @@ from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
+from paceline.records.settings import validated
 from paceline.report import write_report
 from paceline.report.format import counted
 from paceline.strategies import find_exchange
@@ -161,7 +164,7 @@ class ScalingStudy:
         except Crashed as error:
             which = f"repetition {number} of {self.repeats(run)}: " if number > 1 else ""
             raise Crashed(f"{which}{error}") from None
-        return study_runs.steps_of(RunResult.model_validate(result))
+        return study_runs.steps_of(validated(RunResult, result, "its result"))
 
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
         """Return the cells of a run whose repetitions found these steps."""
@@ -275,9 +278,9 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
             screen.print(f"{counted(len(journal.cells), 'cell')} kept from before")
         try:
             _measure(study, journal, screen)
-        except KeyboardInterrupt:
+        except Stopped as stopped:
             kept = f"{counted(len(journal.cells), 'cell')} kept in {folder}"
-            screen.print(f"{kept}; the same command goes on from there")
+            stopped.why = f"; {kept}; the same command goes on from there"
             raise
         finally:
             remove_scratch()
@@ -289,7 +292,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
         cells=cells,
         insights=insights(settings.model, cells),
     )
-    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)
     errors = [cell.error for cell in cells if cell.error is not None]
     if len(errors) == len(cells):

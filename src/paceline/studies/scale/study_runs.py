@@ -1,6 +1,5 @@
 """List the runs of a study, do one in a child process, and turn its result into cells."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -8,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_json
 from paceline.core.timeline import Origin, quartiles
 from paceline.links.processes import module_command, output, reason
 from paceline.records.result import RunResult
@@ -143,8 +144,8 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
             raise Crashed(reason(done.returncode))
         raise Crashed(own[-1] if own else f"{reason(done.returncode)}; its last line: {lines[-1]}")
     try:
-        found = json.loads(done.stdout)
-    except ValueError:
+        found = read_json(done.stdout.encode(), "its answer")
+    except InvalidInput:
         raise Crashed("printed no JSON: the model, or what it imports, prints, too") from None
     if not isinstance(found, dict):
         raise Crashed("printed no JSON object")

@@ -1,0 +1,119 @@
+"""Read JSON and TOML from outside, a file's or a peer's: bounded in depth and numbers.
+
+What comes is a validated record, or InvalidInput in one line. How long a text may be is bounded by
+who has it: `paceline.files` by the kind of file, `paceline.rpc` by the largest message.
+"""
+
+import re
+import tomllib
+from math import isfinite
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from paceline.core.errors import InvalidInput, shown
+
+Text = bytes | bytearray | memoryview
+MOST_DEPTH = 200  # of JSON, as of pydantic's own parser
+_MOST_TOML_DEPTH = 32
+LARGEST_INTEGER = 2**63 - 1
+LARGEST_NUMBER = 1e40  # beyond float32; products and quotients of several are finite still
+_T = TypeVar("_T")
+
+# A dotted key of many parts: the parser of Python takes the square of their number in time.
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_DOTTED = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_TOML_DEPTH}}}")
+
+
+def read_json(data: Text, what: str) -> Any:
+    """Return the value of JSON; NaN, infinity and numbers beyond reason are no JSON."""
+    try:
+        found = from_json(bytes(data), allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidInput(f"{what}: not JSON: {error}") from None
+    check_numbers(found, what)
+    return found
+
+
+def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
+    """Return the table of a TOML text; `largest` may be infinite, which TOML has."""
+    try:
+        text = bytes(data).decode("utf-8")
+        if (match := _DOTTED.search(text)) is not None:
+            raise InvalidInput(f"{what}: the key {shown(match[0])} has too many parts")
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise InvalidInput(f"{what}: not TOML: nested too deep") from None
+    except ValueError as error:
+        raise InvalidInput(f"{what}: not TOML: {error}") from None
+    check_numbers(found, what, largest=largest, most_depth=_MOST_TOML_DEPTH)
+    return found
+
+
+def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
+    """Return the record in JSON; InvalidInput names the first field that is wrong."""
+    try:
+        return kind.validate_json(bytes(data))
+    except ValidationError as error:
+        raise InvalidInput(f"{what}: {first_fault(error)}") from None
+
+
+def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
+    """Return the record in JSON, all of whose numbers are finite and within reason."""
+    read_json(data, what)
+    return read_record(kind, data, what)
+
+
+def first_fault(error: ValidationError, name: str = "") -> str:
+    """Return the field that is wrong, its value, and what would be right.
+
+    `name` is that of the field which was validated, where that was one alone.
+    """
+    fault = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
+    message = fault["msg"].removeprefix("Value error, ")
+    is_told = fault["type"] in ("missing", "value_error", "json_invalid")
+    given = "" if is_told else f", not {shown(fault['input'])}"
+    return f"{field}: {message}{given}" if field else message
+
+
+def check_numbers(
+    value: Any, what: str, *, largest: float = LARGEST_NUMBER, most_depth: int = MOST_DEPTH
+) -> None:
+    """Raise InvalidInput for a number that is not finite or beyond reason, and for great depth."""
+    level, depth = [value], 0
+    while level:
+        for one in level:
+            if isinstance(one, float):
+                if not abs(one) <= largest:
+                    kind = (
+                        f"a number of at most {largest:g}" if isfinite(one) else "a finite number"
+                    )
+                    raise InvalidInput(f"{what}: {_place(value, one)}{one} is not {kind}")
+            elif isinstance(one, int) and abs(one) > LARGEST_INTEGER:
+                raise InvalidInput(
+                    f"{what}: {_place(value, one)}{shown(one)} does not fit into 64 bits"
+                )
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        depth += 1
+        if depth > most_depth:
+            raise InvalidInput(f"{what}: nested deeper than {most_depth} levels")
+
+
+def _place(whole: Any, wanted: object) -> str:
+    """Return where in a value a number of it stands, as "links.0.latency_s: "."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), whole)]
+    while waiting:
+        path, one = waiting.pop()
+        if one is wanted:
+            return f"{'.'.join(path)}: " if path else ""
+        inside = dict(enumerate(one)) if isinstance(one, list) else one
+        if isinstance(inside, dict):
+            waiting += [((*path, str(key)), inner) for key, inner in inside.items()]
+    return ""

@@ -1,0 +1,1 @@
+"""Files from outside: how large each kind may be, and how it is read."""

@@ -1,0 +1,65 @@
+"""Leave out workers whose gradients are out of all proportion to those of the others."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import hypot, isfinite
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidInput, NonFinite
+
+LARGEST_LOSS = 1e12  # of a sample: a run diverges that has more
+_KEPT = 64  # norms of accepted gradients
+_FEWEST = 4  # of others, by which one may be judged
+# Norms of healthy gradients differ by a few times from one batch to the next.
+_MOST_TIMES = 100.0
+_MOST_TIMES_PARAMETERS = 1e6  # before others can be compared with
+
+
+class Proportions:
+    """The norms of the `what` that were accepted last, by which others are judged."""
+
+    def __init__(self, what: str = "gradients") -> None:
+        self._what = what
+        self._accepted: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+
+    def check(self, worker: int, norm: float, parameters_norm: Callable[[], float]) -> None:
+        """Accept a worker's norm. InvalidInput if those of others, or parameters, are far below."""
+        others = [one for who, one in self._accepted if who != worker and one > 0]
+        if len(others) >= _FEWEST:
+            usual, most, whose = median(others), _MOST_TIMES, f"{self._what} of the others"
+        else:
+            usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters"
+        if norm > most * usual:
+            raise InvalidInput(
+                f"{self._what} whose norm is {norm:.3g} are out of all proportion to that of the "
+                f"{whose}, {usual:.3g}"
+            )
+        self._accepted.append((worker, norm))
+
+
+def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    """Raise NonFinite or InvalidInput for buffers, such as running means, that spoil a model."""
+    norm = norm_of(one for one in found if one.is_floating_point())
+    if not isfinite(norm):
+        raise NonFinite("buffers: values that are NaN or infinite; choose a smaller learning_rate")
+    usual = 1 + norm_of(one for one in known if one.is_floating_point())
+    if norm > _MOST_TIMES_PARAMETERS * usual:
+        raise InvalidInput(
+            f"buffers whose norm is {norm:.3g} are out of all proportion to those before, "
+            f"{usual:.3g}"
+        )
+
+
+def norm_of(vectors: Iterable[Tensor]) -> float:
+    """Return the norm of all values, which is not finite if one of them is not."""
+    return hypot(*map(_norm, vectors))
+
+
+def _norm(vector: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(vector))
+    if isfinite(norm):
+        return norm
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares had overflown

@@ -1,0 +1,48 @@
+"""Read what a peer sends: bounded JSON, and records whose fields are checked before any other code.
+
+What cannot be read is the peer's fault: InvalidInput, one line.
+"""
+
+from typing import Annotated, TypeVar
+
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
+
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Resource
+from paceline.core.reading import Text, first_fault
+from paceline.core.reading import read_json as read_json
+from paceline.core.timeline import Span
+
+MOST_SPANS = 200_000  # that a worker may tell of
+# Seconds of anything on one machine's clock: a century.
+Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
+PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+# FailFast: an error for each of so many would take more memory than the message.
+Spans = Annotated[list[Span], FailFast(), Field(max_length=MOST_SPANS)]
+_T = TypeVar("_T")
+_MOST_RESOURCES, _LONGEST_NAME = 16, 200
+
+
+def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
+    """Return the record in JSON; InvalidInput names the first field that is wrong, as in `what`."""
+    try:
+        return kind.validate_json(bytes(data))
+    except ValidationError as error:
+        raise InvalidInput(first_fault(error, what)) from None
+
+
+def check_spans(spans: list[Span], worker: int, what: str) -> None:
+    """Raise InvalidInput for spans of others, or that end before they begin, or never."""
+    for span in spans:
+        if span.worker != worker:
+            raise InvalidInput(f"{what}: a span of worker {span.worker}")
+        if not (0 <= span.start_s <= span.end_s < float("inf")):
+            raise InvalidInput(f"{what}: a span from {span.start_s} to {span.end_s} s")
+        if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
+            raise InvalidInput(f"{what}: a span of step {span.step}, part {span.part[:20]!r}")
+        _check_resources(span.on, what)
+
+
+def _check_resources(on: tuple[Resource, ...], what: str) -> None:
+    if len(on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in on):
+        raise InvalidInput(f"{what}: a span on {len(on)} resources, or one with a name too long")

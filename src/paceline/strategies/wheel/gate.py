@@ -1,0 +1,127 @@
+"""The gate of the hub: every request is checked here before any other code sees it.
+
+A request that fails is its worker's fault alone: that worker is refused, and the others go on.
+"""
+
+from collections.abc import Callable
+
+from pydantic import TypeAdapter
+
+from paceline.core.errors import InvalidInput
+from paceline.rpc.frames import Message
+from paceline.rpc.limits import one_line
+from paceline.rpc.reading import check_spans, read_record
+from paceline.rpc.workers import difference
+from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.measure import DeviceProfile
+from paceline.strategies.wheel.membership import Workers
+from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
+from paceline.strategies.wheel.trace import MessageTime, Trace
+from paceline.strategies.wheel.tree import ChildReport
+
+_TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
+_REPORT = TypeAdapter(ChildReport)
+_PURPOSES = {purpose.value for purpose in (*TO_HUB, *FROM_HUB)}
+_OF_BODIES = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.GRADIENTS)
+_AHEAD = 1  # steps whose parameters a worker fetches before the one before is done
+
+
+class Gate:
+    """Checks requests of the workers of one run, which has `num_steps` and this `layout`.
+
+    `version` is that of the server's parameters now.
+    """
+
+    def __init__(
+        self, workers: Workers, num_steps: int, layout: str, version: Callable[[], int]
+    ) -> None:
+        self._workers, self._num_steps = workers, num_steps
+        self._layout, self._version = layout, version
+        self._newest = 0  # a child hub's version goes back when its parent has begun anew
+        self._begun_at: dict[int, int] = {}  # the step with which each worker began
+
+    def begins(self, worker: int, step: int) -> None:
+        """Let a worker go on from that step."""
+        self._begun_at[worker] = step
+
+    def check(self, worker: int, message: Message) -> None:
+        """Raise InvalidInput unless the request is one that this worker may make now."""
+        if message.topic not in {topic.value for topic in Topic}:
+            raise InvalidInput(f"a message about {message.topic!r}, which there is not")
+        topic = Topic(message.topic)
+        self._newest = max(self._newest, self._version())
+        if not 0 <= message.version <= self._newest:
+            raise InvalidInput(
+                f"{topic}: parameters of version {message.version}; the server has made "
+                f"{self._newest}"
+            )
+        if topic is Topic.PROBE:
+            return  # whose step is a number of bytes
+        if not 0 <= message.step <= self._num_steps:
+            raise InvalidInput(f"{topic}: step {message.step} is none of {self._num_steps}")
+        if topic in _OF_BODIES and message.step > self._reached(worker) + _AHEAD:
+            raise InvalidInput(
+                f"{topic}: step {message.step} of a worker that has reached {self._reached(worker)}"
+            )
+
+    def check_layout(self, message: Message) -> None:
+        """Raise InvalidInput with the first difference if a worker has another run than the hub."""
+        there = b"".join(message.parts[:1]).decode(errors="replace")
+        if (found := difference(self._layout, there)) is not None:
+            raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+
+    def profile(self, message: Message) -> DeviceProfile:
+        """Return the profile in a message."""
+        found = read_record(_PROFILE, _only_part(message), "profile")
+        if any(one.link_bytes_per_s is None for one in (found, *found.below)):
+            raise InvalidInput("profile: link_bytes_per_s: a worker has a link to the hub")
+        if any(one.below for one in found.below):
+            raise InvalidInput("profile: below: a child hub of a child hub")
+        return found
+
+    def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
+        """Return the trace of a worker that is done. InvalidInput if it is not."""
+        completed = message.step if is_child else self._reached(worker)
+        if completed < self._num_steps:
+            raise InvalidInput(f"done: it has completed {completed} steps of {self._num_steps}")
+        found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
+        check_spans(found.spans, worker, "trace")
+        for one in (*found.sent, *found.received):
+            self._check_time(one, worker)
+        return found
+
+    def report(self, message: Message) -> ChildReport | None:
+        """Return what a child hub reports when it is done, if it does."""
+        _, *rest = _parts(message, 2)
+        return read_record(_REPORT, rest[0], "report") if rest else None
+
+    def buffers(self, message: Message) -> memoryview:
+        """Return the values of the buffers of a half."""
+        return _only_part(message)
+
+    def words(self, message: Message) -> str:
+        """Return what a worker says before it ends, on one line."""
+        return one_line(bytes(_only_part(message)).decode(errors="replace"))
+
+    def _reached(self, worker: int) -> int:
+        return max(self._workers.of(worker).next_step, self._begun_at.get(worker, 0))
+
+    def _check_time(self, one: MessageTime, worker: int) -> None:
+        is_known = one.purpose in _PURPOSES and one.worker == worker
+        if not (is_known and 0 <= one.step <= self._num_steps and 0 <= one.at_s < float("inf")):
+            raise InvalidInput(
+                f"trace: a message about {one.purpose[:20]!r} of worker "
+                f"{one.worker}, step {one.step}, at {one.at_s} s"
+            )
+
+
+def _only_part(message: Message) -> memoryview:
+    return _parts(message, 1)[0]
+
+
+def _parts(message: Message, most: int) -> protocol.Parts:
+    parts = protocol.parts_of(message)
+    if not 1 <= len(parts) <= most:
+        raise InvalidInput(f"{message.topic}: {len(parts)} parts, and not {most}")
+    return parts

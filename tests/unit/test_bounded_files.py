@@ -1,0 +1,186 @@
+"""Files that are made to hurt: each is refused in one line that names it, and costs little."""
+
+import bz2
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from command_line import Line, write_run
+from paceline.core.errors import InvalidInput, shown
+from paceline.core.reading import read_json, read_record, read_toml
+from paceline.files.reading import read_file
+from paceline.files.writing import write_text, written_whole
+from paceline.record.trace import read_trace
+from paceline.records.machine_file import read_machine
+from paceline.records.result import read_result
+
+
+@given(st.text())
+def test_an_error_is_one_line_that_a_terminal_can_show(text: str):
+    message = str(InvalidInput(text))
+    assert message.isprintable()
+    assert str(InvalidInput(message)) == message
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
+def test_a_plain_message_stays_as_it_is(text: str):
+    assert str(InvalidInput(text)) == text
+
+
+def test_a_long_integer_is_not_written_out():
+    assert shown(10**5000) == "a int that is too long to be shown"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[" * 5000, "not JSON: recursion limit exceeded"),
+        ('{"a": [1, NaN]}', "not JSON: expected value"),
+        ('{"a": [1, -1e400]}', "a.1: -inf is not a finite number"),
+        ('{"a": {"b": 9223372036854775808}}', "a.b: 9223372036854775808 does not fit into 64 bits"),
+    ],
+)
+def test_json_beyond_its_bounds(text: str, fault: str):
+    with pytest.raises(InvalidInput) as error:
+        read_json(text.encode(), "it")
+    assert str(error.value).startswith(f"it: {fault}")
+
+
+TOML = {
+    "arrays": "a = " + "[" * 3000 + "]" * 3000,
+    "parts": ".".join(["a"] * 100_000) + " = 1",
+    "quoted parts": "[" + ".".join(['"a"'] * 100_000) + "]",
+    "digits": "a = " + "9" * 5000,
+    "nan": "a = nan",
+    "infinite": "a = 1e400",
+    "long": "a = 0x" + "f" * 40,
+    "tables": "a = {" + "b.c = {" * 40 + "}" * 41,
+    "control": "\0",
+}
+
+
+@pytest.mark.parametrize("name", TOML)
+def test_toml_beyond_its_bounds(name: str):
+    with pytest.raises(InvalidInput, match=r"^it: "):
+        read_toml(TOML[name].encode(), "it")
+
+
+def test_toml_with_points_in_its_values():
+    text = 'a = "one.two.three"\nb = [' + ", ".join(["1.5"] * 100) + "]\n[c.d.e]\nf = 1"
+    assert read_toml(text.encode(), "it")["c"] == {"d": {"e": {"f": 1}}}
+
+
+def test_a_record_names_the_first_wrong_field():
+    with pytest.raises(InvalidInput, match=r"^it: 1: Input should be a valid integer"):
+        read_record(TypeAdapter(list[int]), b'[1, "\\u001b[2J"]', "it")
+
+
+def test_only_files_of_their_size_are_read(tmp_path: Path):
+    """A pipe would wait for a writer, and a device has no end."""
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_file(path, 5) == b"12345"
+    with pytest.raises(InvalidInput, match="it has 5 bytes; such a file has at most 4"):
+        read_file(path, 4)
+    os.mkfifo(tmp_path / "pipe")
+    for other, why in (
+        (tmp_path / "pipe", "it is no file"),
+        (Path("/dev/zero"), "it is no file"),
+        (tmp_path, "Is a directory|it is no file"),
+        (tmp_path / "none", "No such file"),
+        (tmp_path / "nul\0", "null byte"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            read_file(other, 100)
+
+
+@pytest.mark.parametrize("name", ["</script><script>alert(1)</script>", "\x1b[2J\x07"])
+def test_names_of_others_reach_no_terminal_and_no_markup(line: Line, tmp_path: Path, name: str):
+    """A device, a worker and a model that somebody has named so."""
+    folder = write_run(tmp_path / "run", 0.01, 0.011)
+    for file in ("trace.json", "result.json"):
+        text = (folder / file).read_text()
+        for known in ("cpu0", "lenet5", "allreduce", "processor"):
+            text = text.replace(f'"{known}', json.dumps(name)[:-1])
+        (folder / file).write_text(text)
+    line("report", folder)
+    if line.code == 0:  # or such a name is refused, as a strategy's
+        assert "alert(1)</script>" not in (folder / "report.html").read_text()
+    line("compare", folder, folder)
+    assert "\x1b" not in line.out + line.err
+    assert "\x07" not in line.out + line.err
+    assert len(line.err.splitlines()) <= 1
+
+
+BOUNDED = """
+import sys
+from paceline.core.errors import InvalidInput
+from paceline.data.libsvm import load_libsvm
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(one.split()[1]) for one in lines if one.startswith("VmHWM")) // 1024
+
+load_libsvm(sys.argv[1], None, 0)
+before = peak()
+try:
+    load_libsvm(sys.argv[2], None, 0)
+except InvalidInput as error:
+    print(peak() - before, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.bz2", bz2.compress(bytes(3 * 10**8)), "unpacks into more than"),
+        ("b.libsvm", b"1 1:1\n2 2000000000:1\n" * 3, "has the feature 2,000,000,000: dense"),
+    ],
+)
+def test_a_few_kilobytes_take_no_gigabytes(tmp_path: Path, name: str, content: bytes, why: str):
+    good, bad = tmp_path / "good.libsvm", tmp_path / name
+    good.write_bytes(b"1 1:1\n2 2:1\n" * 5)
+    bad.write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED, good, bad],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    grown, _, told = done.stdout.partition(" ")
+    assert why in told
+    assert int(grown) < 64  # MiB
+
+
+def test_depth_in_files_is_no_recursion(tmp_path: Path):
+    deep = b"[" * 100_000
+    for name, text in (("trace.json", deep), ("result.json", deep), ("m.toml", b"a = " + deep)):
+        (tmp_path / name).write_bytes(text)
+    with pytest.raises(InvalidInput, match=r"trace\.json: not a trace that Paceline wrote"):
+        read_trace(tmp_path / "trace.json")
+    with pytest.raises(InvalidInput, match=r"result\.json: not JSON: recursion limit"):
+        read_result(tmp_path)
+    with pytest.raises(InvalidInput, match=r"m\.toml: not TOML: nested too deep"):
+        read_machine(tmp_path / "m.toml")
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path):
+    path = tmp_path / "result.json"
+    write_text(path, "first")
+    with suppress(KeyError), written_whole(path) as partial:
+        partial.write_text("sec")
+        assert path.read_text() == "first"
+        raise KeyError
+    assert path.read_text() == "first"
+    write_text(path, "second")
+    assert [one.name for one in tmp_path.iterdir()] == ["result.json"]
+    assert path.read_text() == "second"
