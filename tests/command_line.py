@@ -3,9 +3,7 @@
 import sys
 from pathlib import Path
 
-import pytest
-
-from paceline.cli import main
+from paceline.commands.app import run
 from paceline.core.compare import compare
 from paceline.core.cost import compute_lane
 from paceline.core.outcome import Epoch
@@ -28,9 +26,7 @@ class Line:
 
     def __call__(self, *arguments: object) -> "Line":
         self._monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        self.code = ended.value.code or 0
+        self.code = run()
         self.out, self.err = self._capsys.readouterr()
         return self
 

@@ -20,7 +20,7 @@ def main() -> None:
     leader = os.getpid()
     os.environ[forkserver.ADDRESS], listener = forkserver.listen()
     if os.fork() == 0:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         die_with_parent(leader)
         nobody = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):  # else its pipes would stay open as long as the server

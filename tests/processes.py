@@ -47,6 +47,17 @@ def members_of(group: int) -> dict[int, str]:
     return found
 
 
+def children_of(parent: int, word: str) -> list[int]:
+    """The processes that this one has started by a command with the word."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            is_child = int(stat.read_text().rpartition(")")[2].split()[1]) == parent
+            if is_child and word in (stat.parent / "cmdline").read_text():
+                found.append(int(stat.parent.name))
+    return found
+
+
 @dataclass
 class Finished:
     code: int
@@ -59,7 +70,7 @@ LEADING = Path(__file__).parent / "leading.py"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 IMPORTED = (
     "paceline.runs.launching",
-    "paceline.cli",
+    "paceline.commands.app",
     "paceline.integrations.data_parallel",
     "paceline.links.launch",
     "paceline.strategies.hogbatch.run",

@@ -216,5 +216,8 @@ def test_all_workers_nan_end_the_run_by_one_line(runs: LocalRuns, how: str) -> N
         diverges = ("--optimizer", "sgd", "--learning-rate", "1e30")
         run = runs.train(*ROUNDS[:2], *diverges, recipe="local_recipes:line")
     done = run.finish(2)
-    said = "learning_rate: the parameters of all workers are NaN or infinite; choose a smaller one"
+    said = (
+        "learning_rate: the parameters or losses of all workers are NaN or infinite; "
+        "choose a smaller one"
+    )
     assert said in one_line(done.err)

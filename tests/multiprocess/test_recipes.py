@@ -211,7 +211,7 @@ def test_a_recipe_is_profiled_with_its_own_loss_and_optimizer(named):
     assert [row["name"] for row in result["layers"]] == ["embedding", "head"]
     # AdamW has two values for each parameter, and a count of steps.
     assert result["memory"]["momentum"] >= 2 * result["memory"]["parameters"]
-    assert "aten::embedding" in {row["name"] for row in result["operators"]}
+    assert any("embedding" in row["name"] for row in result["operators"])
 
 
 def test_a_recipe_is_scaled_on_its_own_data(named):

@@ -1,6 +1,5 @@
 """Runs that are interrupted or killed, and gone on with: they end with the same bits."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from processes import children_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "30")
@@ -61,17 +62,6 @@ def learnt(folder: Path) -> tuple[bytes, list[dict]]:
     for epoch in epochs:
         del epoch["seconds"]
     return (folder / "model.safetensors").read_bytes(), epochs
-
-
-def children_of(parent: int, word: str) -> list[int]:
-    """The processes that this one has started by a command with the word."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            is_child = int(stat.read_text().rpartition(")")[2].split()[1]) == parent
-            if is_child and word in (stat.parent / "cmdline").read_text():
-                found.append(int(stat.parent.name))
-    return found
 
 
 RUNS = [

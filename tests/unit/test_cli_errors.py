@@ -1,7 +1,7 @@
 import pytest
 
 from command_line import MACHINE, steps, write_run
-from paceline import api
+from paceline.api import planning
 from paceline.core.errors import WorkersFailed
 from paceline.record.trace import write_trace
 
@@ -145,6 +145,6 @@ def raising(error: BaseException):
     ],
 )
 def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, said):
-    monkeypatch.setattr(api, "plan", raising(error))
+    monkeypatch.setattr(planning, "plan", raising(error))
     line("plan", "lenet5", "--machine", MACHINE)
     assert (line.code, line.out, line.err) == (code, "", said)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import MACHINE, write_run
-from paceline.api import plan
+from paceline.api.planning import plan
 from paceline.record.trace import read_timeline
 from paceline.records.result import PlanResult, read_result, read_run
 from paceline.report import write_report
@@ -137,7 +137,6 @@ RANKING = {
     "refused": [{"strategy": "wheel", "workers": 2, "placement": "as listed", "why": "no head"}],
     "workers_worth": None,
     "workers_sentence": None,
-    "error_bar": 0.06,
     "advice": None,
 }
 

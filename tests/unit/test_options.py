@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from typer.testing import CliRunner
 
 import paceline
-from paceline import api
+from paceline.api import running
 from paceline.commands.options import Json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import Bytes
@@ -116,7 +116,7 @@ def test_an_argument_is_passed_on_though_it_is_the_default_of_settings(monkeypat
         asked.append(values)
         raise InvalidInput("enough")
 
-    monkeypatch.setattr(api, "requested", requested)
+    monkeypatch.setattr(running, "requested", requested)
     for given in ({}, {"momentum": 0.9, "profile_s": 4.0, "options": {"lanes": 1}}):
         with pytest.raises(InvalidInput, match="enough"):
             paceline.train("lenet5", strategy="wheel", **given)

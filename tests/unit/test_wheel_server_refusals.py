@@ -35,7 +35,7 @@ def test_gradients_that_are_not_finite_are_refused_by_the_workers_name(mlp, valu
         server.update(1, 0, version, gradients)
     activations = hands[2].halves.body(batch[0]).detach()
     activations[0, 0] = value
-    with pytest.raises(NonFinite, match="worker 2, step 0: the head's gradients"):
+    with pytest.raises(NonFinite, match="worker 2, step 0: the activations are NaN"):
         server.answer(2, 0, version, activations, batch[1], 1.0)
     assert equal(values(server.model), before)
     assert server.version == 0

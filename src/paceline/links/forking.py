@@ -37,6 +37,7 @@ from typing import NoReturn, TextIO
 
 from paceline.core.errors import InvalidInput
 from paceline.links.forkserver import ForkRequest, become
+from paceline.links.signals import SIGNALS
 from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
@@ -240,7 +241,8 @@ def _run(run: Callable[[], None], parent: int, mask: Iterable[int], ready: int) 
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # Those that end a run wait until this is one of its processes.
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *SIGNALS})
         os.write(ready, b"!")
         run()
         code = 0

@@ -39,10 +39,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from paceline.links import signals
 from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # of a request
+OF_WORKERS = ["-m", "paceline.links.processes"]  # in the command line of module_command
 _MAX_FDS = 64
 # Variables that libraries read when they are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -71,13 +73,14 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
         return
     address, listener = listen()
     arguments = [str(listener.fileno()), str(os.getpid()), *modules, " " * _TITLE_LENGTH]
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", __spec__.name, *arguments],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # standard output holds the result, and nothing else
-        pass_fds=(listener.fileno(),),
-    )
+    with signals.blocked():
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", __spec__.name, *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # standard output holds the result, and nothing else
+            pass_fds=(listener.fileno(),),
+        )
     listener.close()
     os.environ[ADDRESS] = address
     try:
@@ -231,7 +234,7 @@ def become(request: ForkRequest) -> None:
     os.chdir(request.folder)
     os.sched_setaffinity(0, request.cores)
     importlib.invalidate_caches()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.handle_in_worker()
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all processes would draw the same numbers
@@ -249,6 +252,8 @@ def retitle(command: Sequence[str]) -> None:
 def run(command: Sequence[str]) -> None:
     """Run a Python command line: `-m MODULE ...`, `-c CODE ...` or a file."""
     what, *arguments = command[1:]
+    if command[1:3] != OF_WORKERS:
+        signals.handle_as_python()
     if what == "-m":
         sys.argv = arguments
         sys.path[0] = str(Path.cwd())
@@ -277,7 +282,8 @@ def main() -> None:
     """Import the modules that the arguments name, and serve at the listening descriptor."""
     fd, parent, *modules = sys.argv[1:-1]
     die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those that it has forked
+    # Signals to the whole group are for those that it has forked, which handle them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     environment = dict(os.environ)
     # So that an import may ask for GPUs without initialising CUDA, after which none could fork.
     os.environ.setdefault(_NVML_CHECK, "1")

@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 from paceline.devices import Device, device_of, gpus, num_gpus
+from paceline.links.forks_of_ranks import let_forks_go_of
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -29,6 +30,8 @@ _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed ou
 _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
 _SPEAKER_KEY = "paceline/speaker"  # the rank that says itself why it has failed
 _REPORTED_KEY = "paceline/reported"
+_LEFT_KEY = "paceline/left"  # the signal by which a rank has left the run in order
+_STOPPED_KEY = "paceline/stopped"  # the line by which rank 0 has said that the run stops
 _REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
 _meetings = count()  # of this process; the ranks of a run have as many
@@ -161,6 +164,21 @@ class Group:
         """Name the members on this machine whose processes have ended."""
         return _names_in(self, "ZX")
 
+    def leave(self, number: int) -> bool:
+        """Tell the other ranks that this one ends by a signal; return True if it is the first."""
+        if self.store is None:
+            return True
+        with suppress(RuntimeError):  # the store may have ended with another rank
+            self.store.compare_set(_LEFT_KEY, "", str(number))
+            return self.store.add(f"{_LEFT_KEY}/number", 1) == 1
+        return False
+
+    def has_stopped(self, line: str) -> None:
+        """Tell the launcher that this rank has said why all ranks end."""
+        if self.store is not None:
+            with suppress(RuntimeError):
+                self.store.set(_STOPPED_KEY, line)
+
     def has_reported(self) -> None:
         """Tell the other ranks that the first to fail has printed why, so that they may end."""
         if self.store is not None:
@@ -171,6 +189,11 @@ class Group:
 def failure(store: Store) -> str | None:
     """Return the reason that the first failed rank has published, if there is one."""
     return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
+
+
+def stopped(store: Store) -> str | None:
+    """Return the line by which rank 0 has said that the run stops, if it has."""
+    return store.get(_STOPPED_KEY).decode() if store.check([_STOPPED_KEY]) else None
 
 
 @contextmanager
@@ -222,8 +245,10 @@ def _told(
     """Tell the other ranks why this one ends; return the error to raise in the place of its own.
 
     None: its own, which is the first, and which it has to say. WorkersFailed: there is nothing to
-    say, as another rank has.
+    say, as another rank has, or as one has left the run in order.
     """
+    if store.check([_LEFT_KEY]):
+        return WorkersFailed(128 + int(store.get(_LEFT_KEY)))
     reason = f"worker {group.rank} failed: {error}"
     # torch's own kinds of errors are all RuntimeErrors
     lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
@@ -298,6 +323,9 @@ def joined(
     )
     members = tuple(Member(*row) for row in unknown.gather(myself))
     _check_kinds(members)
+    here = members[rank]
+    near = [one for one in members if (one.boot_id, one.pid_namespace) == here[2:4]]
+    let_forks_go_of(one.pid for one in near)
     return replace(unknown, members=members)
 
 

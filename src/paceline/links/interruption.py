@@ -1,9 +1,10 @@
-"""Ctrl-C: the first one asks a run to stop between two steps, so that it can be gone on with.
+"""A run that is signalled: it stops between two steps, when it can be gone on with.
 
     rank 0   SIGINT ─► step 41 is over: "all stop after step 52" ─► store
     rank 1             step 42 is over: looks into the store ─► stops after step 52
 
-Ranks are never more than a step apart, and each looks a few times a second, or once a step.
+Ranks are never more than a step apart, and each looks a few times a second, or once a step. Any of
+them may be signalled, or all: one that is signalled alone is named.
 """
 
 import math
@@ -11,26 +12,71 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 
+from torch.distributed.distributed_c10d import Store
+
+from paceline.core.errors import Interrupted, WorkerLost
 from paceline.links.group import Group
+from paceline.links.signals import CommandHandler, handled_by, participle, pass_on
 
-_KEY = "paceline/stop"
+_KEY = "paceline/stop"  # the last step, and the signal
+_ASKED_KEY = "paceline/stop_asked"  # the signal that some rank has got; and with /RANK, which one
 _POLL_S = 0.25
 _MARGIN_S = 1.0  # in which each rank looks at least once
 _MARGIN_STEPS = 2
 
 
 class Interruption:
-    """Whether the run was asked to stop."""
+    """Whether the run was asked to stop, by which signal, and the worker that alone has got it."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.number: int | None = None
+        self.worker: str | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Return True if the run was asked to stop."""
+        return self.number is not None
+
+    def stopped(self, num_steps: int, more: str = "") -> Interrupted:
+        """Return the error of a run that has stopped after so many steps."""
+        assert self.number is not None
+        by = "" if self.worker is None else f"by a signal to {self.worker}"
+        words = filter(None, (participle(self.number), by, f"after step {num_steps:,}"))
+        return Interrupted(" ".join(words) + more, num_steps, self.number)
+
+
+class _Noting:
+    """Notes the first signal; the handlers `before` handle further ones, None ignores them."""
+
+    def __init__(self, noted: Interruption) -> None:
+        self.noted, self._is_signalled = noted, False
+        self.before: dict[int, object] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._is_signalled and self.before is not None:
+            pass_on(self.before[number], number, frame)
+        self._is_signalled = True
+        self.noted.number = self.noted.number or number
+        self.noted.worker = None  # not it alone
+        for one in (self.before or {}).values():
+            if isinstance(one, CommandHandler):
+                one.received = one.received or number
+
+    def told(self, number: int, worker: str) -> None:
+        """Note that a worker was signalled."""
+        if self.noted.number is None:
+            self.noted.number, self.noted.worker = number, worker
+
+
+_noting: list[_Noting] = []  # of this process's run, if it trains
 
 
 @contextmanager
 def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
-    """Note a SIGINT, instead of raising KeyboardInterrupt; by `raises_again` only the first one.
+    """Note SIGINT and SIGTERM, instead of ending; by `raises_again` only the first of them.
 
     Only the main thread may handle signals: in any other one nothing is noted.
     """
@@ -38,47 +84,97 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
+    noting = _Noting(noted)
+    with handled_by(noting) as before:
+        noting.before = before if raises_again else None
+        _noting.append(noting)
+        try:
+            yield noted
+        except WorkerLost as error:
+            if not (raises_again and noted.requested):
+                raise
+            assert noted.number is not None  # the run is not to be started again
+            raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
+        finally:
+            _noting.pop()
+            if noted.requested and not raises_again:
+                before.clear()  # it stops: the launcher may pass on what it has got, too
 
-    def note(number: int, _: object) -> None:
-        if noted.requested and raises_again:
-            raise KeyboardInterrupt
-        noted.requested = True
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
+def told_of_signal(number: int, worker: str) -> None:
+    """Stop the run, or what comes before it, because a worker was signalled."""
+    if _noting:
+        _noting[-1].told(number, worker)
+        return
+    handler = signal.getsignal(number)
+    if isinstance(handler, CommandHandler):
+        handler.stop(number, f" by a signal to {worker}")
+    raise WorkerLost(f"{worker} was ended by {signal.Signals(number).name}")
+
+
+def is_agreed(store: Store) -> bool:
+    """Return True if ranks have agreed after which step they stop: they save their state then."""
+    return bool(store.check([_KEY]))
 
 
 class StopAgreement:
-    """Agrees between ranks after which step all stop, once rank 0 was asked to.
+    """Agrees between ranks after which step all stop, once one of them was asked to.
 
     `after(num_steps)` is called after each step, with the steps of the run so far.
     """
 
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
-        self._began_s = self._polled_s = time.monotonic()
-        self._first = num_steps
+        self._polled_s, self._polled = time.monotonic(), num_steps
+        # The shortest mean from one look to the next: while the store's process was stopped, steps
+        # took long, and those that follow do not.
+        self._step_s = math.inf
         self._last: int | None = None
+        self._agreed: int | None = None  # the signal by which all stop
+        self._has_told = False
 
     def after(self, num_steps: int) -> bool:
         """Return True if this step is the one after which all ranks stop."""
         now_s = time.monotonic()
-        if self._last is None and now_s - self._polled_s >= _POLL_S:
-            self._polled_s = now_s
-            self._poll(num_steps, (now_s - self._began_s) / max(1, num_steps - self._first))
+        if now_s - self._polled_s >= _POLL_S:
+            step_s = (now_s - self._polled_s) / max(1, num_steps - self._polled)
+            self._step_s = min(self._step_s, step_s)
+            self._poll(num_steps)
+            self._polled_s, self._polled = time.monotonic(), num_steps
         elif self._group.world_size == 1 and self._interruption.requested:
             return True
-        return self._last is not None and num_steps >= self._last
+        if self._last is None or num_steps < self._last:
+            return False
+        if self._agreed is not None:
+            self._interruption.number = self._agreed
+            self._name()
+        return True
 
-    def _poll(self, num_steps: int, step_s: float) -> None:
-        store, is_first = self._group.store, self._group.rank == 0
+    def _poll(self, num_steps: int) -> None:
+        store, asked = self._group.store, self._interruption.number
         if store is None:
-            self._last = num_steps if self._interruption.requested else None
-        elif is_first and self._interruption.requested:
-            self._last = num_steps + _MARGIN_STEPS + math.ceil(_MARGIN_S / max(step_s, 1e-6))
-            store.set(_KEY, str(self._last))
-        elif not is_first and store.check([_KEY]):
-            self._last = int(store.get(_KEY))
+            self._last = num_steps if asked is not None else None
+            return
+        if asked is not None and not self._has_told:
+            self._has_told = True
+            store.set(f"{_ASKED_KEY}/{self._group.rank}", str(asked))
+            store.set(_ASKED_KEY, str(asked))
+        if self._last is not None:
+            return
+        if self._group.rank == 0 and store.check([_ASKED_KEY]):
+            number = int(store.get(_ASKED_KEY))
+            self._last = num_steps + _MARGIN_STEPS + math.ceil(_MARGIN_S / self._step_s)
+            store.set(_KEY, f"{self._last} {number}")
+            self._agreed = number
+        elif self._group.rank != 0 and store.check([_KEY]):
+            self._last, self._agreed = map(int, store.get(_KEY).split())
+
+    def _name(self) -> None:
+        """Name the rank that was signalled alone."""
+        store, group = self._group.store, self._group
+        assert store is not None
+        with suppress(RuntimeError):  # the store may end with its process
+            asked = [one for one in group.members if store.check([f"{_ASKED_KEY}/{one.rank}"])]
+            if len(asked) == 1:
+                (one,) = asked
+                self._interruption.worker = f"worker {one.rank} (process {one.pid})"

@@ -4,18 +4,23 @@ The environment that a worker finds is torchrun's, so that the same worker runs 
 """
 
 import os
-import signal
 import socket
-import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
-from paceline.links.group import failure
+from paceline.links.group import failure, stopped
+from paceline.links.interruption import is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
+from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # for the others to notice by themselves that one is gone, and to say so
@@ -25,7 +30,8 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     """Run `command` as `num_workers` local workers and wait until all have ended well.
 
     They meet at `port` of the loopback address; 0 takes a free one. Raises InvalidInput if the port
-    is in use, WorkerLost if a worker was killed, WorkersFailed if workers ended with an error. No
+    is in use, WorkerLost if a worker was killed, WorkersFailed if workers ended with an error. The
+    first SIGINT or SIGTERM is passed on to the workers, which end in order: WorkersFailed, too. No
     worker is left when it returns or raises, nor when this process is killed.
     """
     if not 0 <= port < 2**16:
@@ -47,11 +53,6 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         master_listen_fd=listener.detach(),
     )
     workers: list[Process] = []
-    # Only the main thread may handle signals, and gets them.
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main:
-        previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        interrupted = signal.signal(signal.SIGINT, _Interrupted(workers))
     try:
         for rank in range(num_workers):
             place = {
@@ -67,32 +68,78 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             }
             environment = {name: str(value) for name, value in place.items()}
             workers.append(start(command, environment=environment))
-        failed = wait(workers, _GRACE_S)
+        with _passing_on(workers) as passed:
+            failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
+        codes = [process.poll() or 0 for process in failed]
+        if failed and (passed.number is not None or set(codes) & set(EXIT_CODES)):
+            raise _stop(workers, failed, passed.number, stopped(store))
         if failed:
             raise _failure(workers, failed, failure(store))
     finally:
         end(workers, termination_s=TERMINATION_S)
-        if is_main:
-            signal.signal(signal.SIGTERM, previous)
-            signal.signal(signal.SIGINT, interrupted)
         del store
 
 
-class _Interrupted:
-    """Passes the first Ctrl-C on to the workers, which save their state; the second ends them.
+class _PassedOn:
+    """Passes the first signal on to the workers, which save their state; `number` is then set.
 
-    A terminal sends it to all processes, a program or a scheduler to this one only.
+    A terminal sends it to all processes, a program or a scheduler to this one only. The handlers
+    before handle the second one.
     """
 
     def __init__(self, workers: Sequence[Process]) -> None:
-        self._workers, self._is_second = workers, False
+        self._workers = workers
+        self.number: int | None = None
+        self.before: dict[int, Any] = {}
 
-    def __call__(self, number: int, _: object) -> None:
-        if self._is_second:
-            raise KeyboardInterrupt
-        self._is_second = True
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            pass_on(self.before[number], number, frame)
+        self.number = number
+        for one in self.before.values():
+            if isinstance(one, CommandHandler):
+                one.received = number
         for worker in self._workers:
             worker.send(number)
+
+
+def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
+    """Return True if a worker that a signal has ended was in step with the others, which save.
+
+    Else it has left before the steps, or after them, and so do the others.
+    """
+    if is_agreed(store):
+        return True
+    for worker in workers:
+        worker.send(code - 128)
+    return False
+
+
+@contextmanager
+def _passing_on(workers: Sequence[Process]) -> Iterator[_PassedOn]:
+    passed = _PassedOn(workers)
+    # Only the main thread may handle signals, and gets them.
+    if threading.current_thread() is not threading.main_thread():
+        yield passed
+        return
+    with handled_by(passed) as passed.before:
+        yield passed
+
+
+def _stop(
+    workers: Sequence[Process], failed: Sequence[Process], passed: int | None, said: str | None
+) -> WorkersFailed:
+    """Return the error of a run that a signal has ended: `passed` on, or one to a worker only."""
+    if said is not None:
+        return WorkersFailed(128 + passed if passed else failed[0].poll() or 0, said)
+    if passed is None:
+        first = next(one for one in failed if one.poll() in EXIT_CODES)
+        code = first.poll() or 0
+        why = f"by a signal to worker {workers.index(first)} (process {first.pid})"
+        return WorkersFailed(code, f"{participle(code - 128)} {why}", is_said=False)
+    lost = [one for one in failed if one.poll() not in EXIT_CODES]
+    why = f"; {_failure(workers, lost, None)}" if lost else ""
+    return WorkersFailed(128 + passed, participle(passed) + why, is_said=False)
 
 
 def _failure(

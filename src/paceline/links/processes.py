@@ -24,13 +24,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
-from paceline.links import forking
-from paceline.links.forkserver import ADDRESS, MAX_NBYTES, ForkRequest, run_module
+from paceline.links import forking, signals
+from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
 from paceline.native import die_with_parent
 
 # A step frees what the next one takes again: if it is given back, each page costs a fault.
@@ -39,7 +39,12 @@ STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # for a process to end its own children and write what it knows
 _ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
 PARENT = "PACELINE_LAUNCHER"
-_RUN = [sys.executable, "-m", __spec__.name]
+_RUN = [sys.executable, *OF_WORKERS]
+
+
+def is_started_by_parent() -> bool:
+    """Return True if the parent of this process has started it by `start`."""
+    return os.environ.get(PARENT) == str(os.getppid())
 
 
 class Process:
@@ -163,8 +168,8 @@ def start(
         if ADDRESS in os.environ and is_python:
             with suppress(OSError):  # else the ordinary way
                 return fork(command, whole, fds)
-    return Process(
-        subprocess.Popen(  # noqa: S603 - a command of our own
+    with signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext():
+        child = subprocess.Popen(  # noqa: S603 - a command of our own
             command,
             env=whole,
             stdin=subprocess.DEVNULL,
@@ -172,7 +177,7 @@ def start(
             stderr=stderr,
             pass_fds=pass_fds,
         )
-    )
+    return Process(child)
 
 
 def _number(file: int | IO[bytes] | None, default: int) -> int:
@@ -205,10 +210,16 @@ def fork(
     return ForkedProcess(connection, answer["pid"])
 
 
-def wait(processes: Iterable[Process], grace_s: float) -> list[Process]:
+def wait(
+    processes: Iterable[Process],
+    grace_s: float,
+    is_saving: Callable[[int], bool] = lambda code: False,
+) -> list[Process]:
     """Wait until all have ended, but no longer than `grace_s` after the first failure.
 
-    Returns those that ended with an exit code other than 0, in the order of their ends.
+    Returns those that ended with an exit code other than 0, in the order of their ends. It is no
+    failure if one has ended in order by a signal, and the others are still saving their state:
+    `is_saving` is asked with its exit code.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -224,6 +235,9 @@ def wait(processes: Iterable[Process], grace_s: float) -> list[Process]:
                 ended: Process = key.data
                 if ended.poll() != 0:
                     failed.append(ended)
+                    code = ended.poll() or 0
+                    if code in signals.EXIT_CODES and is_saving(code):
+                        continue
                     deadline = deadline or time.monotonic() + grace_s
     return failed
 
@@ -274,6 +288,7 @@ def output(
 
 def main() -> None:
     """Run the module that the first argument names, until the process that started it ends."""
+    signals.handle_in_worker()
     die_with_parent(int(os.environ[PARENT]))
     del sys.argv[0]
     run_module()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Origin, Timeline
+from paceline.files.writing import write_text
 from paceline.planner import Ranking
 from paceline.record.trace import write_trace
 from paceline.records.result import AnyResult, PlanResult
@@ -57,7 +58,7 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
 def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:
     """Write result.json, trace.json and report.html."""
     write_trace(folder / "trace.json", timelines)
-    (folder / "result.json").write_text(result.model_dump_json(indent=2) + "\n")
+    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)
 
 

@@ -27,7 +27,8 @@ from paceline.core.errors import (
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
-from paceline.links.processes import module_command
+from paceline.links.processes import is_started_by_parent, module_command
+from paceline.links.signals import SIGNALS, participle, say
 from paceline.recipes.optimizers import optimizer_for
 from paceline.recipes.schedules import schedule_of
 from paceline.records.config_file import with_resumed
@@ -48,7 +49,6 @@ from paceline.runs.session import go_through
 from paceline.runs.working import lead_or_work
 
 _MOST_PER_CORE = 4
-INTERRUPTED = 130  # the exit code of a shell's command that was ended by Ctrl-C
 logger = logging.getLogger(__name__)
 
 
@@ -155,8 +155,7 @@ def carry_out(request: RunRequest) -> Path:
             try:
                 go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
             except Interrupted as error:
-                logger.warning("%s", error)
-                raise WorkersFailed(INTERRUPTED, str(error)) from error
+                raise WorkersFailed(error.exit_code, str(error), is_said=False) from error
 
     return folder_of(with_restarts(alone, request))
 
@@ -222,43 +221,64 @@ def as_rank(
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
     group = None
-    if threading.current_thread() is threading.main_thread():
-        # Outside of the steps there is nothing to be saved. The launcher says that it was Ctrl-C.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    early: list[int] = []  # signals before the ranks know each other
+    _handle_signals(lambda number, _: early.append(number))
     try:
         with process_group(deadline_s, device) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
-            signal.signal(signal.SIGTERM, partial(_terminated, group))
+            _handle_signals(partial(_signalled, group))
+            if early:
+                _signalled(group, early[0], None)
             try:
                 carry_out(group)
             except Interrupted as error:  # all ranks together, none of which has failed
-                logger.warning("%s", error)
-                return INTERRUPTED
+                if group.rank == 0:
+                    group.has_stopped(str(error))
+                    say(str(error))
+                return error.exit_code
     except WorkersFailed as error:
         return error.exit_code
     except (Exception, SystemExit) as error:
-        if debug:
-            traceback.print_exc()
-        message = f"internal error in worker {rank}: {error!r} (--debug shows where)"
-        if isinstance(error, PacelineError):
-            message = str(error)
-        elif isinstance(error, SystemExit):
-            message = f"the model or its data ended worker {rank} by sys.exit({error})"
-        sys.stderr.write(f"paceline: {message}\n")
-        if group is not None:
-            group.has_reported()
-        return 2 if isinstance(error, InvalidInput) else 1
+        if early and group is None:  # the others have left already
+            return 128 + early[0]
+        return _report(error, rank, debug, group)
     return 0
 
 
-def _terminated(group: Group, number: int, _: object) -> None:
-    """End by this signal, unless a rank has died: the others end by themselves, and say of which.
+def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group | None) -> int:
+    """Say in one line why this rank fails, and return its exit code."""
+    if debug:
+        traceback.print_exc()
+    message = f"internal error in worker {rank}: {error!r} (--debug shows where)"
+    if isinstance(error, PacelineError):
+        message = str(error)
+    elif isinstance(error, SystemExit):
+        message = f"the model or its data ended worker {rank} by sys.exit({error})"
+    sys.stderr.write(f"paceline: {message}\n")
+    if group is not None:
+        group.has_reported()
+    return 2 if isinstance(error, InvalidInput) else 1
 
-    torchrun may send them the signal before they have noticed, and kills them much later.
+
+def _handle_signals(handler: Callable[[int, object], object]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, handler)
+
+
+def _signalled(group: Group, number: int, _: object) -> None:
+    """End this rank: outside of the steps there is nothing to be saved. The launcher says so.
+
+    By SIGTERM not if a rank has died: the others end by themselves, and say of which. torchrun may
+    send them the signal before they have noticed, and kills them much later.
     """
-    if not group.dead():
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
+    if number == signal.SIGTERM and group.dead():
+        return
+    is_first = group.leave(number)
+    if is_first and not is_started_by_parent():  # else the launcher says it
+        name = f" by a signal to worker {group.rank}" if group.world_size > 1 else ""
+        say(f"{participle(number)}{name}")
+    os._exit(128 + number)
 
 
 def leave(code: int) -> NoReturn:

@@ -5,7 +5,7 @@ measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +22,7 @@ from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
 from paceline.exchange.session import Runner, SpeedRunner, TrainingSession
+from paceline.files.writing import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast
@@ -91,7 +92,8 @@ def go_through(request: RunRequest, group: Group) -> None:
             progress.board.step(min(1, len(result.epochs) - 1), happened)
         with _naming(folder):
             if not session.is_rehearsal:
-                runner.save((folder or Path()) / "model.safetensors")
+                with _model_file(folder) as path:
+                    runner.save(path)
             if folder is None:
                 return
             write_files(folder, result, timelines)
@@ -100,6 +102,11 @@ def go_through(request: RunRequest, group: Group) -> None:
             return
         for shown in result_tables(result, str(folder)):
             out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+
+
+def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
+    """Give the path of the model; ranks without a folder write none."""
+    return nullcontext(Path()) if folder is None else written_whole(folder / "model.safetensors")
 
 
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:

@@ -9,6 +9,7 @@ STRATEGY = Strategy(
     config=Hogbatch,
     plan=plan.plan,
     run="paceline.strategies.hogbatch.run",
+    is_asynchronous=True,
     roles=lambda config: (Role("coordinator", 1, leads=True), Role("worker", config.workers)),
     memory=plan.memory,
     # The policies that suit devices of different speed.

@@ -64,7 +64,7 @@ class Checkpoints:
         self._writer.save(step, tensors, parts, wait=is_last)
         self._saved_s, self._saved = time.monotonic(), step
         if is_last:
-            raise interrupted(step, self._session.folder)
+            raise interrupted(self._interruption, step, self._session.folder)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written."""

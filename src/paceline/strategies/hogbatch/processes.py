@@ -1,6 +1,6 @@
 """The worker processes of a run: started on cores of their own, polled in one loop, and ended."""
 
-import json
+import logging
 import os
 import selectors
 import socket
@@ -11,25 +11,39 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
+from paceline.files import limits
+from paceline.files.reading import read_record_file
 from paceline.links.group import physical_cores
 from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
+from paceline.links.worker_signals import SignalsOfWorkers
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.calibration import SpeedTrial
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Training
 
+logger = logging.getLogger(__name__)
+
 _MODULE = "paceline.strategies.hogbatch.worker"
 _START_S = 120.0  # to import torch on a machine that is busy
 _STOP_S = 10.0  # to write its spans
 _POLL_S = 0.5
-_SPANS = TypeAdapter(list[Span])
+
+
+class Written(NamedTuple):
+    """What a worker writes at its end: its peak of memory, and its traced spans."""
+
+    peak_memory_bytes: Annotated[int, Field(ge=0)]
+    spans: tuple[Span, ...]
+
+
+_WRITTEN = TypeAdapter(Written)
 
 
 @dataclass(eq=False)
@@ -149,7 +163,9 @@ class WorkerProcesses:
 
     def __init__(self, training: Training, config: Hogbatch, deadline_s: float) -> None:
         self._training, self._config, self._deadline_s = training, config, deadline_s
-        self._files = ExitStack()  # descriptors of memory
+        self._files = ExitStack()  # descriptors of memory, and a pipe
+        self._signals = SignalsOfWorkers()
+        self._files.callback(self._signals.close)
         self._selector = selectors.DefaultSelector()
         self._free_cores = physical_cores(os.sched_getaffinity(0))
         self._checked_s = 0.0
@@ -199,9 +215,9 @@ class WorkerProcesses:
             with other:
                 process = start(
                     module_command(_MODULE, settings.model_dump_json()),
-                    environment={"OMP_NUM_THREADS": "1"},
+                    environment={"OMP_NUM_THREADS": "1", **self._signals.environment},
                     stdout=STANDARD_ERROR,  # standard output is for the result alone
-                    pass_fds=(settings.socket, trace, state, *memory),
+                    pass_fds=(settings.socket, trace, state, *memory, self._signals.fd),
                 )
         except OSError:
             own.close()
@@ -235,6 +251,7 @@ class WorkerProcesses:
         if now_s < self._checked_s:
             return
         self._checked_s = now_s + _POLL_S
+        self._signals.poll({one.process.pid: f"worker {one.number}" for one in self.running})
         for worker in self.running:
             allowed_s = self._deadline_s if worker.is_ready else _START_S
             if now_s - worker.awaited_since_s > allowed_s:
@@ -243,7 +260,9 @@ class WorkerProcesses:
 
     def _end(self, worker: WorkerProcess) -> str:
         self._selector.unregister(worker.socket)
-        return worker.end()
+        ended = worker.end()
+        self._signals.ended(worker.process, f"worker {worker.number}")
+        return ended
 
     def stop(self) -> tuple[list[Span], list[int]]:
         """Stop all workers; return their traced spans, and the peak memory of each in bytes."""
@@ -255,8 +274,19 @@ class WorkerProcesses:
         for worker in stopped:
             worker.process.wait(_STOP_S)
             self._end(worker)
-            text = Path(f"/proc/self/fd/{worker.trace}").read_text()
-            written = json.loads(text or '{"peak_memory_bytes": 0, "spans": []}')
-            peaks.append(written["peak_memory_bytes"])
-            spans += _SPANS.validate_python(written["spans"])
+            written = _written(worker)
+            peaks.append(written.peak_memory_bytes)
+            spans += written.spans
         return spans, peaks
+
+
+def _written(worker: WorkerProcess) -> Written:
+    """Return what a worker has left at its end: nothing if it was killed before, or meanwhile."""
+    path = Path(f"/proc/self/fd/{worker.trace}")
+    if not os.fstat(worker.trace).st_size:
+        return Written(0, ())
+    try:
+        return read_record_file(_WRITTEN, path, limits.TRACE)
+    except InvalidInput as error:
+        logger.warning("%s: its spans are left out: %s", worker.title, error)
+        return Written(0, ())

@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import select
-import signal
 import socket
 import sys
 import time
@@ -28,6 +27,7 @@ from paceline.data.dataset import Dataset, TensorSamples
 from paceline.devices import Device
 from paceline.exchange.setup import learning_of, optimizer_by
 from paceline.links.shared_memory import SharedTensors
+from paceline.links.worker_signals import tell_starter
 from paceline.recipes.named import recipe_of
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch import messages, replica
@@ -175,7 +175,7 @@ def _recipe(training: messages.Training, shared: Mapping[str, Tensor]) -> Recipe
 def main() -> None:
     """Work with the settings in the only argument; report a failure to the coordinator."""
     settings = messages.ProcessSettings.model_validate_json(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it too, and ends us
+    tell_starter()
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     torch.set_num_threads(1)  # a replica on cores has threads of its own
@@ -189,7 +189,8 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         by_input = isinstance(error, InvalidInput)
         reason = str(error) if by_input else repr(error)
-        wire.send(Failure(by_input, " ".join(reason.split())).pack())
+        with suppress(ConnectionError):  # another worker has failed first
+            wire.send(Failure(by_input, " ".join(reason.split())).pack())
         return
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with os.fdopen(settings.trace, "w") as file:

@@ -14,14 +14,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_record
+from paceline.core.settings import Record
 from paceline.devices import Device
-from paceline.links.shared_memory import ALIGNMENT, TensorSpec, placed, tensors_in
+from paceline.files import limits
+from paceline.links.shared_memory import ALIGNMENT, TensorSpec, check_place, placed, tensors_in
 
 Tensors = dict[str, Tensor]
+
+
+class _Header(Record):
+    entries: list[TensorSpec]
+    values: Any
+
+
+_HEADER = TypeAdapter(_Header)
 _LENGTH_NBYTES = 8
 _RANDOM, _DEVICE_RANDOM = "random", "device_random"
 
@@ -51,11 +63,18 @@ def write_state(fd: int, tensors: Mapping[str, Tensor], values: Any) -> None:
 
 
 def read_state(fd: int) -> tuple[Tensors, Any]:
-    """Return the tensors and values of such a file; the tensors until it is written again."""
+    """Return the tensors and values of such a file; the tensors until it is written again.
+
+    Raises InvalidInput for a file that `write_state` has not written.
+    """
+    what, nbytes = "the state of a worker", os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, _LENGTH_NBYTES, 0), "little")
-    header = json.loads(os.pread(fd, length, _LENGTH_NBYTES))
-    entries = [TensorSpec(*entry) for entry in header["entries"]]
-    return tensors_in(_mapped(fd, _start(length)), entries), header["values"]
+    if length > limits.CHECKPOINT_VALUES or _start(length) > nbytes:
+        raise InvalidInput(f"{what}: a header of {length:,} bytes in a file of {nbytes:,}")
+    header = read_record(_HEADER, os.pread(fd, length, _LENGTH_NBYTES), what)
+    for one in header.entries:
+        check_place(one, nbytes - _start(length), what)
+    return tensors_in(_mapped(fd, _start(length)), header.entries), header.values
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:

@@ -191,7 +191,8 @@ class HostExchange:
         if self._between is None or self._guard is None:
             return Statistics(*known)
         found = self._guard.num_nonfinite, self._guard.num_skipped
-        return Statistics(*known, self._between.why, *found)
+        between = self._between
+        return Statistics(*known, between.why, *found, sent_share=between.sent_share)
 
     def _num_nonfinite(self) -> int:
         """Return the number of this step's values that are NaN because one was not finite."""
@@ -284,6 +285,11 @@ class LeaderAllReduce:
     def why(self) -> str:
         """The codec in use and the measurements behind it, which only the leader knows."""
         return self._compression[1].why if self._compression else f"{self._codec}: asked for"
+
+    @property
+    def sent_share(self) -> float | None:
+        """The share of the values that this leader has sent, if the codec leaves some out."""
+        return self._compression[1].sent_share if self._compression else None
 
     def close(self) -> None:
         """End the thread."""
