@@ -26,9 +26,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import tables  # noqa: E402
-from attempt import Attempt, Ended  # noqa: E402
 
 import parts  # noqa: E402
+from attempt import Attempt, Ended  # noqa: E402
 
 _TRAINED = ("--batch-size", "24", "--epochs", "16", "--profile-s", "0.2", "--seed", "5")
 _AT_A_WRITING, _AT_THE_START = 0.35, 0.1  # shares of the moments
@@ -93,13 +93,14 @@ class Runs:
         output = self.folder / f"run-{self.num_begun}"
         case = self.case
         asked = (f"small:{case.recipe}", *case.options.split(), *_TRAINED)
-        asked = ("train", *asked, "--checkpoint-every", case.every, "--output", str(output))
-        return Attempt(asked, self.folder, case.lead), output
+        asked = ("-m", "paceline", "train", *asked, "--output", str(output))
+        asked = (*asked, "--checkpoint-every", case.every)
+        return Attempt(asked, self.folder, case.lead, HERE), output
 
     def resume(self, run: Path) -> Attempt:
         """Go on with a run."""
-        asked = ("train", "--resume", str(run), "--profile-s", "0.2")
-        return Attempt(asked, self.folder, self.case.lead)
+        asked = ("-m", "paceline", "train", "--resume", str(run), "--profile-s", "0.2")
+        return Attempt(asked, self.folder, self.case.lead, HERE)
 
     def undisturbed(self) -> None:
         """Train without a kill: what others must end with, and how long it takes."""

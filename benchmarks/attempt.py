@@ -1,4 +1,4 @@
-"""One start of the command line: its processes, its end by itself or by SIGKILL, what it leaves."""
+"""One start of a command: its processes, its end by itself or by a signal, what it leaves."""
 
 import os
 import random
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
 _DEADLINE_S = 300.0  # for a run of seconds on a machine that is busy
 _POLL_S = 0.002
 _GONE_S = 20.0  # for processes to end after the launcher has
@@ -23,9 +22,12 @@ _ROLES = {  # of processes that the launcher has started, by a word of their com
     "paceline.runs.launching": "rank",
     "paceline.strategies.hogbatch.worker": "worker",
     "paceline.strategies.wheel.worker": "body",
+    "paceline.strategies.local.worker": "worker",
+    "own_loop.py": "rank",
 }
 _OTHER = "other"
-_CACHE = "torchinductor_"  # torch keeps it from one process to the next
+# Torch keeps the one from one process to the next, and torchrun never cleans the other up.
+_OF_TORCH = ("torchinductor_", "torchelastic_")
 
 
 class Ended(NamedTuple):
@@ -48,14 +50,16 @@ class Ended(NamedTuple):
 
 @dataclass
 class Attempt:
-    """A command in a session of its own, by which all its processes are known.
+    """A command with a folder for temporary files of its own, by which its processes are known.
 
-    `lead` is what the process that was asked is called: launcher, hub, coordinator.
+    `arguments` are Python's, `lead` is what the process that was asked is called: launcher, hub,
+    coordinator. Modules are found in `modules`.
     """
 
     arguments: Sequence[str]
     folder: Path
     lead: str
+    modules: Path
 
     def __post_init__(self) -> None:
         self._shared = set(_SHARED_MEMORY.iterdir())
@@ -64,9 +68,9 @@ class Attempt:
         self._ended: Ended | None = None
         self._began_s, self._began_ns = time.monotonic(), time.time_ns()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *self.arguments],
+            [sys.executable, *self.arguments],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(HERE), "TMPDIR": self._temporary.name},
+            env=os.environ | {"PYTHONPATH": str(self.modules), "TMPDIR": self._temporary.name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._said,
@@ -85,8 +89,8 @@ class Attempt:
         return False
 
     def processes(self) -> dict[int, str]:
-        """Return the processes of the session that run, with their roles."""
-        return {pid: self._role(pid) for pid in _of_session(self.process.pid)}
+        """Return the processes that run, with their roles."""
+        return {pid: self._role(pid) for pid in _of_folder(self._temporary.name)}
 
     def wait_until(self, is_so: Callable[[], bool]) -> bool:
         """Wait until something is so; False if the attempt has ended before."""
@@ -97,16 +101,26 @@ class Attempt:
             time.sleep(_POLL_S)
         return True
 
-    def kill_one(self, choice: random.Random) -> str | None:
-        """Kill one process of a role drawn at random; return the role, None if none runs."""
+    def draw(self, choice: random.Random) -> tuple[int, str] | None:
+        """Return a process of a role drawn at random, and the role; None if none runs."""
         found = self.processes()
         if not found:
             return None
         role = choice.choice(sorted(set(found.values())))
-        pid = choice.choice(sorted(pid for pid, own in found.items() if own == role))
+        return choice.choice(sorted(pid for pid, own in found.items() if own == role)), role
+
+    def kill_one(self, choice: random.Random) -> str | None:
+        """Kill one process of a role drawn at random; return the role, None if none runs."""
+        found = self.draw(choice)
+        if found is None:
+            return None
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return role
+            os.kill(found[0], signal.SIGKILL)
+        return found[1]
+
+    def said_so_far(self) -> str:
+        """Return what the command has said on stderr by now."""
+        return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def end(self) -> Ended:
         """Wait until the attempt has ended, and all its processes; end those that stay."""
@@ -129,7 +143,7 @@ class Attempt:
         self._said.close()
         files = set(_SHARED_MEMORY.iterdir()) - self._shared
         temporary = Path(self._temporary.name)
-        files |= {one for one in temporary.iterdir() if not one.name.startswith(_CACHE)}
+        files |= {one for one in temporary.iterdir() if not one.name.startswith(_OF_TORCH)}
         self._temporary.cleanup()
         named = [f"{role} {pid}" for pid, role in left.items()]
         return Ended(self.process.returncode, said, ended_s, [*named, *sorted(map(str, files))])
@@ -143,13 +157,18 @@ class Attempt:
         return _OTHER
 
 
-def _of_session(session: int) -> list[int]:
-    """Return the processes of a session that run; none that has ended and is not waited for."""
+def _of_folder(temporary: str) -> list[int]:
+    """Return the processes with this folder that run; none that has ended and is not waited for.
+
+    Its name is in the environment that each process was started with, in whichever session.
+    """
     found = []
+    mark = f"TMPDIR={temporary}".encode()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] not in "ZX":
+            entries = (stat.parent / "environ").read_bytes().split(b"\0")
+            if fields[0] not in "ZX" and mark in entries:
                 found.append(int(stat.parent.name))
     return found
 

@@ -1,6 +1,6 @@
 """Three workers of strategy local with a hundred faults, one every three rounds.
 
-    python benchmarks/local/faults.py [faults] ["faults, streaming"] [--quick]
+    python benchmarks/local/faulty.py [faults] ["faults, streaming"] [--quick]
 
 A hub and three workers, each behind a proxy, are processes of this machine. Workers are killed,
 stopped or cut off; which of them when, and how, is drawn with a seed. One that is killed is started
@@ -32,9 +32,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from counted import NUM_SAMPLES, num_computed  # noqa: E402
-from proxy import Proxy  # noqa: E402
 
 import parts  # noqa: E402
+from proxy import Proxy  # noqa: E402
 
 _SEED, _WORKERS, _EVERY = 13, 3, 100
 _ROUNDS_BETWEEN, _ROUNDS_AFTER = 3, 5

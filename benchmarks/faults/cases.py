@@ -1,0 +1,125 @@
+"""What is trained while faults are drawn: each strategy, hubs apart, and a user's loop."""
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from attempt import Attempt
+from paceline.rpc.keys import generate_keys
+from proxy import Proxy
+
+HERE = Path(__file__).parent
+MODULES = HERE.parent / "resume"  # its recipes are trained in seconds
+DEADLINE_S = 4.0
+_COMMAND = ("-m", "paceline")
+_TRAINED = (
+    *("--batch-size", "24", "--profile-s", "0.2", "--deadline-s", str(DEADLINE_S)),
+    *("--checkpoint-every", "1s"),
+)
+_LISTENS_S = 120.0
+
+
+class Case(NamedTuple):
+    """A recipe, how it is trained, and what its first process is called."""
+
+    recipe: str
+    options: str
+    epochs: int
+    lead: str = "launcher"
+
+
+LAUNCHED: Mapping[str, Case] = {
+    "allreduce": Case("with_all", "--strategy allreduce --workers 2", 100),
+    "host": Case("with_all", "--strategy host --workers 3", 100),
+    "tree": Case("with_all", "--strategy tree --workers 2", 100),
+    "subbatch": Case("classes", "--strategy subbatch --workers 2", 60),
+    "hogbatch": Case(
+        "classes", "--strategy hogbatch --workers cpu:1 --policy hogbatch", 60, "coordinator"
+    ),
+    "wheel": Case("plain", "--strategy wheel --workers 2 --set lanes=1", 40, "hub"),
+    "local": Case("plain", "--strategy local --workers 2 --set sync_every=5", 100, "hub"),
+}
+SERVED: Mapping[str, Case] = {
+    "wheel, hub apart": Case("plain", "--strategy wheel --set lanes=1", 60, "hub"),
+    "local, hub apart": Case("plain", "--strategy local --set sync_every=5", 150, "hub"),
+}
+OWN_LOOP = "a user's loop"
+NAMES = (*LAUNCHED, *SERVED, OWN_LOOP)
+_OWN_STEPS, _OWN_RANKS, _SERVED_WORKERS = 4000, 2, 2
+
+
+class Trial:
+    """Commands that train together: the first is asked for a result, the others work for it.
+
+    `proxies` stand between workers and their hub. All is closed by `stack`.
+    """
+
+    def __init__(self, stack: ExitStack, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.output = folder / "runs"
+        self.proxies: list[Proxy] = []
+        self.workers: list[Attempt] = []
+        if name in LAUNCHED:
+            self.first = self._launched(LAUNCHED[name])
+        elif name in SERVED:
+            self.first = self._served(SERVED[name])
+            stack.callback(self._close_proxies)
+        else:
+            self.first = self._own_loop()
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The commands, the first of which is asked for the result."""
+        return [self.first, *self.workers]
+
+    def join(self) -> None:
+        """Start the workers of a hub apart, each behind a proxy, as soon as it listens."""
+        if self.name not in SERVED or (port := self._port()) is None:
+            return
+        for number in range(_SERVED_WORKERS):
+            self.proxies.append(Proxy(port))
+            arguments = (
+                *(*_COMMAND, "worker", "--connect", f"tcp://127.0.0.1:{self.proxies[-1].port}"),
+                *("--workers", str(number), "--keys", "keys", "--device", "cpu"),
+                *("--threads", "1", "--deadline-s", str(DEADLINE_S)),
+            )
+            self.workers.append(Attempt(arguments, self.folder, f"worker {number}", MODULES))
+
+    def _launched(self, case: Case) -> Attempt:
+        return Attempt((*_COMMAND, "train", *self._asked(case)), self.folder, case.lead, MODULES)
+
+    def _served(self, case: Case) -> Attempt:
+        generate_keys(self.folder / "keys")
+        arguments = (
+            *(*_COMMAND, "hub", *self._asked(case), "--workers", str(_SERVED_WORKERS)),
+            *("--bind", "tcp://127.0.0.1:0", "--keys", "keys", "--wait-s", "20"),
+        )
+        return Attempt(arguments, self.folder, case.lead, MODULES)
+
+    def _own_loop(self) -> Attempt:
+        arguments = (
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_OWN_RANKS)),
+            *(str(HERE / "own_loop.py"), str(_OWN_STEPS), str(DEADLINE_S)),
+        )
+        return Attempt(arguments, self.folder, "torchrun", MODULES)
+
+    def _asked(self, case: Case) -> tuple[str, ...]:
+        recipe, options = f"small:{case.recipe}", case.options.split()
+        epochs = ("--epochs", str(case.epochs), "--output", str(self.output))
+        return (recipe, *options, *_TRAINED, *epochs)
+
+    def _port(self) -> int | None:
+        """Return where the hub listens; None if it has ended before."""
+        until_s = time.monotonic() + _LISTENS_S
+        while self.first.is_running and time.monotonic() < until_s:
+            if found := re.search(r"listening on tcp://127.0.0.1:(\d+)", self.first.said_so_far()):
+                return int(found[1])
+            time.sleep(0.05)
+        return None
+
+    def _close_proxies(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()

@@ -1,0 +1,207 @@
+"""Parsers of what peers send: frames, and the messages and records in them."""
+
+import struct
+import zlib
+from functools import cache
+from pathlib import Path
+from random import Random
+from string import ascii_letters
+from typing import Any
+
+import torch
+
+from fuzzing.mutations import BYTES, JSON, Mutation, mutated
+from fuzzing.parser import Parser
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import DeviceKind
+from paceline.core.plan import Kind, Lane, Resource
+from paceline.core.timeline import Span
+from paceline.core.wire_format import Purpose
+from paceline.rpc import frames
+from paceline.rpc.frames import HEADER_NBYTES, Assembly, FrameHeader, Message, MessageKind
+from paceline.strategies.hogbatch import messages
+from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.strategies.local import measure as local_measure
+from paceline.strategies.local import protocol as local
+from paceline.strategies.local.config import Local
+from paceline.strategies.local.exchange import Exchanged
+from paceline.strategies.local.gate import Gate as LocalGate
+from paceline.strategies.local.trace import Trace as LocalTrace
+from paceline.strategies.wheel import measure as wheel_measure
+from paceline.strategies.wheel import protocol as wheel
+from paceline.strategies.wheel.gate import Gate as WheelGate
+from paceline.strategies.wheel.membership import Workers
+from paceline.strategies.wheel.trace import MessageTime
+from paceline.strategies.wheel.trace import Trace as WheelTrace
+from paceline.strategies.wheel.tree import ChildReport
+
+_LARGEST = 2**22  # message of a run
+_SIZE = struct.Struct("<I")
+_HEADERS = (
+    local.PartHeader, local.PartsHeader, local.StateHeader, local.UnitsHeader, local.Tested,
+    local.SavedHeader, local.Done, local_measure.DeviceProfile,
+)  # fmt: skip
+_KINDS = ascii_letters[: len(_HEADERS) + 4]  # and the records of both hubs
+_WORKER, _NUM_STEPS = 1, 5
+
+
+def _frame_seeds(folder: Path) -> list[bytes]:
+    """Return the frames of messages, each with the size of its payload in front."""
+    parts = (bytes(range(200)), b"", b"x" * 3000)
+    hello = FrameHeader(MessageKind.HELLO, bytes(8), 3)
+    request = FrameHeader(MessageKind.REQUEST, bytes(8), 1, sequence=5, acknowledged=4)
+    made = [
+        (hello, Message("", parts=(b"run", b"layout", b"session"))),
+        (request, Message("activations", 7, 6, "dynamic8", parts)),
+        (request, Message("gradients", 7, 6, "", (bytes(frames.PIECE_NBYTES + 100),))),
+        (FrameHeader(MessageKind.HEARTBEAT), Message("")),
+    ]
+    found = []
+    for header, message in made:
+        for piece in frames.split(header, message):
+            payload = bytes(piece.payload)[:4096]
+            found.append(piece.frame + payload if len(piece.payload) <= 4096 else piece.frame)
+    return found[:2] + found[-1:]
+
+
+def _summed(random: Random, data: bytes) -> bytes:
+    """Change fields of the header, or the payload, and make the checksums fit."""
+    header, payload = bytearray(data[:HEADER_NBYTES]), data[HEADER_NBYTES:]
+    if len(header) < HEADER_NBYTES:
+        return data
+    for _ in range(random.choice((1, 1, 2, 8))):
+        place = random.randrange(4, HEADER_NBYTES - 8)
+        width = random.choice((1, 2, 4, 8))
+        value = random.choice((0, 1, 255, 2**63, 2**64 - 1, random.getrandbits(64)))
+        header[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
+    if random.random() < 0.3:
+        payload = mutated(random, payload, BYTES)
+    del header[HEADER_NBYTES - 8 :]
+    header += _SIZE.pack(zlib.crc32(payload))
+    return bytes(header + _SIZE.pack(zlib.crc32(header))) + payload
+
+
+def _frame(data: bytes, folder: Path) -> object:
+    try:
+        header = frames.unpack(data[:HEADER_NBYTES], data[HEADER_NBYTES:])
+        if header.kind is MessageKind.HELLO:
+            return frames.single_parts(header, data[HEADER_NBYTES:], 3)
+        if header.total_nbytes > _LARGEST:
+            raise InvalidInput(f"a message of {header.total_nbytes} bytes")  # as the hub does
+        return header, Assembly().add(header, data[HEADER_NBYTES:])
+    except frames.ProtocolError as error:  # which server and client count, and answer with RESET
+        raise InvalidInput(str(error)) from None
+
+
+@cache
+def _wheel_gate() -> WheelGate:
+    """Return the gate of a run whose worker is done."""
+    workers = Workers(2, None)
+    workers.of(_WORKER).next_step = _NUM_STEPS
+    return WheelGate(workers, _NUM_STEPS, "{}", lambda: 7)
+
+
+@cache
+def _local_gate() -> LocalGate:
+    return LocalGate(Exchanged(torch.nn.Linear(2, 2), Local()), 100.0, 5, 30, None)
+
+
+def _record_seeds(folder: Path) -> list[bytes]:
+    """Return records as they travel, behind the letter of their kind."""
+    span = Span(Kind.FORWARD, 3, "layer", 1, (Resource("cpu0", Lane.COMPUTE),), 0.1, 0.2, None, 8)
+    texts = [
+        local.PartHeader(weight=8, num_steps=2, step_s=0.1, losses=(_loss(),)).model_dump_json(),
+        local.PartsHeader(shares=(local.Share(worker=0, weight=8),)).model_dump_json(),
+        local.StateHeader(exchange=3, place=(1, 2)).model_dump_json(),
+        local.UnitsHeader(units=(1, 2), first_step=0, num_steps=5).model_dump_json(),
+        local.Tested(num_samples=3, loss=0.5, score=1).model_dump_json(),
+        local.SavedHeader(round=1, step=2).model_dump_json(),
+        local.Done(digest="abc").model_dump_json(),
+        local_measure.DeviceProfile(
+            **_profiled(), memory_bytes_per_s=1e9, latency_s=1e-4
+        ).model_dump_json(),
+        LocalTrace(_WORKER, [span], {3: 1.0}, {3: 2.0}).as_json().decode(),
+        WheelTrace([span], [MessageTime("labels", _WORKER, 2, 1.0)]).as_json().decode(),
+        wheel_measure.DeviceProfile(**_profiled()).model_dump_json(),
+        ChildReport(
+            nbytes={Purpose.LABELS: 8}, planned_nbytes={Purpose.LABELS: 8}, num_pushed=1
+        ).model_dump_json(),
+    ]
+    return [kind.encode() + text.encode() for kind, text in zip(_KINDS, texts, strict=True)]
+
+
+def _profiled() -> dict[str, Any]:
+    return {
+        "kind": DeviceKind.CPU,
+        "host": "1",
+        "seconds": ((Kind.FORWARD, "fc", 0.5),),
+        "codecs": {},
+        "link_bytes_per_s": 1e8,
+    }
+
+
+def _loss() -> local.Loss:
+    return local.Loss(epoch=0, num_samples=8, total=2.5)
+
+
+def _behind_the_kind(random: Random, data: bytes) -> bytes:
+    return data[:1] + mutated(random, data[1:], JSON)
+
+
+def _record(data: bytes, folder: Path) -> object:
+    number, text = _KINDS.index(data[:1].decode()), data[1:]
+    message = Message("part", parts=(text,))
+    match number - len(_HEADERS):
+        case 0:
+            done = Message("done", parts=(b"{}", text))
+            return _local_gate().done(_WORKER, done)
+        case 1:
+            return _wheel_gate().trace(_WORKER, message, is_child=False)
+        case 2:
+            return _wheel_gate().profile(message)
+        case 3:
+            return _wheel_gate().report(Message("done", parts=(b"", text)))
+    return local.decode(_HEADERS[number], message)
+
+
+def _part_seeds(folder: Path) -> list[bytes]:
+    return [
+        b"0" + bytes(wheel.numbers_part([1, 2, 3])),
+        b"1" + bytes(wheel.share_part(8, 0.5)),
+        b"2" + bytes(wheel.buffers_of(torch.nn.BatchNorm1d(3))),
+    ]
+
+
+def _part(data: bytes, folder: Path) -> object:
+    part = memoryview(data)[1:]
+    if data[:1] == b"0":
+        return (wheel.numbers_of(part),)
+    if data[:1] == b"1":
+        return wheel.share_of(part)
+    half = torch.nn.BatchNorm1d(3)
+    wheel.load_buffers(half, part)
+    return half
+
+
+def _behind_one_byte(rule: Mutation) -> Mutation:
+    return lambda random, data: data[:1] + rule(random, data[1:])
+
+
+def _packet_seeds(folder: Path) -> list[bytes]:
+    work = messages.ScheduleWork(3, 64, BatchResult())
+    return [work.pack(), work.pack() * 3, messages.Failure(True, "no memory").pack()]
+
+
+def _packet(data: bytes, folder: Path) -> object:
+    try:
+        return messages.unpack(data)
+    except ValueError as error:  # by which the coordinator drops a worker
+        raise InvalidInput(str(error)) from None
+
+
+PARSERS = (
+    Parser("frame", True, 5, _frame_seeds, (*BYTES, *[_summed] * 8), _frame),
+    Parser("record", True, 3, _record_seeds, (_behind_the_kind,), _record),
+    Parser("part", True, 1, _part_seeds, tuple(map(_behind_one_byte, BYTES)), _part),
+    Parser("packet", True, 1, _packet_seeds, BYTES, _packet),
+)

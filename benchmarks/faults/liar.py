@@ -1,0 +1,130 @@
+"""Workers that have the keys and lie: they do a worker's work, and change what they say.
+
+    python benchmarks/faults/liar.py '{"address": ..., "strategy": "wheel", "seed": 3, ...}'
+
+It writes a line of JSON for every lie to `log`: the rule and the topic. A worker that is refused or
+left out begins again, until the hub is gone.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from typing import Any, TextIO
+
+from grammar import RULES
+from pydantic import BaseModel
+
+from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.rpc.client import Client, ReplyFuture
+from paceline.rpc.connecting import WorkerProcessSettings
+from paceline.rpc.frames import Message
+from paceline.rpc.keys import load_worker_keys
+from paceline.rpc.limits import Identity
+from paceline.rpc.workers import agreement
+
+_SHARE = 0.25  # of messages that are lies
+_SHARE_OF_PROBES = 0.01  # there are two hundred of them before a worker begins
+_STALL_SHARE = 0.004  # of messages after which it does nothing for long
+
+
+class Task(BaseModel):
+    """What liars do, and where; `stall_s` is longer than the hub's deadline."""
+
+    address: str
+    strategy: str
+    workers: tuple[int, ...]
+    seed: int
+    log: Path
+    keys: Path | None
+    run: str
+    deadline_s: float
+    stall_s: float
+
+
+class LyingClient:
+    """A worker's connection, by which now and then something else is sent."""
+
+    def __init__(self, client: Client, random: Random, task: Task, log: TextIO) -> None:
+        self._client, self._random, self._task, self._log = client, random, task, log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def request(self, message: Message) -> ReplyFuture:
+        """Send a message, or a lie in its place, or before it."""
+        random = self._random
+        share = _SHARE_OF_PROBES if message.topic == "probe" else _SHARE
+        if random.random() < _STALL_SHARE * share / _SHARE:
+            self._say("stall", message.topic)
+            time.sleep(self._task.stall_s)
+        if random.random() >= share:
+            return self._client.request(message)
+        rule = random.choice(list(RULES))
+        lie = RULES[rule](random, message)
+        if lie is None:
+            return self._client.request(message)
+        self._say(rule, message.topic)
+        if random.random() < 0.1:  # and the truth after it
+            self._client.request(lie)
+            return self._client.request(message)
+        return self._client.request(lie)
+
+    def _say(self, rule: str, topic: str) -> None:
+        self._log.write(json.dumps({"rule": rule, "topic": topic, "at_s": time.time()}) + "\n")
+        self._log.flush()
+
+
+def _sessions(task: Task, worker: int) -> Iterator[Client]:
+    """Yield connections, one after another, until the hub is gone."""
+    keys = None if task.keys is None else load_worker_keys(task.keys)
+    identity = Identity(task.run, agreement(), worker)
+    while True:
+        try:
+            client = Client(task.address, identity, keys=keys, deadline_s=task.deadline_s)
+        except WorkerLost:
+            return
+        except InvalidInput:
+            time.sleep(0.2)
+            continue
+        with closing(client):
+            yield client
+
+
+def _lie(task: Task, worker: int, log: TextIO) -> None:
+    """Lie as one of the workers until the hub is gone."""
+    random = Random(f"{task.seed} {worker}")  # noqa: S311 - no secret
+    settings = WorkerProcessSettings(
+        connect=task.address,
+        run=task.run,
+        deadline_s=task.deadline_s,
+        workers=(worker,),
+        device="cpu",
+        threads=1,
+    )
+    take_part = import_module(f"paceline.strategies.{task.strategy}.worker").take_part
+    for client in _sessions(task, worker):
+        lying = LyingClient(client, random, task, log)
+        # A session ends with the worker, or when nothing it says is heard any more.
+        with suppress(Exception):
+            take_part(settings, {worker: lying})
+
+
+def main() -> None:
+    """Lie as each of the workers, in threads."""
+    task = Task.model_validate_json(sys.argv[1])
+    with task.log.open("a") as log:
+        liars = [threading.Thread(target=_lie, args=(task, one, log)) for one in task.workers]
+        for liar in liars:
+            liar.start()
+        for liar in liars:
+            liar.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Faults at random: a victim, a moment and a signal, or a connection that is cut or held back.
+
+Each trial is a run of one case with one to three faults. It recovers, which is a result and exit
+code 0, or ends in order: an exit code that says how, one line that says why. Nothing may stay.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cases
+
+from attempt import Ended
+
+_KINDS = {  # and how often each is drawn
+    "KILL": 5,
+    "TERM": 4,
+    "INT": 4,
+    "TERM to all": 1,
+    "INT to all": 2,
+    "STOP, CONT": 3,
+}
+_PROXY_KINDS = {"cut": 5, "hold": 4}
+_STOPPED_S = (0.2, 3 * cases.DEADLINE_S)
+_LATEST_S = 14.0  # of the first fault: runs take about so long
+_ENDS_S = 240.0  # for a run of seconds on a machine that is busy
+_CODES = {"INT": 130, "TERM": 143}
+
+
+@dataclass
+class Fault:
+    """One fault: its kind, the role of its victim, and when it came."""
+
+    kind: str
+    role: str
+    at_s: float
+    for_s: float = 0.0
+
+
+@dataclass
+class Judged:
+    """A trial: its faults, how it ended, and what is wrong with that, in sentences."""
+
+    case: str
+    seed: int
+    faults: list[Fault] = field(default_factory=list)
+    code: int = 0
+    outcome: str = ""
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def measure(num_faults: int, seed: int, beside: int, most_s: float) -> dict[str, Any]:
+    """Try so many faults, or for so long, `beside` trials at a time; return each trial."""
+    lock, judged = threading.Lock(), list[Judged]()
+    until_s = time.monotonic() + most_s
+
+    def go_on() -> None:
+        while True:
+            with lock:
+                num_tried = sum(len(one.faults) for one in judged)
+                if num_tried >= num_faults or time.monotonic() > until_s:
+                    return
+                number = go_on_from[0]
+                go_on_from[0] += 1
+            found = tried(cases.NAMES[number % len(cases.NAMES)], number)
+            with lock:
+                judged.append(found)
+                print(json.dumps(asdict(found)), file=sys.stderr, flush=True)
+
+    go_on_from = [seed]
+    threads = [threading.Thread(target=go_on) for _ in range(beside)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"seed": seed, "trials": [asdict(one) for one in judged]}
+
+
+def tried(name: str, seed: int) -> Judged:
+    """Run a case, let faults happen to it, and judge its end."""
+    choice = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
+    judged = Judged(name, seed)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        trial = cases.Trial(stack, name, Path(folder))
+        began_s = time.monotonic()
+        joining = threading.Thread(target=trial.join)
+        joining.start()
+        pause_s = choice.uniform(0.0, _LATEST_S)
+        for _ in range(choice.choice((1, 1, 2, 3))):
+            _sleep(trial, pause_s)
+            if not trial.first.is_running:
+                break
+            if (fault := _happen(trial, choice, began_s)) is not None:
+                judged.faults.append(fault)
+            pause_s = choice.uniform(0.0, 4.0)
+        ends = _ends(trial, joining)
+        judged.seconds = time.monotonic() - began_s
+        _judge(judged, trial, ends)
+    return judged
+
+
+def _happen(trial: cases.Trial, choice: random.Random, began_s: float) -> Fault | None:
+    """Let one fault happen; None if there is nobody to whom it could."""
+    at_s = time.monotonic() - began_s
+    kinds = _KINDS | (_PROXY_KINDS if trial.proxies else {})
+    kind = choice.choices(list(kinds), list(kinds.values()))[0]
+    for_s = choice.uniform(*_STOPPED_S)
+    if kind in _PROXY_KINDS:
+        proxy = choice.choice(trial.proxies)
+        if kind == "cut":
+            proxy.cut()
+        else:
+            proxy.hold()
+            threading.Timer(for_s, proxy.go_on).start()
+        return Fault(kind, "connection", at_s, for_s if kind == "hold" else 0.0)
+    attempt = choice.choice(trial.attempts)
+    found = attempt.draw(choice)
+    if found is None:
+        return None
+    pid, role = found
+    signals = {"STOP, CONT": signal.SIGSTOP, "KILL": signal.SIGKILL}
+    number = signals.get(kind) or (signal.SIGINT if "INT" in kind else signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        if kind.endswith("to all"):
+            os.killpg(attempt.process.pid, number)
+            return Fault(kind, attempt.lead, at_s)
+        os.kill(pid, number)
+        if kind == "STOP, CONT":
+            threading.Timer(for_s, _continue, (pid,)).start()
+        return Fault(kind, role, at_s, for_s if kind == "STOP, CONT" else 0.0)
+    return None
+
+
+def _continue(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _sleep(trial: cases.Trial, seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while trial.first.is_running and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
+def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
+    """Wait until all commands have ended; None for one that hangs, which is killed."""
+    joining.join()
+    until_s = time.monotonic() + _ENDS_S
+    while any(one.is_running for one in trial.attempts) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    hang = {id(one) for one in trial.attempts if one.is_running}
+    for one in trial.attempts:
+        if id(one) in hang:
+            one.process.kill()
+    ends = [one.end() for one in trial.attempts]
+    return [None if id(one) in hang else end for one, end in zip(trial.attempts, ends, strict=True)]
+
+
+def _judge(judged: Judged, trial: cases.Trial, ends: list[Ended | None]) -> None:
+    """Say how the trial ended, and what is wrong with that."""
+    for attempt, end in zip(trial.attempts, ends, strict=True):
+        if end is None:
+            judged.wrong.append(f"the {attempt.lead} hangs")
+            continue
+        judged.wrong += [f"left of the {attempt.lead}: {one}" for one in end.left]
+        judged.wrong += _misspoken(judged, attempt.lead, end)
+    first = ends[0]
+    judged.code = -1 if first is None else first.code
+    judged.wrong += _halves(trial.output)
+    is_whole = trial.name == cases.OWN_LOOP or any(trial.output.glob("*/result.json"))
+    if judged.code == 0 and not is_whole:
+        judged.wrong.append("exit code 0, and no result")
+    recovered = judged.code == 0
+    judged.outcome = "failed" if judged.wrong else "recovered" if recovered else "ended in order"
+
+
+def _misspoken(judged: Judged, lead: str, end: Ended) -> list[str]:
+    """Return what is wrong with a command's exit code and its words."""
+    if lead == "torchrun":  # a loop that is not ours ends as Python does
+        return []
+    wrong = []
+    if "Traceback" in end.said or "Fatal Python error" in end.said:
+        wrong.append(f"a traceback of the {lead}: {end.said[-1500:]}")
+    lines = [one for one in end.said.splitlines() if one.startswith("paceline: ")]
+    # Ranks that are left may say why they stop, too, where they notice it before they are ended.
+    others = [one for one in lines if not re.match(r"paceline: worker \d+ stops: ", one)]
+    if end.code > 0 and (not lines or len(others) > 1):
+        wrong.append(f"{len(lines)} lines say why the {lead} ended with {end.code}: {lines[:3]}")
+    told = [one for one in judged.faults if one.role == lead and one.kind[:4] != "STOP"]
+    asked = {_CODES[kind] for one in told for kind in _CODES if kind in one.kind}
+    killed = any(one.kind == "KILL" and one.role == lead for one in judged.faults)
+    if end.code < 0 and not killed:
+        wrong.append(f"the {lead} ended by signal {-end.code}")
+    if asked and end.code not in {0, *asked} and not killed and len(judged.faults) == 1:
+        wrong.append(f"the {lead} ended with {end.code} and not with {sorted(asked)}")
+    return wrong
+
+
+def _halves(output: Path) -> list[str]:
+    """Return which files of the runs' folders are not whole."""
+    wrong = []
+    for path in output.glob("*/*.json"):
+        try:
+            json.loads(path.read_text())
+        except ValueError:
+            wrong.append(f"{path.name} is not whole")
+    return wrong
+
+
+def counts(trials: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """Return by case how many faults were tried, and what became of the trials."""
+    found: dict[str, Counter[str]] = {}
+    for one in trials:
+        own = found.setdefault(one["case"], Counter())
+        own["faults"] += len(one["faults"])
+        own[one["outcome"]] += 1
+    return found

@@ -1,0 +1,76 @@
+"""Tables of what came of the faults, as the README shows them.
+
+python benchmarks/faults/tables.py    puts those of result.json into README.md
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import loop  # noqa: E402
+
+from readme import fill, table  # noqa: E402
+
+
+def of(part: str, figures: Mapping[str, Any]) -> str:
+    """Return the tables of a part."""
+    texts = {"lies": _lies, "loop": _loop, "files": _fuzzed, "frames": _fuzzed}
+    return texts[part](figures)
+
+
+def _lies(figures: Mapping[str, Any]) -> str:
+    lines = []
+    for strategy, bound in figures["bounds_nbytes"].items():
+        runs = [one for one in figures["runs"] if one["strategy"] == strategy]
+        peak = max(one["peak_nbytes"] for one in runs)
+        well = sum(not one["faults"] for one in runs)
+        lies = sum(one["lies"] for one in runs)
+        memory = f"{_mib(peak)} of {_mib(bound)}; {_mib(figures['honest_nbytes'][strategy])}"
+        lines.append([strategy, str(len(runs)), f"{lies:,}", str(well), memory])
+    head = ["strategy", "runs", "lies", "ended with a result", "memory of the hub, MiB: peak of "]
+    head[-1] += "bound; without lies"
+    rules = ", ".join(f"{name} {count}" for name, count in Counter(figures["lies"]).most_common())
+    return f"{table('Lies of workers with keys', head, lines)}\n\nBy rule: {rules}."
+
+
+def _loop(figures: Mapping[str, Any]) -> str:
+    outcomes = ("recovered", "ended in order", "failed")
+    rows = loop.counts(figures["trials"])
+    total: Counter[str] = sum(rows.values(), Counter())
+    lines = [
+        [name, *(str(own[one]) for one in ("faults", *outcomes))]
+        for name, own in (*rows.items(), ("all", total))
+    ]
+    kinds = Counter(one["kind"] for trial in figures["trials"] for one in trial["faults"])
+    shown = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    head = ["what trains", "faults", *(f"runs that {one}" for one in outcomes)]
+    return f"{table('Faults at random', head, lines)}\n\nFaults: {shown}."
+
+
+def _fuzzed(figures: Mapping[str, Any]) -> str:
+    rows = figures["parsers"]
+    lines = [
+        [
+            *(one["parser"], f"{one['tried']:,}", f"{one['refused']:,}", f"{one['accepted']:,}"),
+            str(sum(one[key] for key in ("unclear", "crashed", "hung", "killed"))),
+            *(f"{one['longest_s']:.2f}", _mib(one["peak_nbytes"])),
+        ]
+        for one in rows
+    ]
+    total = sum(one["tried"] for one in rows)
+    limits = f"{figures['seconds']} s and {_mib(figures['memory_nbytes'])} MiB"
+    head = ["parser", "tried", "refused in a line", "accepted", "else", "longest, s", "most, MiB"]
+    return table(f"{total:,} changed inputs, of which each may take {limits}", head, lines)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f}"
+
+
+if __name__ == "__main__":
+    fill(HERE, ("result.json",), of)
