@@ -34,7 +34,8 @@ _KINDS = {  # and how often each is drawn
 _PROXY_KINDS = {"cut": 5, "hold": 4}
 _STOPPED_S = (0.2, 3 * cases.DEADLINE_S)
 _LATEST_S = 14.0  # of the first fault: runs take about so long
-_ENDS_S = 240.0  # for a run of seconds on a machine that is busy
+_ENDS_S = 240.0  # for a run of seconds on a machine that is busy; longer only while it
+_SAVED_S = 60.0  # has saved a checkpoint, one of which is due every second, this short a time ago
 _CODES = {"INT": 130, "TERM": 143}
 
 
@@ -158,7 +159,9 @@ def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
     """Wait until all commands have ended; None for one that hangs, which is killed."""
     joining.join()
     until_s = time.monotonic() + _ENDS_S
-    while any(one.is_running for one in trial.attempts) and time.monotonic() < until_s:
+    while any(one.is_running for one in trial.attempts):
+        if time.monotonic() > until_s and not _goes_on(trial):
+            break
         time.sleep(0.05)
     hang = {id(one) for one in trial.attempts if one.is_running}
     for one in trial.attempts:
@@ -166,6 +169,12 @@ def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
             one.process.kill()
     ends = [one.end() for one in trial.attempts]
     return [None if id(one) in hang else end for one, end in zip(trial.attempts, ends, strict=True)]
+
+
+def _goes_on(trial: cases.Trial) -> bool:
+    """Return True if the run has saved something a short time ago."""
+    saved = [path.stat().st_mtime for path in trial.output.glob("*/*")]
+    return time.time() - max(saved, default=0.0) < _SAVED_S
 
 
 def _judge(judged: Judged, trial: cases.Trial, ends: list[Ended | None]) -> None:
