@@ -45,7 +45,9 @@ def check_ended(run: Started, number: signal.Signals, also: str = "") -> str:
     done, (code, word) = run.finish(), CODES[number]
     assert done.code == code, done.err
     assert not re.search("Traceback|KeyboardInterrupt|Exception ignored", done.err)
-    (line,) = (one for one in done.err.splitlines() if one.startswith("paceline: "))
+    lines = [one for one in done.err.splitlines() if one.startswith("paceline: ")]
+    assert len(lines) == 1, done.err
+    (line,) = lines
     assert line.startswith(f"paceline: {word}{also}")
     assert not run.members()
     return line
@@ -125,6 +127,16 @@ def test_a_signal_before_the_steps_ends_all_ranks(start: Start, strategy, when_s
     time.sleep(when_s)
     run.process.send_signal(signal.SIGINT)
     check_ended(run, signal.SIGINT)
+
+
+def test_a_rank_that_is_slower_to_get_the_signal_does_not_speak_of_lost_peers(start: Start) -> None:
+    """On a busy machine its peer had ended before it was told to: a second line said so."""
+    run = start(str(PROGRAMS / "left_alone.py"))
+    assert run.process.stdout.readline() == "ready\n"
+    run.process.send_signal(signal.SIGINT)
+    done = run.finish()
+    assert "WorkersFailed: interrupted" in done.err
+    assert "worker 1 stops" not in done.err
 
 
 @pytest.mark.parametrize("strategy", ["host", "wheel"])

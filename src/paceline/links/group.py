@@ -31,6 +31,7 @@ _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
 _SPEAKER_KEY = "paceline/speaker"  # the rank that says itself why it has failed
 _REPORTED_KEY = "paceline/reported"
 _LEFT_KEY = "paceline/left"  # the signal by which a rank has left the run in order
+_SIGNALLED_KEY = "paceline/signalled"  # the signal that the launcher passes on to all ranks
 _STOPPED_KEY = "paceline/stopped"  # the line by which rank 0 has said that the run stops
 _REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
@@ -196,6 +197,12 @@ def stopped(store: Store) -> str | None:
     return store.get(_STOPPED_KEY).decode() if store.check([_STOPPED_KEY]) else None
 
 
+def signal_follows(store: Store, number: int) -> None:
+    """Tell the ranks that each gets this signal: a peer that is lost from now on may have left."""
+    with suppress(RuntimeError):
+        store.set(_SIGNALLED_KEY, str(number))
+
+
 @contextmanager
 def process_group(deadline_s: float, device: torch.device | None = None) -> Iterator[Group]:
     """Join the run that the environment describes, as torchrun and Paceline's launcher set it.
@@ -252,6 +259,8 @@ def _told(
     reason = f"worker {group.rank} failed: {error}"
     # torch's own kinds of errors are all RuntimeErrors
     lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
+    if lost_in_torch and store.check([_SIGNALLED_KEY]):
+        return WorkersFailed(128 + int(store.get(_SIGNALLED_KEY)))
     if lost_in_torch:
         reason = _dead_peers(group) or _unknown_peer(error)
     elif isinstance(error, WorkerLost):

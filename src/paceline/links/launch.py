@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
-from paceline.links.group import failure, stopped
+from paceline.links.group import failure, signal_follows, stopped
 from paceline.links.interruption import is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
 from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
@@ -68,7 +68,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             }
             environment = {name: str(value) for name, value in place.items()}
             workers.append(start(command, environment=environment))
-        with _passing_on(workers) as passed:
+        with _passing_on(workers, store) as passed:
             failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
         codes = [process.poll() or 0 for process in failed]
         if failed and (passed.number is not None or set(codes) & set(EXIT_CODES)):
@@ -87,8 +87,8 @@ class _PassedOn:
     before handle the second one.
     """
 
-    def __init__(self, workers: Sequence[Process]) -> None:
-        self._workers = workers
+    def __init__(self, workers: Sequence[Process], store: Store) -> None:
+        self._workers, self._store = workers, store
         self.number: int | None = None
         self.before: dict[int, Any] = {}
 
@@ -99,6 +99,7 @@ class _PassedOn:
         for one in self.before.values():
             if isinstance(one, CommandHandler):
                 one.received = number
+        signal_follows(self._store, number)
         for worker in self._workers:
             worker.send(number)
 
@@ -116,8 +117,8 @@ def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
 
 
 @contextmanager
-def _passing_on(workers: Sequence[Process]) -> Iterator[_PassedOn]:
-    passed = _PassedOn(workers)
+def _passing_on(workers: Sequence[Process], store: Store) -> Iterator[_PassedOn]:
+    passed = _PassedOn(workers, store)
     # Only the main thread may handle signals, and gets them.
     if threading.current_thread() is not threading.main_thread():
         yield passed

@@ -1,0 +1,32 @@
+"""Rank 0 ends by the signal that is passed on to both; rank 1, slower, first finds its peer lost.
+
+Without an argument it is the launcher.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import distributed
+
+from paceline.links.group import Group
+from paceline.links.launch import launch
+from paceline.runs.launching import as_rank, leave
+
+
+def lose(group: Group) -> None:
+    ends, ignores = (lambda number, _: os._exit(128 + number)), signal.SIG_IGN
+    signal.signal(signal.SIGINT, ends if group.rank == 0 else ignores)
+    distributed.barrier()
+    if group.rank == 0:
+        print("ready", flush=True)
+        time.sleep(600)
+    distributed.all_reduce(torch.zeros(1))  # for which the other is lost
+
+
+if len(sys.argv) == 1:
+    launch([sys.executable, __file__, "rank"], 2)
+else:
+    leave(as_rank(lose, 60.0, debug=False))
