@@ -39,8 +39,9 @@ class Ring:
     neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
     one by its latencies. Where direct links between GPUs allow several rings at once, each has its
     share of the bytes (`core.ring_search`): `load` is how often a hop carries what a rank sends,
-    below one if only some of the rings take it. `held` are the exchange lanes of the plan's stations, which may stand for
-    more of the `num_ranks`; `cores` are the lanes that it holds where a link uses them.
+    below one if only some of the rings take it. `held` are the exchange lanes of the plan's
+    stations, which may stand for more of the `num_ranks`; `cores` are the lanes that it holds where
+    a link uses them.
     """
 
     num_ranks: int
@@ -163,9 +164,9 @@ class Shares:
     With `servers` each host is a parameter server of its share on every level: shares go to their
     servers, and come back from them, by direct messages, all at once; servers add them, and those
     of the highest level update their share of the parameters, which comes back in place of
-    gradients. Without levels it is the exchange of one host with itself. Where only `num_servers` of
-    the n hosts of one level are servers, each serves n / `num_servers` times as much, and as much
-    goes over its link: the incast of parameter servers.
+    gradients. Without levels it is the exchange of one host with itself. Where only `num_servers`
+    of the n hosts of one level are servers, each serves n / `num_servers` times as much, and as
+    much goes over its link: the incast of parameter servers.
     """
 
     chunk: str
