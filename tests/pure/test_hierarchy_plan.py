@@ -1,7 +1,7 @@
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -90,6 +90,37 @@ def test_servers_add_and_update_their_share_and_send_at_once():
     assert found == pytest.approx(wire_s + traffic * memory_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(("num_hosts", "servers"), [(4, 4), (4, 2), (4, 1), (3, 1)])
+def test_few_servers_are_the_bottleneck(num_hosts, servers):
+    """The incast in closed form: what a server gets, adds, updates and sends back."""
+    machine = grouped([num_hosts], all_linked(num_hosts, 1e3), memory_bandwidth_bytes_per_s=1e5)
+    share = NBYTES / servers
+    # The ring's links lead to one neighbour: what a server gets goes over its own link.
+    wire_s = 2 * (num_hosts - 1) * share / 1e3
+    local_s = ((num_hosts + 1) * share + 5 * share) / 1e5
+    sums_s = (2 * NBYTES + 2 * NBYTES) / 1e5  # copied to its place, and read and written as a sum
+    found = seconds(machine, NBYTES, between="servers", servers=servers)
+    assert found == pytest.approx(wire_s + local_s + sums_s, rel=1e-6)
+    assert found >= seconds(machine, NBYTES, between="servers") * (1 - 1e-9)
+
+
+def test_servers_keep_what_they_serve_and_others_nothing():
+    machine = grouped([3], all_linked(3, 1e3))
+    needed = memory(chain((0, NBYTES)), machine, Hierarchy(3, between="servers", servers=2))
+    assert [needed[host] for host in "abc"] == [2 * NBYTES + 3 * NBYTES // 2] * 2 + [2 * NBYTES]
+
+
+def test_a_number_of_servers_that_cannot_be_is_refused():
+    work, flat = chain((1, 4)), grouped([2], all_linked(2, 1e3))
+    with pytest.raises(ValidationError, match='needs between "servers"'):
+        Hierarchy(2, servers=1)
+    with pytest.raises(InvalidInput, match="servers: 3 do not fit on 2 hosts"):
+        plan(work, flat, Hierarchy(2, between="servers", servers=3), Window(1))
+    nested = grouped([2, 2], all_linked(4, 1e3))
+    with pytest.raises(InvalidInput, match="groups of groups"):
+        plan(work, nested, Hierarchy(4, between="servers", servers=1), Window(1))
+
+
 def test_on_one_host_servers_only_update():
     machine = box("cpu", "cpu", host={"memory_bandwidth_bytes_per_s": 1e3})
     rings, served = (seconds(machine, NBYTES, between=way) for way in ("rings", "servers"))
@@ -160,15 +191,17 @@ def machines(draw) -> Machine:
     machines(),
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 10**6)), min_size=1, max_size=3),
     st.integers(1, 4),
-    st.sampled_from(["rings", "servers"]),
+    st.sampled_from([("rings", None), ("servers", None), ("servers", 1)]),
 )
-def test_n_workers_are_never_more_than_n_times_as_fast(machine, layers, chunk, between):
+def test_n_workers_are_never_more_than_n_times_as_fast(machine, layers, chunk, way):
     """Whatever their hosts do for them: one worker alone pays for nothing that they do not."""
+    between, servers = way
+    assume(servers is None or len(machine.groups) == 1)
     work = chain(*((seconds, 4 * count) for seconds, count in layers))
     roofline = Roofline.of(machine)
 
     def step_s(workers: int) -> float:
-        config = Hierarchy(workers, chunk, between)
+        config = Hierarchy(workers, chunk, between, servers)
         return period(lambda n: plan(work, machine, config, Window(n)), roofline, 2)
 
     # Each has as many samples as one alone: n of them are n times as fast if a step is as long.

@@ -51,7 +51,8 @@ def test_hogwild_takes_as_long_as_the_traffic_of_its_models(data):
     # the parameters, and 5 times those whose inputs need no gradient. Activations are the rest.
     weights = [a * b for a, b in zip(data.widths[:-1], data.widths[1:], strict=True)]
     traffic = 8 * data.num_examples * (6 * sum(weights) - weights[0])
-    at_least_s = traffic / 153.6e9
+    # Of 56 normal numbers the largest is 2.29 deviations above the mean, each 3 % of a batch.
+    at_least_s = 1.0687 * traffic / 153.6e9
     assert at_least_s < hogbatch.epoch_s(data, "cpu0") < 1.05 * at_least_s
 
 
@@ -81,7 +82,8 @@ def test_the_gpu_alone_copies_no_model():
 def test_what_is_predicted_is_as_near_as_the_readme_says(paper):
     one = headline(paper.cells)
     assert one.num_predicted == 4
-    assert one.error < 0.15
+    assert one.error < 0.14
+    assert one.error < one.mean.error
     assert (one.num_agreeing_choices, one.num_choices) == (7, 8)
 
 
@@ -101,7 +103,7 @@ def test_real_sims_copies_alone_forbid_the_printed_ratio():
     flops = sum(layer.forward.flops + layer.backward.flops for layer in work.layers) / 2
     gpu_s = work.input_nbytes / 15.75e9 + flops / 7.8e12
     assert 236 * gpu_s == pytest.approx(286, abs=1)
-    assert hogbatch.epoch_s(REAL_SIM, "cpu0") < 0.8 * 236 * gpu_s
+    assert hogbatch.epoch_s(REAL_SIM, "cpu0") < 0.85 * 236 * gpu_s
 
 
 def test_the_readme_has_the_tables_of_the_code(paper):

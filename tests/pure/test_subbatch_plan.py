@@ -8,6 +8,7 @@ from paceline.core.plan import COMPUTE, Kind, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Workload
+from paceline.records.catalogue import by_name
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import memory, plan
 from subbatches import (
@@ -284,3 +285,15 @@ def test_activations_have_a_codec_of_fixed_size(field, codec):
 def test_activations_have_no_codec_that_remembers(field, codec):
     with pytest.raises(InvalidInput, match=r"adds its residual to the next values"):
         SubBatch(2, **{field: codec})
+
+
+def test_on_a_cluster_one_node_needs_what_each_needs():
+    # The head's outputs do not divide by eight: the first devices have the larger shares.
+    whole = by_name("2x4xv100+25gbe")
+    assert isinstance(whole, Cluster)
+    config = SubBatch(8)
+    found = memory(NET, whole.for_workers(8, symmetric=True), config)
+    expected = memory(NET, whole.for_workers(8), config)
+    assert len(found) == 4 < len(expected) == 8
+    assert found.items() <= expected.items()
+    assert max(found.values()) == max(expected.values())

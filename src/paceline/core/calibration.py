@@ -66,16 +66,23 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
 
 
 def linked_in_ring(
-    machine: Machine, stations: Sequence[Station], whole: LinearTime, codec: str | None = None
+    machine: Machine,
+    stations: Sequence[Station],
+    whole: LinearTime,
+    codec: str | None = None,
+    *,
+    at_once: bool = False,
 ) -> Machine:
     """Return the machine with equal links on which a ring all-reduce of all stations takes `whole`.
 
     There are two or more stations. With a codec it takes as long encoded, by which it was measured:
-    what encoding and decoding take is within the links then.
+    what encoding and decoding take is within the links then. `at_once`: the plan takes all rings
+    that the links form (`Ring.at_once`), here both directions of one.
     """
     pairs = neighbours(stations)
     # On links of one byte a second, the bytes of the busiest are seconds.
-    ring = Ring.over(linked(machine, pairs, LinearTime(0.0, 1.0)), stations, ())
+    unit_machine = linked(machine, pairs, LinearTime(0.0, 1.0))
+    ring = (Ring.at_once if at_once else Ring.over)(unit_machine, stations, ())
     known = None if codec is None else wire_format(codec)
     in_shards = known is None or known.encodes_sums
     unit = (ring.reduction(1.0) if in_shards else ring.gathering(1.0)).cost

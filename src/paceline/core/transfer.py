@@ -10,6 +10,7 @@ from typing import NamedTuple
 from paceline.core.cost import core_lanes, exchange_lane, link_lane
 from paceline.core.machine import Device, Hop, Host, Machine, Station
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
+from paceline.core.ring_search import rings_at_once
 
 
 class Transfer(NamedTuple):
@@ -36,13 +37,16 @@ class Ring:
 
     Hops that take the same link in the same direction share it. The slowest route between two
     neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
-    one by its latencies. `held` are the exchange lanes of the plan's stations, which may stand for
-    more of the `num_ranks`; `cores` are the lanes that it holds where a link uses them.
+    one by its latencies. Where direct links between GPUs allow several rings at once, each has its
+    share of the bytes (`core.ring_search`): `load` is how often a hop carries what a rank sends,
+    below one if only some of the rings take it. `held` are the exchange lanes of the plan's
+    stations, which may stand for more of the `num_ranks`; `cores` are the lanes that it holds where
+    a link uses them.
     """
 
     num_ranks: int
     routes: tuple[tuple[Hop, ...], ...]
-    load: Mapping[Hop, int]
+    load: Mapping[Hop, float]
     held: tuple[Resource, ...]
     cores: tuple[Resource, ...]
 
@@ -51,11 +55,34 @@ class Ring:
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
         """Return the ring over two or more stations; InvalidInput if they are not linked."""
-        peers = machine.peers(stations)
-        routes = tuple(machine.route(one, other) for one, other in neighbours(peers.stations))
-        load = Counter(hop for route in routes for hop in route)
+        return cls._along(machine, stations, (machine.peers(stations).stations,), cores)
+
+    @classmethod
+    def at_once(
+        cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
+    ) -> "Ring":
+        """Return the rings that GPUs form at once over direct links, or else the one as listed."""
+        # Of stations that stand for more, the rings would leave out the ways to the others.
+        is_whole = machine.peers(stations).num_ranks == len(stations)
+        orders = rings_at_once(machine, stations) if is_whole else []
+        if not orders:
+            return cls.over(machine, stations, cores)
+        return cls._along(machine, stations, orders, cores)
+
+    @classmethod
+    def _along(
+        cls,
+        machine: Machine,
+        stations: Sequence[Station],
+        orders: Sequence[Sequence[Station]],
+        cores: Sequence[Resource],
+    ) -> "Ring":
+        pairs = (pair for order in orders for pair in neighbours(order))
+        routes = tuple(machine.route(one, other) for one, other in pairs)
+        times = Counter(hop for route in routes for hop in route)
+        load = {hop: count / len(orders) for hop, count in times.items()}
         held = tuple(exchange_lane(station.name) for station in stations)
-        return cls(peers.num_ranks, routes, load, held, tuple(cores))
+        return cls(machine.peers(stations).num_ranks, routes, load, held, tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
         """Return the resources of an all-reduce of `nbytes`, and its cost on the slowest route."""
@@ -137,7 +164,9 @@ class Shares:
     With `servers` each host is a parameter server of its share on every level: shares go to their
     servers, and come back from them, by direct messages, all at once; servers add them, and those
     of the highest level update their share of the parameters, which comes back in place of
-    gradients. Without levels it is the exchange of one host with itself.
+    gradients. Without levels it is the exchange of one host with itself. Where only `num_servers`
+    of the n hosts of one level are servers, each serves n / `num_servers` times as much, and as
+    much goes over its link: the incast of parameter servers.
     """
 
     chunk: str
@@ -145,6 +174,7 @@ class Shares:
     levels: tuple[Ring, ...]
     hosts: Sequence[Host]
     servers: bool
+    num_servers: int
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
         """Yield the way out, the update if servers make it, and the way back."""
@@ -165,18 +195,23 @@ class Shares:
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
+        # One server of few is the busiest; with as many servers as hosts all are.
+        busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares
             on, both_ways = ring.reduction(nbytes)
             num_messages = 1 if self.servers else both_ways.num_calls // 2
-            half = Cost(nbytes=both_ways.nbytes / 2, num_calls=num_messages)
+            served = busier if self.servers else 1.0
+            half = Cost(nbytes=served * both_ways.nbytes / 2, num_calls=num_messages)
             there.append((Kind.SEND, f"out{level}", on, half))
             back.append((Kind.SEND, f"in{level}", on, half))
             if self.servers:
-                added = Cost(nbytes=(ring.num_ranks + 1) * nbytes / ring.num_ranks, num_calls=1)
+                share = busier * nbytes / ring.num_ranks
+                added = Cost(nbytes=(ring.num_ranks + 1) * share, num_calls=1)
                 there.append((Kind.REDUCE, f"add{level}", memories, added))
             num_shares *= ring.num_ranks
         if self.servers:
-            updated = Cost(nbytes=UPDATE_TRAFFIC * (self.nbytes / num_shares), num_calls=1)
+            share = busier * self.nbytes / num_shares
+            updated = Cost(nbytes=UPDATE_TRAFFIC * share, num_calls=1)
             there.append((Kind.REDUCE, "update", memories, updated))
         return there + back[::-1]

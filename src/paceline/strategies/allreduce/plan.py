@@ -79,7 +79,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
     if config.workers > 1:
-        ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
+        ring = Ring.at_once(machine, devices, [compute_lane(device.name) for device in devices])
         coding = coding_of(config.codec, workload, devices, _ENCODABLE)
         parts = buckets(workload.in_backward_order, config.bucket_mb)
         exchanges = tuple(
@@ -130,4 +130,5 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
 def calibrate(machine: Machine, measured: Measurements, config: AllReduce | None = None) -> Machine:
     """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
     codec = config.codec if config else None
-    return linked_in_ring(machine, machine.devices, line_through(measured), codec)
+    line = line_through(measured)
+    return linked_in_ring(machine, machine.devices, line, codec, at_once=True)

@@ -108,7 +108,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        for device, own in zip(devices, shares(outputs, config.workers), strict=True):
+        # Devices that stand for those of all nodes have the largest shares, which come first.
+        for device, own in zip(devices, shares(outputs, config.workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 

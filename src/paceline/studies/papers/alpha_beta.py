@@ -12,7 +12,7 @@ from paceline.core.transfer import Ring
 
 def ring_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:
     """Return the seconds of a ring all-reduce of `nbytes` over devices, in their order."""
-    return Ring.over(machine, devices, ()).seconds(nbytes) if len(devices) > 1 else 0.0
+    return Ring.at_once(machine, devices, ()).seconds(nbytes) if len(devices) > 1 else 0.0
 
 
 def tree_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:

@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.core.cost import Rate, Roofline
 from paceline.core.machine import Machine
-from paceline.core.plan import Kind, Lane, Plan, Resource
+from paceline.core.plan import Cost, Kind, Lane, Plan, Resource
 from paceline.core.simulate import period
 from paceline.core.strategy import Window
 from paceline.core.workload import Workload
@@ -30,7 +30,8 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
 from paceline.studies.papers.alpha_beta import ring_s, tree_s
-from paceline.studies.papers.paper_tables import Paper, Values, paper_of, read_printed
+from paceline.studies.papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
+from paceline.studies.papers.paper_tables import Paper, Values, paper_of
 
 Method = Literal["P2P", "NCCL"]
 
@@ -44,24 +45,24 @@ _NAMES = {
 # Table I's ResNet has 110 layers and 55M weights on images of 299x299 (section IV-C): no published
 # network. Its layers are counted as He et al.'s ResNet-110 has them. That has far fewer weights,
 # and GPU 0's additional memory in table IV is that of three gradients of ResNet-50: times and
-# memory are those of ResNet-50. Cells are named for the one or the other.
+# memory are those of ResNet-50, on MXNet's usual images of 224x224 (`dgx1_memory`). Cells are named
+# for the one or the other.
 _TRAINED = _NAMES | {"ResNet": "resnet50"}
-_BATCHES = (16, 32, 64)  # images in a batch of one GPU, section V-A
+_BATCHES = (SMALLEST_BATCH, 32, 64)  # images in a batch of one GPU, section V-A
 _BATCH = _BATCHES[0]
-_MEMORY_GPUS = 4  # of table IV
 _LENET_32, _LENET_64 = (f"LeNet, 4 GPUs, batch {size} over 16" for size in _BATCHES[1:])
 _BEST_OF_TWO = "all networks and batches, 2 GPUs over 1, at best"
-_GB = 1e9
 # Seconds that MXNet's one thread takes to start a step of one GPU; it serves them in turn.
 # With NCCL it also starts a kernel of each collective on each GPU.
-ISSUE_S: dict[Method, float] = {"P2P": 28.9e-6, "NCCL": 67.2e-6}
+ISSUE_S: dict[Method, float] = {"P2P": 32.7e-6, "NCCL": 72.1e-6}
 # The share of NVLink's bandwidth that copies of single tensors reach ("transferring a small amount
 # of data is a waste of NVLink BW", section V-C).
-COPY_EFFICIENCY = 0.47
+COPY_EFFICIENCY = 0.561
 # Using NCCL slows down all computation by this factor, even on one GPU (section V-B).
 NCCL_STRETCH = 1.185
-# NCCL lays its rings over GPUs with direct links. The first four and the first two are rings, too.
-RING = (0, 1, 3, 2, 4, 5, 7, 6)
+# With NCCL each tensor is reduced and handed out even on one GPU (section V-B): two kernels, of
+# which each reads it and writes it.
+_KERNELS, _KERNEL_TRAFFIC = 2, 4
 _ISSUE = Resource("mxnet", Lane.ISSUE)
 _MACHINE = find_machine("dgx1-v100")
 
@@ -79,8 +80,9 @@ class LayerCounts(NamedTuple):
 def paper() -> Paper:
     """Return the paper's tables beside our values.
 
-    Those of section V-A come from plans with what MXNet adds, those of tables II and IV from the
-    planner and the machine's file alone.
+    Those of section V-A come from plans with what MXNet adds, and so do those of table II a second
+    time; the first time from the planner, the machine's file and the two kernels of each tensor
+    that section V-B names. Memory is that of `dgx1_memory`.
     """
     best = max(_speedup(name, "P2P", 2, size) for name in _NAMES for size in _BATCHES)
     lenet_s = {size: step_s("LeNet", size, "P2P", 4) / size for size in _BATCHES}
@@ -96,15 +98,13 @@ def paper() -> Paper:
             },
             "faster": lambda name, gpus: "NCCL" if _gain(name, gpus) > 1 else "P2P",
             "gains": _gain,
-            "table 2": lambda name, size: (
-                planned_s(name, size, "NCCL") / planned_s(name, size, "P2P")
-            ),
+            "table 2": lambda name, size: with_kernels_s(name, size) / planned_s(name, size, "P2P"),
             "table 2, calibrated": lambda name, size: (
                 step_s(name, size, "NCCL", 1) / step_s(name, size, "P2P", 1)
             ),
             "table 4": lambda which, name, size: memory_gb(name, size, which),
             "growth": lambda name, size: memory_gb(name, size) / memory_gb(name, _BATCH),
-            "section 5-d": largest_batch,
+            "section 5-d": lambda name: largest_batch(name, _MACHINE.devices[0].memory_bytes),
         },
         alpha_beta=_without_overlap(),
     )
@@ -115,8 +115,8 @@ def _without_overlap() -> dict[str, Values]:
 
     def seconds(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
         nbytes = workload(name, size).gradient_nbytes
-        exchange_s, order = (tree_s, range(gpus)) if method == "P2P" else (ring_s, RING[:gpus])
-        devices = [_MACHINE.devices[number] for number in order]
+        exchange_s = tree_s if method == "P2P" else ring_s
+        devices = _MACHINE.first_devices(gpus)
         return planned_s(name, size, method) + exchange_s(_MACHINE, devices, nbytes)
 
     def speedup(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
@@ -148,8 +148,7 @@ def _gain(network: str, gpus: int) -> float:
 @cache
 def workload(network: str, batch_size: int) -> Workload:
     """Return the work of a GPU in a step of the network that the paper presumably trained."""
-    shape = (3, 299, 299) if network == "ResNet" else None
-    return workload_of(_TRAINED[network], batch_size, shape)
+    return workload_of(_TRAINED[network], batch_size)
 
 
 def counts(network: str) -> LayerCounts:
@@ -210,6 +209,26 @@ def planned_s(network: str, batch_size: int, method: Method) -> float:
     return period(lambda num_steps: _plan(work, _MACHINE, method, 1, num_steps), cost, 1)
 
 
+@cache
+def with_kernels_s(network: str, batch_size: int) -> float:
+    """Return the seconds of a step of one GPU by the planner, with NCCL's kernels.
+
+    They run one after another, and the update waits for them.
+    """
+    work = workload(network, batch_size)
+    num_tensors = sum(len(layer.parameters) for layer in work.layers)
+    traffic = _KERNEL_TRAFFIC * work.gradient_nbytes
+    kernels = Cost(nbytes=traffic, num_calls=_KERNELS * num_tensors)
+
+    def plan(num_steps: int) -> Plan:
+        return Plan(
+            task._replace(cost=task.cost + kernels) if task.kind is Kind.STEP else task
+            for task in _plan(work, _MACHINE, "NCCL", 1, num_steps).tasks
+        )
+
+    return period(plan, Roofline.of(_MACHINE), 1)
+
+
 def _plan(work: Workload, machine: Machine, method: Method, gpus: int, num_steps: int) -> Plan:
     if method == "P2P":
         return tree.plan(work, machine, Tree(workers=gpus), Window(num_steps))
@@ -225,7 +244,7 @@ def machine_with(method: Method) -> Machine:
             links.append(link.model_copy(update=slower))
         return _MACHINE.model_copy(update={"links": tuple(links)})
     devices = []
-    for device in (_MACHINE.devices[number] for number in RING):
+    for device in _MACHINE.devices:
         slower = {
             "flops_per_s": device.flops_per_s / NCCL_STRETCH,
             "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s / NCCL_STRETCH,
@@ -241,26 +260,3 @@ def fed_in_turn(plan: Plan) -> Plan:
         task._replace(on=(_ISSUE, *task.on)) if task.kind is Kind.LOAD else task
         for task in plan.tasks
     )
-
-
-@cache
-def memory_gb(network: str, batch_size: int, which: str = "GPU0") -> float:
-    """Return the memory of GPU 0 or of another one ("GPUx") in training on four GPUs, in GB.
-
-    It is that of strategy tree, whose first worker adds what the others send, and the last of a
-    branch nothing. Known is what a GPU holds before training with batches of 16 (the context, the
-    libraries and the weights): of the planner's bytes the weights are left out.
-    """
-    work = workload(network, batch_size)
-    needed = tree.memory(work, _MACHINE, Tree(workers=_MEMORY_GPUS))
-    own = needed[_MACHINE.devices[0 if which == "GPU0" else 1].name] - work.gradient_nbytes
-    return float(read_printed("dgx1")["before_gb"][network][0] + own / _GB)
-
-
-def largest_batch(network: str) -> int:
-    """Return the largest power of two, of 16 and more, that fits into GPU 0."""
-    capacity_gb = _MACHINE.devices[0].memory_bytes / _GB
-    batch_size = _BATCH
-    while memory_gb(network, 2 * batch_size) <= capacity_gb:
-        batch_size *= 2
-    return batch_size

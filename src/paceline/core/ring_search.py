@@ -1,0 +1,84 @@
+"""The rings that GPUs of one host can form at once over direct links, as NCCL lays them.
+
+On a DGX-1 with V100 two rings take both of the double links, and a third one the single links:
+
+    0 - 1 - 3 - 5 - 7 - 6 - 4 - 2 -      twice
+    0 - 3 - 2 - 1 - 7 - 4 - 5 - 6 -      once
+
+Each is used in both directions, so that six rings exchange at once, over each GPU's six links; NCCL
+says of a DGX-1 with P100, of four links a GPU, that it has four (Jeaugey, NCCL 2.0, GTC 2017).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice, pairwise
+from math import floor
+
+from paceline.core.machine import Device, DeviceKind, Machine, Station
+
+_MOST_RANKS = 8  # of a host without switches between its GPUs
+_FEWEST_RANKS = 3  # two neighbours have one way only
+_MOST_TRIED = 30  # rings that are tried in each place before fewer are taken
+_ROUNDING = 1e-6
+_Pair = frozenset[int]
+_Order = tuple[int, ...]
+
+
+def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[Station, ...]]:
+    """Return the orders of the rings that the stations form at once over direct links.
+
+    None of them if the stations are not GPUs, or their direct links form no ring. A link counts as
+    often as it is as wide as the narrowest; each ring stands there in both directions.
+    """
+    on_gpus = all(isinstance(one, Device) and one.kind == DeviceKind.GPU for one in stations)
+    if not on_gpus or not _FEWEST_RANKS <= len(stations) <= _MOST_RANKS:
+        return []
+    number = {station.name: i for i, station in enumerate(stations)}
+    widths: dict[_Pair, float] = defaultdict(float)
+    for link in machine.links:
+        one, other = link.between
+        if one != other and one in number and other in number:
+            widths[frozenset((number[one], number[other]))] += link.bandwidth_bytes_per_s
+    if not widths:
+        return []
+    narrowest = min(widths.values())
+    counts = frozenset(
+        (pair, floor(width / narrowest + _ROUNDING)) for pair, width in widths.items()
+    )
+    orders = _disjoint(len(stations), counts)
+    both = (way for order in orders for way in (order, order[::-1]))
+    return [tuple(stations[i] for i in order) for order in both]
+
+
+@lru_cache(maxsize=64)
+def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Order, ...]:
+    """Return as many rings over all ranks as are found that share no link."""
+    spare = dict(counts)
+    ends = (sum(n for pair, n in spare.items() if rank in pair) for rank in range(num_ranks))
+    most = min(ends) // 2  # a ring takes two links of each rank
+
+    def extended(chosen: tuple[_Order, ...], spare: Mapping[_Pair, int]) -> tuple[_Order, ...]:
+        best = chosen
+        for order in islice(_orders((0,), num_ranks, spare), _MOST_TRIED):
+            used = Counter(map(frozenset, pairwise((*order, order[0]))))
+            left = {pair: n - used[pair] for pair, n in spare.items()}
+            found = extended((*chosen, order), left)
+            best = max(best, found, key=len)
+            if len(best) == most:
+                break
+        return best
+
+    return extended((), spare)
+
+
+def _orders(path: _Order, num_ranks: int, spare: Mapping[_Pair, int]) -> Iterator[_Order]:
+    """Yield the rings over all ranks that begin with a path, each in one direction."""
+    if len(path) == num_ranks:
+        closing = frozenset((path[-1], path[0]))
+        if spare.get(closing, 0) > 0 and path[1] < path[-1]:
+            yield path
+        return
+    for rank in range(num_ranks):
+        if rank not in path and spare.get(frozenset((path[-1], rank)), 0) > 0:
+            yield from _orders((*path, rank), num_ranks, spare)
