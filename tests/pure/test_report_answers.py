@@ -230,9 +230,7 @@ class TestOfPlan:
     def test_what_exchanges_leave_after_backward_stands_with_its_figures(self) -> None:
         left = {"host": 0.001, "tree": 0.04}
         rows = [
-            plan_row(
-                strategy=name, after_backward=AfterBackward(0.1, 0.0, s, 0.1 + s, "it does so")
-            )
+            plan_row(strategy=name, after_backward=AfterBackward(0.1, 0.0, s, 0.1 + s, "it does"))
             for name, s in left.items()
         ]
         (found,) = [one for one in of_plan(self.ranking(*rows)) if one.topic == "exchange"]

@@ -14,5 +14,5 @@ STRATEGY = Strategy(
     calibrate=plan.calibrate,
     symmetric=True,
     after_backward=after_backward,
-    settings=frozenset({"balance", "force", "port", "stretch", "chunk_search"}),
+    settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch", "chunk_search"}),
 )

@@ -13,5 +13,5 @@ STRATEGY = Strategy(
     memory=plan.memory,
     calibrate=plan.calibrate,
     after_backward=after_backward,
-    settings=frozenset({"balance", "force", "port", "stretch"}),
+    settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch"}),
 )
