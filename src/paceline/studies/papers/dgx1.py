@@ -20,7 +20,7 @@ from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Lane, Plan, Resource
 from paceline.core.simulate import period
 from paceline.core.strategy import Window
-from paceline.core.workload import Workload
+from paceline.core.workload import Workload, replica_nbytes
 from paceline.models import find
 from paceline.models.inception import InceptionBlock
 from paceline.recipes.named import workload_of
@@ -247,13 +247,13 @@ def fed_in_turn(plan: Plan) -> Plan:
 def memory_gb(network: str, batch_size: int, which: str = "GPU0") -> float:
     """Return the memory of GPU 0 or of another one ("GPUx") in training on four GPUs, in GB.
 
-    It is that of strategy tree, whose first worker adds what the others send, and the last of a
-    branch nothing. Known is what a GPU holds before training with batches of 16 (the context, the
-    libraries and the weights): of the planner's bytes the weights are left out.
+    It is that of a replica, and on GPU 0 of what each GPU that sends to it in the tree sends: MXNet
+    keeps a copy of each. Known is what a GPU holds before training with batches of 16 (the context,
+    the libraries and the weights): of the planner's bytes the weights are left out.
     """
     work = workload(network, batch_size)
-    needed = tree.memory(work, _MACHINE, Tree(workers=_MEMORY_GPUS))
-    own = needed[_MACHINE.devices[0 if which == "GPU0" else 1].name] - work.gradient_nbytes
+    received = len(tree.children(0, _MEMORY_GPUS)) if which == "GPU0" else 0
+    own = replica_nbytes(work) + (received - 1) * work.gradient_nbytes
     return float(read_printed("dgx1")["before_gb"][network][0] + own / _GB)
 
 
