@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.after_backward import AfterBackward
 from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.cost import compute_lane
 from paceline.core.outcome import Epoch, Insight, UnevenWorker, Updates
@@ -225,6 +226,17 @@ class TestOfPlan:
     def test_nothing_is_said_of_workers_that_were_not_compared(self) -> None:
         rows = self.ranking(plan_row(), workers_worth=None, workers_sentence=None)
         assert "workers" not in {one.topic for one in of_plan(rows)}
+
+    def test_what_exchanges_leave_after_backward_stands_with_its_figures(self) -> None:
+        left = {"host": 0.001, "tree": 0.04}
+        rows = [
+            plan_row(strategy=name, after_backward=AfterBackward(0.1, 0.0, s, 0.1 + s, "it does"))
+            for name, s in left.items()
+        ]
+        (found,) = [one for one in of_plan(self.ranking(*rows)) if one.topic == "exchange"]
+        assert "1 ms are left with host, 40 ms with tree, because with host" in found.sentence
+        assert found.figures == (("left with host", "1.00 ms"), ("left with tree", "40.0 ms"))
+        assert said(run(COMPUTES, *rows))["exchange"].sentence == found.sentence
 
     def test_plans_that_are_too_close(self) -> None:
         best = plan_row(samples_per_s=100)

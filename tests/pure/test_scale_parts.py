@@ -29,7 +29,9 @@ CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
         ({"workers": (1, 0)}, "workers.1: Input should be greater than or equal to 1, not 0"),
         ({"batch": ()}, "batch: "),
         ({"batch": (16, 16)}, "16 stands there twice"),
-        ({"scaling": ("strange",)}, "scaling.0: Input should be 'strong' or 'weak'"),
+        ({"scaling": ("strange",)}, "scaling.0: Input should be 'strong', 'strong-per-worker'"),
+        ({"overhead": True, "workers": (2, 4)}, "overhead: is that of one worker"),
+        ({"overhead": True, "predict": True}, "overhead: is measured or rehearsed"),
         ({"machine": "dgx1-v100"}, "machine: goes only with predict"),
     ],
 )
@@ -61,10 +63,26 @@ def test_strong_scaling_keeps_the_samples_and_weak_scaling_the_batch_of_a_worker
     assert (strong.steps_of(1000), weak.steps_of(1000)) == (63, 63)
 
 
+def test_strong_scaling_of_the_paper_keeps_the_batch_of_a_gpu_and_the_samples_of_an_epoch():
+    # Section V-A: 256K images in batches of 16, 32 and 64 on each of 1, 2, 4 and 8 GPUs.
+    for gpus in (1, 2, 4, 8):
+        for batch in (16, 32, 64):
+            point = Point("tree", gpus, batch, "strong-per-worker")
+            assert point.batch_size == gpus * batch
+            assert point.steps_of(262_144) == 262_144 // (gpus * batch)
+
+
+def test_one_worker_exchanges_with_itself_where_a_study_asks_for_the_overhead():
+    settings = ScaleSettings(model="lenet5", workers=(1, 2), batch=(8,), overhead=True)
+    for run in runs(settings):
+        asked = run_arguments(run, settings, (1, 32, 32), Path("there"))
+        assert ("--exchange-alone" in asked) == (run.workers == 1)
+
+
 @given(
     st.sets(st.integers(1, 8), min_size=1, max_size=4),
     st.sets(st.sampled_from([8, 16, 32, 64]), min_size=1),
-    st.sampled_from([("strong",), ("weak",), ("strong", "weak")]),
+    st.sampled_from([("strong",), ("weak",), ("strong", "weak"), ("strong-per-worker", "weak")]),
     st.booleans(),
     st.sampled_from([None, "v100"]),
 )

@@ -160,6 +160,21 @@ def test_a_plan_says_how_many_workers_and_how_far_it_errs(line):
     assert max(best["link_nbytes_per_step"].values()) == best["wire_nbytes_per_step"]
 
 
+def test_a_plan_states_what_is_left_after_backward(line):
+    """Le et al. 2018, tables 3 and 4: the tree takes 20 ms down and 23 ms up; host hides all."""
+    asked = ("plan", "alexnet", "--machine", POWER8, "--batch-size", 1024, "--workers", 4)
+    line(*asked, "--json")
+    plan = json.loads(line.out)
+    left = {row["strategy"]: row["after_backward"] for row in plan["plans"]}
+    assert left["allreduce"] is None
+    assert left["host"]["backward_s"] == pytest.approx(0.104, rel=0.01)
+    assert left["host"]["left_s"] < 1e-4
+    assert left["tree"]["left_s"] == pytest.approx(0.020 + 0.023, rel=0.01)
+    assert "sums take 23 ms (t_aa) and the way down 20 ms (t_bc)" in plan["backward_sentence"]
+    line(*asked)
+    assert "are left with host, 43.1 ms with tree, because with host" in line.out
+
+
 def test_nothing_is_advised_where_a_machine_says_nothing_of_codecs(line):
     line("plan", "lenet5", "--machine", POWER8, "--json")
     plan = json.loads(line.out)

@@ -89,6 +89,21 @@ def test_a_study_on_the_dgx_1(line):
     assert "4 workers still pay" in said["workers"]
 
 
+def test_figure_3_stands_in_the_cells_of_strong_scaling_per_worker(line):
+    """Table: with 16 images a GPU NCCL is 1.1 and 1.2 times as fast on 4 and 8 GPUs (V-A)."""
+    asked = ("--exchange", "tree,allreduce", "--workers", "1,4,8", "--batch", "16")
+    found = predicted(line, "googlenet", *asked, "--scaling", "strong-per-worker,weak")
+    times = {(one["scaling"], one["method"], one["workers"]): one for one in found["cells"]}
+    for gpus, published in ((4, 1.1), (8, 1.2)):
+        p2p, nccl = (
+            times["strong-per-worker", method, gpus]["epoch_s"] for method in ("tree", "allreduce")
+        )
+        assert p2p / nccl == pytest.approx(published, rel=0.06)
+        # Figure 5: the same steps, of so many times the samples.
+        assert times["weak", "tree", gpus]["epoch_s"] == pytest.approx(gpus * p2p)
+    assert "16 each" in found["insights"][0]["sentence"]
+
+
 def test_a_cell_is_the_forecast_of_its_plan():
     settings = ScaleSettings(model="lenet5", predict=True, machine=str(MACHINE))
     model, machine = study_model(settings), read_machine(MACHINE)
@@ -207,13 +222,19 @@ def page(tmp_path, cells) -> str:
 def test_the_page_draws_the_figures_and_names_what_failed(tmp_path):
     methods = {"allreduce": 10.0, "tree": 30.0}
     cells = study(methods, (1, 2)) + study(methods, (1, 2), scaling="weak")
+    cells += study(methods, (1, 2), scaling="strong-per-worker")
     cells += [one.model_copy(update={"kind": Origin.PREDICTED}) for one in cells] + [
         failed("host", 2)
     ]
     text = page(tmp_path, cells)
-    for name in ("strong", "weak", "breakdowns"):
+    for name in ("strong", "strong-per-worker", "weak", "breakdowns"):
         assert f'id="figure-{name}"' in text
-    for title in ("Speed-up", "overhead on one worker", "Predicted beside found", "All cells"):
+    for title in (
+        "Speed-up",
+        "overhead on one worker",
+        "Synchronisation",
+        "Predicted beside found",
+    ):
         assert title in text
     assert "allreduce is the fastest" in text
     assert "host, 2, 16, strong, measured: worker 1 was ended by SIGKILL" in text

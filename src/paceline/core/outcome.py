@@ -199,7 +199,7 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
     device: str | None = None
 
 
-Topic = Literal["method", "workers", "limit", "change", "memory"]
+Topic = Literal["method", "exchange", "workers", "limit", "change", "memory"]
 """The question: which exchange, how many workers, what limits, what to change, what fits."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain, count, repeat
+from itertools import chain, count, repeat, takewhile
 from typing import Any, NamedTuple, Self
 
 from paceline.core.workload import Cost as Cost
@@ -248,6 +248,11 @@ class Plan:
         second = self._made[len(self._made) // 2 :]
         later = (_at(task, step) for step in range(2, 2 + self._repeats) for task in second)
         return (*self._made, *later)
+
+    @property
+    def first_step(self) -> tuple[Task, ...]:
+        """The tasks of step 0, in issue order."""
+        return tuple(takewhile(lambda task: task.step == 0, self._made))
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:

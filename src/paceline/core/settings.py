@@ -95,6 +95,9 @@ class RunSettings(Record):
     balance: Literal["auto"] | None = Field(
         None, description="auto: the workers' parts of a batch follow their speeds."
     )
+    exchange_alone: bool = Field(
+        False, description="One worker exchanges with itself, so that its method's own cost shows."
+    )
     profile_s: float = Field(
         4.0, ge=0, le=LONGEST_S, description="How long to profile before planning."
     )
@@ -123,6 +126,8 @@ class RunSettings(Record):
             raise ValueError(
                 f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
             )
+        if self.exchange_alone and self.workers != 1:
+            raise ValueError(f"exchange_alone: is for one worker, not {self.workers}")
         if self.keys is not None and self.bind is None:
             raise ValueError("keys: are for workers of other machines; name the address by bind")
         return self

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.cost import Measured
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import Machine
@@ -87,7 +88,8 @@ class Strategy:
     `is_asynchronous`: workers do not wait for the slowest of them.
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
     `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
-    with equal workers that exchange all gradients in each step.
+    with equal workers that exchange all gradients in each step. `after_backward(phase)`: what the
+    exchange of several workers leaves to be done after backward, and why (`core.after_backward`).
     """
 
     name: str
@@ -115,6 +117,7 @@ class Strategy:
     is_asynchronous: bool = False
     is_rehearsed: bool = True
     caveat: Callable[[Any], str] | None = None
+    after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
 
     def runner(self) -> Any:
         """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""

@@ -16,10 +16,11 @@ from torch import nn
 from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 from paceline.core.compare import conform
 from paceline.core.outcome import ChunkTrial, Outcome, SentShare
-from paceline.core.plan import Plan
+from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.settings import RehearseSettings
 from paceline.core.simulate import period
 from paceline.core.strategy import Calibrated, Prober, Strategy, Window, gradient_codec
+from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.loop import Trained, score_of, train
@@ -246,6 +247,9 @@ def outcome_of(
     # Of a host's workers one exchanges for all.
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
+    faults: tuple[str, ...] = ()
+    if num_traced:
+        faults = tuple(conform(plan(Window(num_traced)), _planned(timeline, group), slack_s))
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
@@ -254,11 +258,19 @@ def outcome_of(
         epochs=trained.epochs,
         evaluations=trained.evaluations,
         score=score_of(setup.recipe),
-        faults=tuple(conform(plan(Window(num_traced)), timeline, slack_s)) if num_traced else (),
+        faults=faults,
         peak_memory_bytes=tuple(group.gather(peak)),
         sent_share=SentShare.of(codec, fmean(shares)) if shares else None,
         **known,
     )
+
+
+def _planned(timeline: Timeline, group: Group) -> Timeline:
+    """Return the spans that a plan has: a plan of one worker exchanges nothing with itself."""
+    if not group.exchanges_alone:
+        return timeline
+    kept = (span for span in timeline.spans if span.kind not in COMMUNICATION)
+    return Timeline(kept, timeline.origin)
 
 
 def about(session: TrainingSession, workload: Workload) -> str:

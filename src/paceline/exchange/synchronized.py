@@ -72,7 +72,7 @@ class Synchronized(DistributedDataParallel):
                 named = mesh.get_group(mesh_dim=0)
             group = joined(device, deadline_s, named)  # None is torch's default group
         self._group: Group | None = group
-        self._is_alone = group.world_size == 1
+        self._is_alone = not group.exchanges
         if self._is_alone:
             arguments["init_sync"] = False  # there is no rank to synchronise with
             if not dist.is_initialized():

@@ -91,7 +91,8 @@ class Group:
     `process_group` carries tensors of the device, None being torch's default group; ranks count
     within it. `control` carries values in host memory: the same group where that is gloo, one
     beside it on GPUs, whose own backend would not make the host wait. No wait for another rank is
-    longer than `deadline_s`.
+    longer than `deadline_s`. `exchanges_alone`: a single rank has a process group, and exchanges
+    with itself what it would with others.
     """
 
     rank: int
@@ -102,6 +103,7 @@ class Group:
     control: dist.ProcessGroup | None
     deadline_s: float
     process_group: dist.ProcessGroup | None = None
+    exchanges_alone: bool = False
 
     @classmethod
     def alone(
@@ -109,6 +111,11 @@ class Group:
     ) -> Self:
         """Return the group of a process that has nobody to exchange with."""
         return cls(0, 1, device, (_myself(0, device),), None, None, deadline_s, process_group)
+
+    @property
+    def exchanges(self) -> bool:
+        """True if gradients are exchanged: with other ranks, or with itself."""
+        return self.world_size > 1 or self.exchanges_alone
 
     @property
     def global_ranks(self) -> list[int]:
@@ -204,26 +211,30 @@ def signal_follows(store: Store, number: int) -> None:
 
 
 @contextmanager
-def process_group(deadline_s: float, device: torch.device | None = None) -> Iterator[Group]:
+def process_group(
+    deadline_s: float, device: torch.device | None = None, *, exchanges_alone: bool = False
+) -> Iterator[Group]:
     """Join the run that the environment describes, as torchrun and Paceline's launcher set it.
 
     `device` is this rank's: by default its GPU, or the CPU of a machine without any. It is the
-    current one meanwhile. Without RANK in the environment this process is alone. No collective
-    waits longer than `deadline_s`. Raises WorkerLost if a peer does not come or is gone,
+    current one meanwhile. Without RANK in the environment this process is alone; with
+    `exchanges_alone` a single rank has a process group all the same. No collective waits longer
+    than `deadline_s`. Raises WorkerLost if a peer does not come or is gone,
     InvalidInput if the ranks cannot form a group, WorkersFailed in place of an error if another
     rank has failed before.
     """
     own = device_of(device_of_rank() if device is None else device)
     # What names no device, as `.cuda()` in a model, would make a context on the first GPU.
-    with own.use(), _process_group(own, deadline_s) as group:
+    with own.use(), _process_group(own, deadline_s, exchanges_alone) as group:
         yield group
 
 
 @contextmanager
-def _process_group(own: Device, deadline_s: float) -> Iterator[Group]:
+def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Iterator[Group]:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device, deadline = own.torch_device, timedelta(seconds=deadline_s)
-    if world_size == 1:
+    is_alone = world_size == 1
+    if is_alone and not exchanges_alone:
         yield Group.alone(device, deadline_s)
         return
     store, members = _meet(_myself(rank, device), world_size, deadline)
@@ -232,7 +243,9 @@ def _process_group(own: Device, deadline_s: float) -> Iterator[Group]:
     )
     # Values in host memory need gloo: nccl would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
-    group = Group(rank, world_size, device, members, store, control, deadline_s)
+    group = Group(
+        rank, world_size, device, members, store, control, deadline_s, exchanges_alone=is_alone
+    )
     try:
         yield group
     except (Exception, SystemExit) as error:

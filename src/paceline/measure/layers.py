@@ -205,11 +205,11 @@ class Probes:
         """Make the exchanges of the model's layers; none for a single rank."""
         layers = exchanging(workload)
         sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
-        made = {
+        probes = {
             name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]]))
             for name, prober in probers.items()
+            if group.world_size > 1
         }
-        probes = made if group.world_size > 1 else {}
         timed = {name: (CoreTime(one), CoreTime(other)) for name, (one, other) in probes.items()}
         return cls(layers, probers, probes, timed)
 

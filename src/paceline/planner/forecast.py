@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
+from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Roofline, Slowed, compute_lane
 from paceline.core.machine import Device, Machine
@@ -40,7 +41,8 @@ class Forecast:
     parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
     Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
     where workers take several between two exchanges. `slowdown`: how many times longer computation
-    takes than undisturbed (see `core.losses`).
+    takes than undisturbed (see `core.losses`). `after_backward`: what the exchange leaves to be
+    done then, where the strategy says so.
     """
 
     strategy: str
@@ -59,6 +61,7 @@ class Forecast:
     notes: tuple[str, ...] = ()
     steps_per_update: float = 1.0
     slowdown: float = 1.0
+    after_backward: AfterBackward | None = None
 
     @property
     def codec(self) -> str | None:
@@ -170,6 +173,9 @@ def forecast(
         timeline = simulate(plan, model)
     # The difference of two windows: the first step starts cold, the last one overlaps with none.
     period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
+    left = None
+    if strategy.after_backward is not None and config.workers > 1:
+        left = strategy.after_backward(BackwardPhase(plan, model, timeline))
     num_taken = num_steps * per_period
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
@@ -191,6 +197,7 @@ def forecast(
         notes=notes if strategy.caveat is None else (*notes, strategy.caveat(config)),
         steps_per_update=per_update,
         slowdown=slowdown,
+        after_backward=left,
     )
 
 

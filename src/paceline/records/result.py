@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
+from paceline.core.after_backward import AfterBackward
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.outcome import Outcome, RunMetrics, is_share
@@ -16,6 +17,7 @@ from paceline.core.timeline import Origin, quartiles
 from paceline.files import limits
 from paceline.files.reading import read_file
 from paceline.planner import Forecast, Ranking, Refusal
+from paceline.planner.backward import after_backward_sentence
 from paceline.planner.forecast import Advice
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
@@ -29,6 +31,7 @@ class PlanRow(Record):
     slowest way, and `memory_nbytes` by device, and by host where one holds anything. `is_balanced`:
     the workers' parts follow their speeds. `range_share`: in nine of ten cases a measured step is
     as near as that to `step_s`, as a share of it. `notes` are sentences to stand beside `why`.
+    `after_backward`: what the exchange leaves to be done then, where the strategy says so.
     """
 
     strategy: str
@@ -48,6 +51,7 @@ class PlanRow(Record):
     why: str
     is_balanced: bool = False
     notes: tuple[str, ...] = ()
+    after_backward: AfterBackward | None = None
 
     @classmethod
     def of(cls, forecast: Forecast) -> Self:
@@ -106,7 +110,7 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first, and what is to be said of them.
 
-    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared. Both
+    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared. All
     sentences are about the plans.
     """
 
@@ -115,6 +119,7 @@ class RankingRows(Record):
     workers_worth: int | None
     workers_sentence: str | None
     advice: AdviceRow | None
+    backward_sentence: str | None = None
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self:
@@ -125,6 +130,7 @@ class RankingRows(Record):
             workers_worth=ranking.worth,
             workers_sentence=ranking.workers_sentence,
             advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
+            backward_sentence=after_backward_sentence(ranking),
         )
 
     @property
@@ -134,6 +140,8 @@ class RankingRows(Record):
             yield self.workers_sentence
         if self.advice:
             yield self.advice.sentence
+        if self.backward_sentence:
+            yield self.backward_sentence
         first = {row.strategy: row for row in reversed(self.refused)}
         for name, row in first.items():
             yield f"{name} is refused on {row.workers} workers: {row.why}"

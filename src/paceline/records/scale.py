@@ -11,7 +11,7 @@ from paceline.core.settings import InputShape, Model, Record, Seconds, read_list
 from paceline.core.timeline import Origin
 from paceline.strategies import EXCHANGES
 
-Scaling = Literal["strong", "weak"]
+Scaling = Literal["strong", "strong-per-worker", "weak"]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -21,8 +21,9 @@ _MOST = 64  # values of each of a study's settings
 class Point(NamedTuple):
     """A method on a number of workers with a batch.
 
-    With strong scaling `batch` is shared by the workers and an epoch keeps its samples; with weak
-    scaling each worker has a batch of its own, and the samples grow with the workers.
+    With strong scaling an epoch keeps its samples; `batch` is shared by the workers ("strong"), or
+    is that of each worker ("strong-per-worker", figure 3 of Mojumder et al. 2018). With weak
+    scaling each worker has a batch of its own, too, and the samples grow with the workers.
     """
 
     method: str
@@ -37,7 +38,7 @@ class Point(NamedTuple):
 
     def steps_of(self, samples: int) -> int:
         """Return the steps of an epoch; `samples` are those of one worker's epoch."""
-        total = samples if self.scaling == "strong" else samples * self.workers
+        total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
 
@@ -69,11 +70,19 @@ class ScaleSettings(Record):
     model: Model
     workers: _Counts = Field((1, 2), description="How many workers, such as 1,2,4.")
     batch: _Counts = Field(
-        (16, 32, 64), description="Samples of a step: of all workers (strong), of each (weak)."
+        (16, 32, 64), description="Samples of a step: of all workers (strong), of each (otherwise)."
     )
     exchange: _Names = Field(tuple(EXCHANGES), description="The methods, such as allreduce,tree.")
     scaling: Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)] = (
-        Field(("strong",), description="strong: workers share a batch; weak: each has its own.")
+        Field(
+            ("strong",),
+            description="strong: workers share a batch; strong-per-worker: each has a batch of its "
+            "own; weak: the samples of an epoch grow with the workers, too.",
+        )
+    )
+    overhead: bool = Field(
+        False,
+        description="One worker exchanges with itself, so that each method's own cost shows.",
     )
     measure: bool = Field(
         False, description="Train on this machine; the default without device and predict."
@@ -118,6 +127,10 @@ class ScaleSettings(Record):
     def _machine_is_predicted(self) -> Self:
         if self.machine is not None and not self.predict:
             raise ValueError("machine: goes only with predict")
+        if self.overhead and 1 not in self.workers:
+            raise ValueError("overhead: is that of one worker, which workers do not name")
+        if self.overhead and self.kinds == (Origin.PREDICTED,):
+            raise ValueError("overhead: is measured or rehearsed; a plan of one worker has none")
         return self
 
     @property
@@ -144,7 +157,7 @@ class ScaleSettings(Record):
 class ScaleCell(Record):
     """The time and the memory of an epoch with a method, a number of workers and a batch.
 
-    `batch` is that of all workers with strong scaling, and that of each one with weak scaling. All
+    `batch` is that of all workers with scaling "strong", and otherwise that of each one. All
     seconds are of an epoch: its steps times the median of the repetitions, whose quartiles are the
     `spread`. The parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes` is that
     of the fullest worker, which may have `capacity_bytes`. A cell with an `error` has no figures.
@@ -206,7 +219,7 @@ class TimedCell(ScaleCell):
     @property
     def samples(self) -> int:
         """Samples of a worker's step."""
-        return self.batch if self.scaling == "weak" else -(-self.batch // self.workers)
+        return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
     def tells_apart(self, other: "TimedCell") -> bool:
         """Return True if the rates of the two differ by more than their quartiles."""

@@ -12,6 +12,7 @@ from paceline.core.compare import Breakdown, breakdown_by_device
 from paceline.core.outcome import Epoch, Insight, is_share
 from paceline.core.timeline import Origin, Timeline
 from paceline.planner import ERROR_BAR
+from paceline.planner.backward import after_backward_sentence, compared
 from paceline.records.result import PlanRow, RunResult
 from paceline.report.format import duration, loss_text, nbytes, number, optional_score, ratio, share
 
@@ -94,11 +95,21 @@ def of_run(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[
         yield _limit(run)
         yield _change(run)
         yield _method(run)
+        yield from of_exchanges(result.plans)
         if result.shares is None:
             yield _workers(run, workers)
     if not result.is_rehearsal:
         yield from of_epochs(result.epochs, result.score)
         yield from _memory(result)
+
+
+def of_exchanges(plans: Sequence[PlanRow]) -> Iterator[Insight]:
+    """Yield what each exchange was predicted to leave after backward, where plans say so."""
+    sentence = after_backward_sentence(plans)
+    if sentence is not None:
+        left = [(name, plan.after_backward) for name, plan in compared(plans).items()]
+        figures = [(f"left with {name}", duration(one.left_s)) for name, one in left if one]
+        yield Insight("exchange", f"Predicted: {sentence}.", tuple(figures))
 
 
 def _limit(run: _InStep) -> Insight:

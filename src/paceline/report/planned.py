@@ -10,7 +10,7 @@ from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report.figures import COLOURS, HOVER, escaped, figure_of, styled
 from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
-from paceline.report.insights import WORTH, verdict
+from paceline.report.insights import WORTH, of_exchanges, verdict
 from paceline.report.markup import Drawn, Html, columns_of, folded, header, insights, section, table
 from paceline.report.steps import two_steps
 from paceline.strategies import EXCHANGES
@@ -132,6 +132,7 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
         )
     yield Insight("limit", sentence, tuple(figures))
     yield _change(ranking, best)
+    yield from of_exchanges(ranking.plans)
     if ranking.workers_sentence:
         rates: dict[int, float] = {}
         for plan in ranking.plans:

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell, ScaleResult, TimedCell, most_real, timed
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
 from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
 from paceline.report.format import counted, duration, nbytes, number, share
 from paceline.report.markup import Drawn, Html, facts, header, insights, listed, section, table
@@ -17,9 +17,18 @@ _EPOCH = (
     "An epoch is its steps times the median step of the repetitions; only some steps are really "
     "taken. Whiskers are quartiles."
 )
-_SCALINGS = {
-    "strong": "Workers share a batch, and an epoch keeps its samples.",
-    "weak": "Each worker has a batch of its own, and samples grow with the workers.",
+_SCALINGS: dict[Scaling, tuple[str, str]] = {
+    "strong": ("Strong scaling", "Workers share a batch, and an epoch keeps its samples."),
+    "strong-per-worker": (
+        "Strong scaling, a batch for each worker",
+        "Each worker has a batch of its own, and an epoch keeps its samples: more workers take "
+        "fewer steps. As figure 3 of Mojumder et al. 2018.",
+    ),
+    "weak": (
+        "Weak scaling",
+        "Each worker has a batch of its own, and samples grow with the workers. As figure 5 of "
+        "Mojumder et al. 2018.",
+    ),
 }
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
@@ -43,19 +52,22 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
     yield header(settings.model, line, result.id, _tiles(result))
     yield insights(result.insights)
     good = timed(result.cells)
-    for scaling, note in _SCALINGS.items():
+    for scaling, (title, note) in _SCALINGS.items():
         if cells := [cell for cell in good if cell.scaling == scaling]:
             figure = figure_of(_epoch_times(cells), scaling)
-            yield section(f"{scaling.capitalize()} scaling", f"{note} {_EPOCH}", figure)
+            yield section(title, f"{note} {_EPOCH}", figure)
     if len({cell.workers for cell in good}) > 1:
         yield _speedups(good)
-    yield from _overhead(good)
+    yield from _overhead(good, result.settings.overhead)
+    if good:
+        yield _synchronisation(good)
     if kind := most_real(good):
         shown = [cell for cell in kind if cell.scaling == kind[0].scaling]
         note = (
             f"Of {shown[0].kind} epochs, {shown[0].scaling} scaling. Parts of traced steps, as "
             "shares of the median step. Hidden communication runs beside the computation, and is "
-            "not there."
+            "not there. As figure 4 of Mojumder et al. 2018, whose FP+BP are forward and backward "
+            "here, and whose WU is the rest."
         )
         yield section("Where an epoch goes", note, figure_of(_breakdowns(shown), "breakdowns"))
     yield from _side_by_side(good)
@@ -70,7 +82,7 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
     good = timed(result.cells)
     yield "cells", f"{len(good)} of {len(result.cells)}", "have gone well"
-    strong = [cell for cell in most_real(good) if cell.scaling == "strong"]
+    strong = [cell for cell in most_real(good) if cell.scaling != "weak"]
     if not strong:
         return
     best = min(strong, key=attrgetter("epoch_s"))
@@ -96,8 +108,8 @@ def _speedups(cells: Sequence[TimedCell]) -> Html:
     return section("Speed-up", note, table(head, rows, text_columns=(0, 2, 3)))
 
 
-def _overhead(cells: Sequence[TimedCell]) -> Iterator[Html]:
-    """Yield the overhead of each method on one worker, which exchanges with no other."""
+def _overhead(cells: Sequence[TimedCell], with_itself: bool) -> Iterator[Html]:
+    """Yield the overhead of each method on one worker, as table II of Mojumder et al. 2018."""
     alone = [cell for cell in cells if cell.workers == 1 and cell.scaling == cells[0].scaling]
     methods = list(dict.fromkeys(cell.method for cell in alone))
     if len(methods) < 2:
@@ -112,8 +124,35 @@ def _overhead(cells: Sequence[TimedCell]) -> Iterator[Html]:
         shown = [times.get(name, "-") for name in methods]
         rows.append((kind, str(batch), duration(least), *shown))
     head = ("kind", "batch", "least epoch", *methods)
-    note = "By how much an epoch is longer than with the method that costs least."
+    note = "By how much an epoch is longer than with the method that costs least. " + (
+        "The worker exchanges all gradients with itself (table II of Mojumder et al. 2018); a "
+        "prediction has no such exchange."
+        if with_itself
+        else "The worker exchanges nothing; with --overhead it exchanges with itself."
+    )
     yield section("A method's overhead on one worker", note, table(head, rows))
+
+
+def _synchronisation(cells: Sequence[TimedCell]) -> Html:
+    """Return the overhead of synchronisation, as table III of Mojumder et al. 2018."""
+    counts = sorted({cell.workers for cell in cells})
+    by_sort: dict[tuple[str, int, str, Origin], dict[int, str]] = {}
+    for cell in cells:
+        sort = (cell.method, cell.batch, cell.scaling, cell.kind)
+        by_sort.setdefault(sort, {})[cell.workers] = share(
+            (cell.exposed_s + cell.idle_s) / cell.epoch_s
+        )
+    rows = [
+        (method, str(batch), scaling, kind, *(shares.get(count, "-") for count in counts))
+        for (method, batch, scaling, kind), shares in by_sort.items()
+    ]
+    head = ("method", "batch", "scaling", "kind", *(f"{count} w." for count in counts))
+    note = (
+        "The share of an epoch in which workers wait: for an exchange that shows, and for each "
+        "other. Table III of Mojumder et al. 2018 has the same question for its GPUs' host, as "
+        "the share of cudaStreamSynchronize among all calls."
+    )
+    return section("Synchronisation", note, table(head, rows, text_columns=(0, 2, 3)))
 
 
 def _side_by_side(cells: Sequence[TimedCell]) -> Iterator[Html]:

@@ -113,7 +113,7 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
 
     before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        code = as_rank(go, request.settings.deadline_s, request.debug, _device_of(request))
+        code = _as_rank_of(request, go)
     finally:
         for number, handler in before:
             signal.signal(number, handler)
@@ -198,8 +198,18 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    go, deadline_s = partial(_take_own_part, request), request.settings.deadline_s
-    return as_rank(go, deadline_s, request.debug, _device_of(request))
+    return _as_rank_of(request, partial(_take_own_part, request))
+
+
+def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
+    settings = request.settings
+    return as_rank(
+        go,
+        settings.deadline_s,
+        request.debug,
+        _device_of(request),
+        exchanges_alone=settings.exchange_alone,
+    )
 
 
 def _device_of(request: RunRequest) -> torch.device | None:
@@ -213,6 +223,8 @@ def as_rank(
     deadline_s: float,
     debug: bool,
     device: torch.device | None = None,
+    *,
+    exchanges_alone: bool = False,
 ) -> int:
     """Do this as one rank of its group and return the exit code; errors are one line each.
 
@@ -224,7 +236,7 @@ def as_rank(
     early: list[int] = []  # signals before the ranks know each other
     _handle_signals(lambda number, _: early.append(number))
     try:
-        with process_group(deadline_s, device) as group:
+        with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
             _handle_signals(partial(_signalled, group))
             if early:

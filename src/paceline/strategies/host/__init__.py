@@ -2,6 +2,7 @@
 
 from paceline.core.strategy import Strategy
 from paceline.strategies.host import plan
+from paceline.strategies.host.after_backward import after_backward
 from paceline.strategies.host.config import HostReduce
 
 STRATEGY = Strategy(
@@ -12,5 +13,6 @@ STRATEGY = Strategy(
     memory=plan.memory,
     calibrate=plan.calibrate,
     symmetric=True,
-    settings=frozenset({"balance", "force", "port", "stretch", "chunk_search"}),
+    after_backward=after_backward,
+    settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch", "chunk_search"}),
 )

@@ -49,12 +49,16 @@ def plan(workload: Workload, machine: Machine, config: HostReduce, window: Windo
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
     """Return the bytes that each device needs, a replica, and each host.
 
-    A host holds a gradient of each of its workers, and twice their sum: a fast worker writes the
-    next one while a slow one still reads.
+    A GPU gathers its gradients in a buffer, from which they are copied. A host holds a gradient of
+    each of its workers, and twice their sum: a fast worker writes the next one while a slow one
+    still reads.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     if len(devices) > 1:
+        for device in devices:
+            if device.kind == DeviceKind.GPU:
+                needed[device.name] += workload.gradient_nbytes
         for host, num_ranks in HostMemory(machine, devices).num_ranks.items():
             needed[host] = (num_ranks + 2) * workload.gradient_nbytes
     return needed

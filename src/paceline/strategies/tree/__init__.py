@@ -2,6 +2,7 @@
 
 from paceline.core.strategy import Strategy
 from paceline.strategies.tree import plan
+from paceline.strategies.tree.after_backward import after_backward
 from paceline.strategies.tree.config import Tree
 
 STRATEGY = Strategy(
@@ -11,5 +12,6 @@ STRATEGY = Strategy(
     run="paceline.strategies.tree.run",
     memory=plan.memory,
     calibrate=plan.calibrate,
-    settings=frozenset({"balance", "force", "port", "stretch"}),
+    after_backward=after_backward,
+    settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch"}),
 )

@@ -27,11 +27,17 @@ class FlatGradients:
     """A buffer of all gradients of one type, one after another, and behind them a flag for each.
 
     The flag says whether the gradient has changed; added up, on how many ranks it has. With
-    `as_views` gradients are parts of the buffer from the first exchange on.
+    `as_views` gradients are parts of the buffer from the first exchange on. A rank that `receives`
+    from children has a second buffer for what comes.
     """
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, as_views: bool
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        as_views: bool,
+        receives: bool,
     ) -> None:
         same = [slot for slot in layout.slots if slot.dtype == dtype]
         # A view as complex values must begin at an even index, so complex slots come first.
@@ -39,7 +45,7 @@ class FlatGradients:
         self._as_views = as_views
         sizes = [slot.num_values for slot in self._slots]
         buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
-        self.values, self.incoming = buffer, torch.empty_like(buffer)
+        self.values, self.incoming = buffer, torch.empty_like(buffer[: None if receives else 0])
         self.sums, self._flags = buffer.split([sum(sizes), len(sizes)])
         self._parts = [
             flat.view(slot.parameter.dtype).as_strided(slot.parameter.size(), slot.stride)
@@ -104,9 +110,9 @@ class TreeExchange(Exchange):
         self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
-        """Make a flat buffer for the gradients of each type, and one for those of a child."""
+        """Make a flat buffer for the gradients of each type, and one for children's, if any."""
         self._flats = tuple(
-            FlatGradients(layout, dtype, self._group.device, self._as_views)
+            FlatGradients(layout, dtype, self._group.device, self._as_views, bool(self._children))
             for dtype in dict.fromkeys(slot.dtype for slot in layout.slots)
         )
 

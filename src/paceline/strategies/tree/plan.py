@@ -69,12 +69,18 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return the bytes that each device needs: a replica, and for each child what it sends."""
+    """Return the bytes that each device needs: a replica, and gradients that travel.
+
+    These are in a buffer of their own, and those of a worker's children, one after another, in a
+    second one.
+    """
     devices = machine.first_devices(config.workers)
-    replica = replica_nbytes(workload)
+    replica, num_workers = replica_nbytes(workload), len(devices)
+    buffers = [1 + bool(children(rank, num_workers)) for rank in range(num_workers)]
+    nbytes = workload.gradient_nbytes if num_workers > 1 else 0
     return {
-        device.name: replica + len(children(rank, len(devices))) * workload.gradient_nbytes
-        for rank, device in enumerate(devices)
+        device.name: replica + number * nbytes
+        for device, number in zip(devices, buffers, strict=True)
     }
 
 

@@ -374,13 +374,13 @@ def phases(one: Iteration) -> Phases:
 
 
 def less_memory_mb(name: str) -> float:
-    """Return the megabytes by which the fullest GPU of the tree exceeds that of the host."""
-    work = network(name).workload
-    devices = [device.name for device in machine().first_devices(_MAX_WORKERS)]
-    of_tree = tree.memory(work, machine(), Tree(workers=_MAX_WORKERS))
-    of_host = host.memory(work, machine(), HostReduce(workers=_MAX_WORKERS))
-    fullest = [max(needed[device] for device in devices) for needed in (of_tree, of_host)]
-    return (fullest[0] - fullest[1]) / 1e6
+    """Return the megabytes by which the fullest GPU of the tree exceeds those of the host.
+
+    Caffe's GPU 0 has a buffer for the gradients of each GPU that sends to it, and the paper's host
+    needs none on a GPU (section 5.2.4). Paceline's own buffers are those of its plans.
+    """
+    nbytes = network(name).workload.gradient_nbytes
+    return len(tree.children(0, _MAX_WORKERS)) * nbytes / 1e6
 
 
 def _gain_of_best_chunk(name: str) -> float:

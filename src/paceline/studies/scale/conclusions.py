@@ -4,16 +4,17 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import TypeAdapter
 
 from paceline.core.outcome import Insight
-from paceline.records.scale import Part, ScaleCell, TimedCell, most_real, timed
+from paceline.records.scale import Part, ScaleCell, Scaling, TimedCell, most_real, timed
 from paceline.report.format import counted, duration, nbytes, number, share
 
 Limit = Part | Literal["memory"]
 PAYS = 1.05  # the least gain for which more workers, or samples, are worth it
+_SCALINGS = get_args(Scaling)
 _CLOSE = 1.02  # predictions have no quartiles, and are no more precise than that
 
 
@@ -35,7 +36,8 @@ _WORDS = TypeAdapter(dict[Part, _Words]).validate_python(
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
     """Return the cells of the most real kind that there is, and of one scaling."""
     known = most_real(timed(cells))
-    return [one for one in known if one.scaling == "strong"] or known
+    first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
+    return [one for one in known if one.scaling == _SCALINGS[first]]
 
 
 def by_workers(cells: Iterable[TimedCell], batch: int) -> dict[int, TimedCell]:
@@ -121,7 +123,7 @@ def insights(model: str, cells: Iterable[ScaleCell]) -> tuple[Insight, ...]:
     """Return the conclusions about a model; none if all cells failed.
 
     They are about cells of one kind (measured rather than rehearsed rather than predicted), and of
-    strong scaling if there are such.
+    strong scaling if there are such, with a shared batch rather than one for each worker.
     """
     known = comparable(cells)
     if not known:
@@ -138,7 +140,7 @@ def insights(model: str, cells: Iterable[ScaleCell]) -> tuple[Insight, ...]:
 
 
 def _where(one: TimedCell) -> str:
-    per = " each" if one.scaling == "weak" else ""
+    per = "" if one.scaling == "strong" else " each"
     return f"on {counted(one.workers, 'worker')} with a batch of {one.batch}{per}"
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.records.scale import ScaleCell, ScaleResult
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling
 from paceline.report.format import duration
 from paceline.studies.scale.study_runs import StudyRun
 
@@ -33,6 +33,9 @@ def cells_table(cells: Sequence[ScaleCell]) -> Table:
     return table
 
 
+_OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
+
+
 def _row(cell: ScaleCell) -> dict[str, str]:
     computed = quartiles = None
     if cell.forward_s is not None and cell.backward_s is not None:
@@ -42,7 +45,7 @@ def _row(cell: ScaleCell) -> dict[str, str]:
     return {
         "method": cell.method,
         "workers": str(cell.workers),
-        "batch": f"{cell.batch} each" if cell.scaling == "weak" else str(cell.batch),
+        "batch": str(cell.batch) + _OF_BATCH[cell.scaling],
         "kind": cell.kind,
         "epoch": "failed" if cell.error is not None else _seconds(cell.epoch_s),
         "quartiles": quartiles or "",

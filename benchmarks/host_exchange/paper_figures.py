@@ -1,0 +1,165 @@
+"""Figures 2, 4 and 5 of Le et al. 2018, from our own plans, rehearsals and a training.
+
+    python benchmarks/host_exchange/paper_figures.py docs/images [--quick]
+
+writes cgdp-figure-2.svg, -4a.svg, -4b.svg and -5.svg. *Predicted* are plans for the machine of
+machines/power8-p100.toml. *Rehearsed* are the sweep and the search of result.json: four ranks on
+two cores whose layers take a P100's time, and whose exchange is real. *Measured* is LeNet-5 on
+digits, trained here with both exchanges: ImageNet is not. With --quick there are few points, and
+nothing is written.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import curves  # noqa: E402
+from curves import COLOURS, Curve  # noqa: E402
+from paceline.core.chunks import RuntimeSearch  # noqa: E402
+from paceline.planner import Forecast, forecast  # noqa: E402
+from paceline.recipes.named import workload_of  # noqa: E402
+from paceline.records.machine_file import find_machine  # noqa: E402
+from paceline.strategies import STRATEGIES  # noqa: E402
+
+_MACHINE, _WORKERS, _INTERVAL = "power8-p100", 4, 10  # iterations, as in the paper
+_DASHED = ' stroke-dasharray="5 4"'
+_BASELINES = {"tree": "tree (the paper's TypDP)", "one": "one GPU"}
+_CHUNKS = (*range(1, 10), *range(10, 101, 5))
+_ITERATIONS, _TESTS, _TEST_S = 21_000, 21, 14.7  # of figure 4: section 5.2.5
+_EVALUATED = 10  # iterations between two tests of the training
+_SEARCHED = 200  # iterations that figure 5 shows
+_SEARCHES = ((5, 5), (10, 5), (15, 5), (5, 10), (5, 15))  # step and range
+
+
+def planned(model: str, batch_size: int, strategy: str, workers: int, **options: Any) -> Forecast:
+    """Return the forecast of a step on the paper's machine; `batch_size` is that of a GPU."""
+    chosen = STRATEGIES[strategy]
+    config = chosen.config(workers=workers, **options)
+    workload = workload_of(model, batch_size, None)
+    return forecast(workload, find_machine(_MACHINE), chosen, config, batch_size * workers)
+
+
+@cache
+def step_s(batch_size: int, strategy: str, workers: int = _WORKERS, chunk: int = 1) -> float:
+    """Return the predicted seconds of ResNet-152's step."""
+    options = {"chunk": chunk} if strategy == "host" else {}
+    return planned("resnet152", batch_size, strategy, workers, **options).step_s
+
+
+def baselines(batch_size: int, ends: tuple[float, float], unit: float) -> Iterator[Curve]:
+    """Yield the lines of the tree and of one GPU."""
+    values = {"tree": step_s(batch_size, "tree"), "one": step_s(batch_size, "host", 1)}
+    for colour, (name, seconds) in zip(("#888", "#222"), values.items(), strict=True):
+        points = [(end, unit * seconds) for end in ends]
+        yield Curve(_BASELINES[name], points, colour, dashes=_DASHED)
+
+
+def figure_2(rehearsed: dict[str, Any], quick: bool) -> str:
+    """Return the seconds of ten iterations of ResNet-152 by chunk size, 16 images a GPU."""
+    sizes = _CHUNKS[:2] if quick else _CHUNKS
+    found = [(float(n), _INTERVAL * step_s(16, "host", chunk=n)) for n in sizes]
+    shown = [
+        (float(n), _INTERVAL * row["median"])
+        for n, row in rehearsed["sweep"].items()
+        if int(n) <= sizes[-1]
+    ]
+    drawn = [
+        Curve("host, predicted", found, COLOURS[0]),
+        *baselines(16, (sizes[0], sizes[-1]), _INTERVAL),
+        Curve("host, rehearsed here, 12 images", shown, COLOURS[1], is_dots=True),
+    ]
+    title = "Figure 2: ten iterations of ResNet-152 by chunk size, 4 GPUs; lines: predicted"
+    return curves.picture(title, "layers of a chunk", "seconds", drawn, from_zero=False)
+
+
+def figure_4a(_: bool) -> str:
+    """Return the minutes of AlexNet's 21,000 iterations and 21 tests, as predicted."""
+    drawn = []
+    for colour, name in zip(COLOURS, ("host", "tree"), strict=False):
+        seconds = planned("alexnet", 256, name, _WORKERS).step_s
+        points = [
+            (i * (seconds * _ITERATIONS / _TESTS + _TEST_S) / 60, i * _ITERATIONS / _TESTS)
+            for i in range(_TESTS + 1)
+        ]
+        drawn.append(Curve(f"{name}: {points[-1][0]:.0f} minutes", points, colour))
+    title = "Figure 4a: AlexNet, 21,000 iterations and 21 tests on 4 GPUs; predicted"
+    return curves.picture(title, "minutes", "iterations", drawn, from_zero=True)
+
+
+def figure_4b(quick: bool) -> str:
+    """Return the accuracy of LeNet-5 on digits by iteration, measured with both exchanges."""
+    drawn = []
+    for colour, name in zip(COLOURS, ("host", "tree"), strict=False):
+        points = trained(name, 2 if quick else 10)
+        drawn.append(Curve(f"{name}, measured", points, colour, is_dots=name == "tree"))
+    title = "Figure 4b: accuracy by iteration, LeNet-5 on digits, 2 workers on cores; measured"
+    return curves.picture(title, "iterations", "% of the test samples", drawn, from_zero=False)
+
+
+def trained(strategy: str, epochs: int) -> list[curves.Point]:
+    """Return the iterations of a training's tests, and the accuracy in per cent at each."""
+    from paceline import train  # starts workers
+
+    with TemporaryDirectory() as folder:
+        given = {"epochs": epochs, "evaluate_every": _EVALUATED, "profile_s": 0.5}
+        run = train("lenet5", strategy=strategy, workers=2, output=folder, **given)
+    return [(float(one.num_steps), 100 * (one.score or 0.0)) for one in run.result.evaluations]
+
+
+def figure_5(rehearsed: dict[str, Any], quick: bool) -> str:
+    """Return the seconds of each ten iterations while Algorithm 1 looks for a chunk."""
+    layers = len(workload_of("resnet152", 12, None).layers)
+    searched = 40 if quick else _SEARCHED
+    colours, drawn = iter(COLOURS), []
+    for step, range_ in _SEARCHES[: 1 if quick else None]:
+        search = RuntimeSearch(layers, step, range_, interval=1)
+        points = []
+        for iteration in range(_INTERVAL, searched + 1, _INTERVAL):
+            seconds = step_s(12, "host", chunk=search.chunk)
+            points.append((float(iteration), _INTERVAL * seconds))
+            search.record(seconds)
+        name = f"step {step}, range {range_}: chunk {search.chunk}"
+        drawn.append(Curve(name if search.done else f"{name}, so far", points, next(colours)))
+    trials = rehearsed["searches"]["Algorithm 1 (step 5, range 5)"]["trials"]
+    shown = [
+        (float(_INTERVAL * (i + 1)), _INTERVAL * trial["measured_s"])
+        for i, trial in enumerate(trials)
+        if _INTERVAL * (i + 1) <= searched
+    ]
+    first = (searched, _INTERVAL * step_s(12, "host"))
+    drawn += [
+        Curve("chunks of 1", [(_INTERVAL, first[1]), first], "#d55e00", dashes=_DASHED),
+        *baselines(12, (_INTERVAL, searched), _INTERVAL),
+        Curve("step 5, range 5, rehearsed here", shown, COLOURS[1], is_dots=True),
+    ]
+    title = "Figure 5: Algorithm 1, ResNet-152, 12 images on each of 4 GPUs; lines: predicted"
+    return curves.picture(title, "iterations", "seconds of ten", drawn, from_zero=False)
+
+
+def main(folder: Path, quick: bool) -> None:
+    """Draw all figures."""
+    content = json.loads((HERE / "result.json").read_text())
+    rehearsed = content["figures"]["chunks"]["4 ranks"]
+    figures = {
+        "2": partial(figure_2, rehearsed),
+        "4a": figure_4a,
+        "4b": figure_4b,
+        "5": partial(figure_5, rehearsed),
+    }
+    for name, drawn in figures.items():
+        text = drawn(quick)
+        if not quick:
+            (folder / f"cgdp-figure-{name}.svg").write_text(text)
+        print(f"figure {name}: {len(text)} bytes{'' if quick else ' written'}", flush=True)
+
+
+if __name__ == "__main__":
+    arguments = [one for one in sys.argv[1:] if one != "--quick"]
+    main(Path(arguments[0]) if arguments else HERE, "--quick" in sys.argv)

@@ -1,0 +1,122 @@
+"""What an exchange leaves to be done after backward (Le et al. 2018, section 3.2).
+
+    T_BP    backward of one worker alone                                         (definition 3.1)
+    T_BP^i  from the start of backward until all workers have the result of i    (definition 3.2)
+    T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
+    T'      backward, and the exchange of strategy `tree` after it               (definition 3.4)
+
+The exchange for which T - T_BP is smaller is the faster one. The paper adds up times as if no copy
+had to wait for another; here they are those of a simulated step, in which they do.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from paceline.core.cost import CostModel
+from paceline.core.plan import COMMUNICATION, Kind, Plan, Task, TaskId
+from paceline.core.timeline import Span, Timeline, intersection, length, union
+
+
+@dataclass(frozen=True)
+class AfterBackward:
+    """Seconds of backward with a strategy's exchange, and the strategy's reason for them.
+
+    `backward_s` is T_BP, `sync_s` what synchronising a GPU with its host adds to it (the sum of all
+    t_as), `left_s` what is left of the exchange when backward is over, and `total_s` T or T'.
+    `because` is a clause that tells where the time goes.
+    """
+
+    backward_s: float
+    sync_s: float
+    left_s: float
+    total_s: float
+    because: str
+
+    @property
+    def overhead_s(self) -> float:
+        """What the exchange adds to backward: T_O, or T'_O."""
+        return self.total_s - self.backward_s
+
+
+@dataclass(frozen=True)
+class BackwardPhase:
+    """The first step of a simulated plan, from the start of backward to the weight update.
+
+    Of backward it is that of the worker that ends it last; the exchange is that of all workers.
+    """
+
+    plan: Plan
+    cost: CostModel
+    timeline: Timeline
+
+    @cached_property
+    def tasks(self) -> dict[TaskId, Task]:
+        """The tasks of the step, in the order of the plan."""
+        return {task.id: task for task in self.plan.first_step}
+
+    @cached_property
+    def spans(self) -> dict[TaskId, Span]:
+        """When each task of the step ran."""
+        return {span.id: span for span in self.timeline.spans if span.step == 0}
+
+    @cached_property
+    def _backward(self) -> list[Span]:
+        passes: dict[int | None, list[Span]] = {}
+        for span in self.spans.values():
+            if span.kind is Kind.BACKWARD:
+                passes.setdefault(span.worker, []).append(span)
+        return max(passes.values(), key=lambda spans: spans[-1].end_s)
+
+    @property
+    def start_s(self) -> float:
+        """When backward starts."""
+        return self._backward[0].start_s
+
+    @property
+    def end_s(self) -> float:
+        """When backward ends."""
+        return self._backward[-1].end_s
+
+    @cached_property
+    def exchange(self) -> list[Span]:
+        """All that is copied, summed, encoded and sent."""
+        return [span for span in self.spans.values() if span.kind in COMMUNICATION]
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds in which anything is exchanged."""
+        return length(union(self.exchange))
+
+    @property
+    def hidden_s(self) -> float:
+        """Those of `exchange_s` before the end of backward."""
+        return length(intersection(union(self.exchange), [(self.start_s, self.end_s)]))
+
+    @cached_property
+    def last_update(self) -> Task:
+        """The weight update that starts last."""
+        updates = (task for task in self.tasks.values() if task.kind is Kind.STEP)
+        return max(updates, key=lambda task: self.spans[task.id].start_s)
+
+    @cached_property
+    def sync_s(self) -> float:
+        """What synchronisations add to backward."""
+        synced = (self.tasks[span.id] for span in self._backward)
+        return sum(self._sync_s(task) for task in synced if task.cost.num_syncs)
+
+    def _sync_s(self, task: Task) -> float:
+        alone = task._replace(cost=replace(task.cost, num_syncs=0))
+        return self.cost.seconds(task) - self.cost.seconds(alone)
+
+    def explained(self, because: str) -> AfterBackward:
+        """Return its times with a strategy's reason for them."""
+        backward_s = sum(span.duration_s for span in self._backward) - self.sync_s
+        update_s = self.spans[self.last_update.id].start_s
+        left_s, total_s = update_s - self.end_s, update_s - self.start_s
+        return AfterBackward(backward_s, self.sync_s, left_s, total_s, because)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds with three digits, such as "4.12 ms"."""
+    number = 1e3 * seconds
+    return f"{number:,.0f} ms" if number >= 1000 else f"{number:.3g} ms"

@@ -1,0 +1,16 @@
+"""What the tree leaves after backward: all of its exchange (Le et al. 2018, definition 3.4)."""
+
+from paceline.core.after_backward import AfterBackward, BackwardPhase, milliseconds
+from paceline.core.plan import Kind
+
+
+def after_backward(phase: BackwardPhase) -> AfterBackward:
+    """Return T' = T_BP + the sum of all (t_aa + t_bc) of a simulated step, in its two parts."""
+    summed_s = max(span.end_s for span in phase.exchange if span.kind is Kind.REDUCE)
+    found = phase.explained("")
+    up_s = summed_s - phase.end_s
+    up, down = milliseconds(up_s), milliseconds(found.left_s - up_s)
+    return phase.explained(
+        f"nothing is sent before backward is over: sums take {up} (t_aa) and the way down {down} "
+        f"(t_bc), T' = {milliseconds(found.total_s)}"
+    )

@@ -1,0 +1,52 @@
+"""One worker that exchanges with itself: the same training, and an exchange that really runs."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+ASKED = ("lenet5", "--data", "synthetic:samples=80,classes=4", "--batch-size", "8", "--epochs", "1")
+QUICK = ("--workers", "1", "--profile-s", "0.2", "--seed", "3", "--json")
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "host", "tree"])
+def test_the_mean_of_one_workers_gradients_is_its_gradients(paceline, tmp_path, strategy):
+    """The oracle is the training without an exchange, bit for bit."""
+    found = []
+    for more in ((), ("--exchange-alone",)):
+        done = paceline("train", *ASKED, *QUICK, "--strategy", strategy, *more)
+        assert done.code == 0, done.err
+        found.append(json.loads(done.out))
+    assert found[1]["faults"] == []
+    weights = [load_file(tmp_path / "runs" / one["id"] / "model.safetensors") for one in found]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    spent = [
+        {row["quantity"]: row["right_s"] for row in one["comparison"]["rows"]} for one in found
+    ]
+    assert spent[0]["exposed"] + spent[0]["hidden"] == 0
+    # A tree of one worker has nobody to send to: it only fills its buffer.
+    assert (spent[1]["exposed"] + spent[1]["hidden"] > 0) == (strategy != "tree")
+
+
+def test_several_workers_and_strategies_without_ranks_cannot_exchange_alone(paceline):
+    done = paceline("train", *ASKED, "--workers", "2", "--exchange-alone")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "paceline: exchange_alone: is for one worker, not 2\n"
+    done = paceline("train", *ASKED, "--workers", "1", "--strategy", "wheel", "--exchange-alone")
+    assert done.code == 2
+    assert "exchange_alone: goes not with strategy wheel" in done.err
+
+
+def test_a_study_of_the_overhead_is_table_ii(paceline, tmp_path):
+    """Methods differ on one worker; the page says that it has exchanged with itself."""
+    asked = ("scale", "lenet5", "--workers", "1", "--batch", "8", "--exchange", "allreduce,host")
+    quick = ("--steps", "5", "--repeats", "1", "--profile-s", "0.2", "--output", "study", "--json")
+    done = paceline(*asked, "--overhead", *quick)
+    assert done.code == 0, done.err
+    for cell in json.loads(done.out)["cells"]:
+        assert cell["error"] is None
+        assert cell["exposed_s"] + cell["hidden_s"] > 0
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "overhead on one worker" in page
+    assert "exchanges all gradients with itself" in page

@@ -1,0 +1,117 @@
+"""What exchanges leave after backward: beside the paper's closed forms and its table 3."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boxes import WithoutUpdate, box, chain, link
+from closed_forms import (
+    LayerPhases,
+    backpropagation_s,
+    host_overhead_s,
+    host_s,
+    processing_s,
+    typical_s,
+)
+from paceline.core.after_backward import AfterBackward, BackwardPhase, milliseconds
+from paceline.core.cost import Slowed
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Strategy, Window
+from paceline.planner.backward import after_backward_sentence
+from paceline.strategies import host, tree
+
+NBYTES_PER_S, ADDS_PER_S, SYNC_S = 1e6, 5e6, 0.01
+layers = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 10**5)), min_size=1, max_size=8)
+
+
+def left(strategy: Strategy, workload, machine, workers: int, num_steps: int = 2) -> AfterBackward:
+    """Return what a strategy says of its plan."""
+    config, cost = strategy.config(workers=workers), Slowed(WithoutUpdate(machine), 1.0)
+    plan = strategy.plan(workload, machine, config, Window(num_steps))
+    return strategy.after_backward(BackwardPhase(plan, cost, simulate(plan, cost)))
+
+
+def in_turn(sizes):
+    """Return the layers with so long a backward that no copy ever waits for another."""
+    times = [LayerPhases(t_bp, SYNC_S, 2 * t, t) for t_bp, t in of_bytes(sizes)]
+    return [
+        before._replace(t_bp=max(before.t_bp, later.t_aa + later.t_bc))
+        for before, later in pairwise(times)
+    ] + times[-1:]
+
+
+def of_bytes(sizes):
+    return [(t_bp, 4 * n / NBYTES_PER_S) for t_bp, n in sizes]
+
+
+@given(layers)
+def test_host_states_definitions_3_1_to_3_3(sizes):
+    links = [link(f"gpu{i}", "h", NBYTES_PER_S) for i in range(2)]
+    sums = {"memory_bandwidth_bytes_per_s": 3 * NBYTES_PER_S}  # two are read and one is written
+    machine = box("gpu", "gpu", links=links, host=sums, device={"sync_latency_s": SYNC_S})
+    times = in_turn(sizes)
+    work = chain(*[(one.t_bp, 4 * n) for one, (_, n) in zip(times, sizes, strict=True)])
+    found = left(host.STRATEGY, work, machine, workers=2)
+    assert found.backward_s == pytest.approx(backpropagation_s(times), rel=1e-9)
+    assert found.sync_s == pytest.approx(SYNC_S * len(times), rel=1e-9)
+    assert found.total_s == pytest.approx(host_s(times), rel=1e-9)
+    assert found.overhead_s == pytest.approx(host_overhead_s(times), rel=1e-6)
+    assert found.left_s == pytest.approx(found.overhead_s - found.sync_s, rel=1e-6)
+    decides = processing_s(times).index(max(processing_s(times)))
+    assert f"l{decides}, whose gradients arrive last" in found.because
+    assert f"T = {milliseconds(host_s(times))}" in found.because
+
+
+@given(layers, st.sampled_from([2, 4, 8]))
+def test_tree_states_definition_3_4(sizes, workers):
+    names, levels = [f"gpu{i}" for i in range(workers)], workers.bit_length() - 1
+    links = [link(a, b, NBYTES_PER_S) for i, a in enumerate(names) for b in names[:i]]
+    device = {"memory_bandwidth_bytes_per_s": ADDS_PER_S}
+    machine = box(*["gpu"] * workers, links=links, device=device)
+    times = [
+        LayerPhases(
+            t_bp,
+            0.0,
+            levels * 4 * n * (1 / NBYTES_PER_S + 3 / ADDS_PER_S),
+            levels * 4 * n / NBYTES_PER_S,
+        )
+        for t_bp, n in sizes
+    ]
+    found = left(tree.STRATEGY, chain(*[(t_bp, 4 * n) for t_bp, n in sizes]), machine, workers)
+    assert (found.backward_s, found.sync_s) == (pytest.approx(backpropagation_s(times)), 0.0)
+    assert found.total_s == pytest.approx(typical_s(times), rel=1e-9)
+    assert found.left_s == pytest.approx(found.overhead_s, rel=1e-6)
+    summed_s, down_s = (sum(getattr(one, name) for one in times) for name in ("t_aa", "t_bc"))
+    assert f"sums take {milliseconds(summed_s)} (t_aa)" in found.because
+    assert f"the way down {milliseconds(down_s)} (t_bc)" in found.because
+
+
+def plan(name, left_s, overhead_s, *, workers=2, codec=None):
+    told = None
+    if left_s is not None:
+        told = AfterBackward(0.1, overhead_s - left_s, left_s, 0.1 + overhead_s, f"{name} does so")
+    return SimpleNamespace(
+        strategy=name, workers=workers, placement="as listed", codec=codec, after_backward=told
+    )
+
+
+def test_the_smaller_overhead_decides_and_not_what_is_left():
+    # Many small layers: host leaves less after backward, but its synchronisations cost more.
+    said = after_backward_sentence([plan("tree", 0.004, 0.004), plan("host", 0.001, 0.006)])
+    assert said.startswith(
+        "after backward (T_BP = 100 ms, 2 workers) 4 ms are left with tree, 1 ms with host, because"
+    )
+    assert said.endswith(
+        "so tree adds less to backward: 4 ms (tree) < 6 ms (host) (Le et al. 2018, section 3.2)"
+    )
+
+
+def test_plans_with_codecs_or_on_other_workers_are_not_compared():
+    alone = [plan("host", 0.001, 0.002), plan("tree", 0.004, 0.004, workers=4)]
+    said = after_backward_sentence([plan("host", 0.0, 0.0, codec="half"), *alone])
+    assert "1 ms are left with host, because with host host does so" in said
+    assert "tree" not in said
+    assert after_backward_sentence([plan("allreduce", None, None)]) is None
