@@ -128,8 +128,11 @@ class _Alone:
 def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
     """Return what takes the time of table 4's model-parallel columns."""
     sharding = Sharding.even(row.outputs, group.world_size)
-    times = [1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms]
-    return PacedHeadLayer(row.label, row.inputs[0], sharding, group.rank, times)
+    forward, errors, weights = (1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms)
+    return PacedHeadLayer(
+        *(row.label, row.inputs[0], sharding, group.rank),
+        lambda number, rows: (forward * rows, errors * rows, weights * rows),
+    )
 
 
 class _PacedThread(CommunicationThread):
