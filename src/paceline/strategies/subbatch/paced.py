@@ -23,7 +23,6 @@ from paceline.strategies.subbatch.partition import TracedLayer
 from paceline.strategies.subbatch.trainer import SplitModel
 from paceline.strategies.subbatch.work import layer_work
 
-
 SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 
 

@@ -5,10 +5,11 @@
 
 Each of K workers trains the body on its own batch. For each of P sub-batches, K of them or as many
 as `sub_batch` makes, all send a Pth of their bodies' activations to all, and put it through the
-head together, while the next sub-batch is on its way; the gradients of activations come back the way these went. With all of them the body's
-backward begins, behind which each layer's gradients are averaged as they are ready. The head's
-gradients never travel. With updates per sub-batch, a layer's next sub-batch waits for them;
-otherwise sub-batches overlap, so that one computes while another exchanges.
+head together, while the next sub-batch is on its way; the gradients of activations come back the
+way these went. With all of them the body's backward begins, behind which each layer's gradients are
+averaged as they are ready. The head's gradients never travel. With updates per sub-batch, a layer's
+next sub-batch waits for them; otherwise sub-batches overlap, so that one computes while another
+exchanges.
 
 A sub-batch goes through a head of two layers like this:
 
