@@ -32,13 +32,14 @@ from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.studies.papers import dettmers8bit as board
+from paceline.studies.papers import dettmers8bit_network as network
 from ranks import Variant, alternate, timed
 
 SLOWER = 40.0
 _ALONE = "alone"
 _CODECS = {32: None, 8: "dynamic8"}
 _HEADER, _BYTES_A_VALUE = 40, 1 + 4 / 1024
-_FEATURES = board.CONVOLUTIONS[-1].handed_on
+_FEATURES = network.CONVOLUTIONS[-1].handed_on
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _spend(ms: float) -> None:
 
 def _body() -> Workload:
     """Return the convolutions of table 4, with parameters as models name them."""
-    whole = board.alexnet()
+    whole = network.alexnet()
     layers = tuple(
         replace(
             layer,
@@ -83,7 +84,7 @@ def _body() -> Workload:
                 replace(one, name=f"{layer.name}.{one.name}") for one in layer.parameters
             ),
         )
-        for layer in whole.layers[: len(board.CONVOLUTIONS)]
+        for layer in whole.layers[: len(network.CONVOLUTIONS)]
     )
     order = tuple(reversed(range(len(layers))))
     return Workload(whole.name, whole.batch_size, layers, order, whole.input_nbytes)
@@ -91,7 +92,7 @@ def _body() -> Workload:
 
 def _model() -> nn.Module:
     """Return a stand-in for the convolutions, which hands on what they do."""
-    times = [row.baseline_ms for row in board.CONVOLUTIONS]
+    times = [row.baseline_ms for row in network.CONVOLUTIONS]
     scale = 1e-3 * SLOWER
     return PacedModel(
         _body(),
@@ -104,10 +105,10 @@ def _model() -> nn.Module:
 
 def _loaded() -> Iterator[Share]:
     """Yield a batch after what table 4's layers leave of its total."""
-    listed = sum(sum(row.baseline_ms) for row in board.CONVOLUTIONS)
-    targets = torch.zeros(board.BATCH, dtype=torch.int64)
-    for share in repeat(Share(torch.zeros(board.BATCH, 1), targets, 1.0)):
-        _spend(board.TOTAL_MS - board.FC_MS - listed)
+    listed = sum(sum(row.baseline_ms) for row in network.CONVOLUTIONS)
+    targets = torch.zeros(network.BATCH, dtype=torch.int64)
+    for share in repeat(Share(torch.zeros(network.BATCH, 1), targets, 1.0)):
+        _spend(network.TOTAL_MS - network.FC_MS - listed)
         yield share
 
 
@@ -120,15 +121,15 @@ class _Alone:
     def step(self) -> None:
         share = next(self._source)
         features = self._model(share.inputs)
-        _spend(board.FC_MS)
+        _spend(network.FC_MS)
         features.backward(torch.zeros_like(features))
         self._model.zero_grad()
 
 
-def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
+def _layer(row: network.AlexNetLayer, group: Group) -> PacedHeadLayer:
     """Return what takes the time of table 4's model-parallel columns."""
     sharding = Sharding.even(row.outputs, group.world_size)
-    forward, errors, weights = (1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms)
+    forward, errors, weights = (1e-3 * SLOWER * ms / network.BATCH for ms in row.parallel_ms)
     return PacedHeadLayer(
         *(row.label, row.inputs[0], sharding, group.rank),
         lambda number, rows: (forward * rows, errors * rows, weights * rows),
@@ -215,8 +216,8 @@ class _Together:
         model = SplitModel(
             module=body,
             body=body,
-            head=tuple(_layer(row, group) for row in board.CONNECTED),
-            batch_size=board.BATCH,
+            head=tuple(_layer(row, group) for row in network.CONNECTED),
+            batch_size=network.BATCH,
         )
         recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
         updates = paced_optimizer(0.0)  # table 4 has no update

@@ -24,8 +24,8 @@ _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
 _OFFSET = 10.0  # "while other numbers used an exponent offset of 10^1"
 _BLOCKS, _WHOLE = "blocks", "whole"
 _SCALED = ("dynamic8", "linear8")  # which section 3.4 divides by the largest magnitude of all
-# Table 2, "MNIST model parallel" and "MNIST data parallel": mean absolute errors of three layers, and
-# relative ones in %.
+# Table 2, "MNIST model parallel" and "MNIST data parallel": mean absolute errors of three layers,
+# and relative ones in %.
 _PRINTED = {
     "activations": {
         "dynamic8": ((0.025, 2, 3321), (0.5, 2, 2)),
@@ -166,8 +166,8 @@ def text(figures: dict[str, Any]) -> str:
     said = (
         f"{_HIDDEN:,} rectifiers, {figures['epochs']} epochs, test accuracy "
         f"{figures['accuracy']:.2%}. Table 2 has three figures for each type, of three layers it "
-        "does not name, on MNIST, both of activations and of gradients, and no errors of what comes "
-        "back. Of 784x1024x10 only two layers have gradients."
+        "does not name, on MNIST, both of activations and of gradients, and no errors of what "
+        "comes back. Of 784x1024x10 only two layers have gradients."
     )
     return "\n\n".join([*tables, said])
 

@@ -141,9 +141,9 @@ class Threshold(Codec):
     """Sends plus or minus `tau` for values above it in magnitude, nothing for others.
 
     Strom 2015. Each value that is sent takes four bytes. Use it in `ErrorFeedback`, which keeps the
-    residual: then all that was sent is within `tau` of the sum of what was given, as long as this
-    changes by less than `tau` a step. A value that stays above `tau` arrives as `tau` a step, and its
-    residual grows without end. `sent` counts what it has sent.
+    residual: then all that was sent is within `tau` of the sum of what was given, as long as no
+    value exceeds `tau`. One that stays above it arrives as `tau` a step, and its residual grows
+    without end. `sent` counts what it has sent.
     """
 
     tau: float
