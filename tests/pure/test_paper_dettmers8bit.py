@@ -39,8 +39,11 @@ def test_only_the_machines_exchanges_and_the_simulated_plans_are_predicted(table
     }
     planned = "Planned on infiniband-96gpu, table"
     assert {title: n for title, n in num_predicted.items() if n} == {
-        **{"Table 3": 9, "Section 5.1": 4},
-        **{f"{planned} 5": 12, f"{planned} 6": 12, f"{planned} 7": 12},
+        "Table 3": 9,
+        "Section 5.1": 4,
+        f"{planned} 5": 12,
+        f"{planned} 6": 12,
+        f"{planned} 7": 12,
     }
     assert not any(
         cell.basis is Basis.PREDICTED
