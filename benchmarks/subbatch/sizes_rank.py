@@ -2,9 +2,9 @@
 
 The strategy's own step runs, over gloo, in sub-batches of the sizes of table 7. Convolutions take
 table 4's times. The head's products and the exchanges take what `machines/infiniband-96gpu.toml`
-says of 96 GPUs: a rank hands on as many values as one of them does, 3072 / 4 outputs of as many rows
-as four GPUs have, and not 3072 / 96 of those of all. All of it is `SLOWER` times slower, so that
-loopback keeps up.
+says of 96 GPUs: a rank hands on as many values as one of them does, 3072 / 4 outputs of as many
+rows as four GPUs have, and not 3072 / 96 of those of all. All of it is `SLOWER` times slower, so
+that loopback keeps up.
 """
 
 from functools import partial
