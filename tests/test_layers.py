@@ -50,6 +50,17 @@ def test_what_plans_does_not_import_torch(package: str):
     subprocess.run([sys.executable, "-c", BLOCKED, *modules], check=True, timeout=60)
 
 
+def test_what_the_documentation_names_is_found_without_importing_torch_before():
+    names = "get, EightBit, FourBit, OneBit, Threshold, ErrorFeedback, Cast, Codec, Payload"
+    code = (
+        "import sys, paceline.codecs; assert 'torch' not in sys.modules; "
+        f"from paceline.codecs import {names}; "
+        "assert get('onebit').name == ErrorFeedback(OneBit()).name; "
+        "assert all(hasattr(paceline.codecs, name) for name in paceline.codecs.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_the_block_works():
     command = [sys.executable, "-c", BLOCKED, "paceline.links.group"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -6,18 +6,17 @@ after another, by the paper's board: all of it `SLOWER` times slower, so that lo
 """
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
 from statistics import median
 from typing import Any
 
 import torch
+from paced_thread import HEADER, PacedThread
 from torch import Tensor, nn
 
 from figures import spread
-from paceline.codecs.gathering import Pending
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.exchange.step import Share
@@ -25,20 +24,20 @@ from paceline.links.group import Group
 from paceline.models.paced import PacedModel
 from paceline.record.clock import clock_for
 from paceline.records.machine_file import find_machine
-from paceline.strategies.subbatch.communication import CommunicationThread
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import Sharding
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.studies.papers import dettmers8bit as board
+from paceline.studies.papers import dettmers8bit_network as network
 from ranks import Variant, alternate, timed
 
 SLOWER = 40.0
 _ALONE = "alone"
 _CODECS = {32: None, 8: "dynamic8"}
-_HEADER, _BYTES_A_VALUE = 40, 1 + 4 / 1024
-_FEATURES = board.CONVOLUTIONS[-1].handed_on
+_BYTES_A_VALUE = 1 + 4 / 1024
+_FEATURES = network.CONVOLUTIONS[-1].handed_on
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def _spend(ms: float) -> None:
 
 def _body() -> Workload:
     """Return the convolutions of table 4, with parameters as models name them."""
-    whole = board.alexnet()
+    whole = network.alexnet()
     layers = tuple(
         replace(
             layer,
@@ -83,15 +82,15 @@ def _body() -> Workload:
                 replace(one, name=f"{layer.name}.{one.name}") for one in layer.parameters
             ),
         )
-        for layer in whole.layers[: len(board.CONVOLUTIONS)]
+        for layer in whole.layers[: len(network.CONVOLUTIONS)]
     )
     order = tuple(reversed(range(len(layers))))
     return Workload(whole.name, whole.batch_size, layers, order, whole.input_nbytes)
 
 
-def _model() -> nn.Module:
+def paced_body() -> nn.Module:
     """Return a stand-in for the convolutions, which hands on what they do."""
-    times = [row.baseline_ms for row in board.CONVOLUTIONS]
+    times = [row.baseline_ms for row in network.CONVOLUTIONS]
     scale = 1e-3 * SLOWER
     return PacedModel(
         _body(),
@@ -102,12 +101,12 @@ def _model() -> nn.Module:
     )
 
 
-def _loaded() -> Iterator[Share]:
+def loaded(num_samples: int = network.BATCH) -> Iterator[Share]:
     """Yield a batch after what table 4's layers leave of its total."""
-    listed = sum(sum(row.baseline_ms) for row in board.CONVOLUTIONS)
-    targets = torch.zeros(board.BATCH, dtype=torch.int64)
-    for share in repeat(Share(torch.zeros(board.BATCH, 1), targets, 1.0)):
-        _spend(board.TOTAL_MS - board.FC_MS - listed)
+    listed = sum(sum(row.baseline_ms) for row in network.CONVOLUTIONS)
+    targets = torch.zeros(num_samples, dtype=torch.int64)
+    for share in repeat(Share(torch.zeros(num_samples, 1), targets, 1.0)):
+        _spend(network.TOTAL_MS - network.FC_MS - listed)
         yield share
 
 
@@ -115,88 +114,39 @@ class _Alone:
     """A step of one GPU: all layers, one after another, and nothing to exchange."""
 
     def __init__(self) -> None:
-        self._model, self._source = _model(), _loaded()
+        self._model, self._source = paced_body(), loaded()
 
     def step(self) -> None:
         share = next(self._source)
         features = self._model(share.inputs)
-        _spend(board.FC_MS)
+        _spend(network.FC_MS)
         features.backward(torch.zeros_like(features))
         self._model.zero_grad()
 
 
-def _layer(row: board.AlexNetLayer, group: Group) -> PacedHeadLayer:
+def _layer(row: network.AlexNetLayer, group: Group) -> PacedHeadLayer:
     """Return what takes the time of table 4's model-parallel columns."""
     sharding = Sharding.even(row.outputs, group.world_size)
-    times = [1e-3 * SLOWER * ms / board.BATCH for ms in row.parallel_ms]
-    return PacedHeadLayer(row.label, row.inputs[0], sharding, group.rank, times)
+    forward, errors, weights = (1e-3 * SLOWER * ms / network.BATCH for ms in row.parallel_ms)
+    return PacedHeadLayer(
+        *(row.label, row.inputs[0], sharding, group.rank),
+        lambda number, rows: (forward * rows, errors * rows, weights * rows),
+    )
 
 
-class _PacedThread(CommunicationThread):
-    """A communication thread whose exchanges cross the paper's board, one after another."""
+class _Board:
+    """The pace of the paper's board, whose codec it counts as well."""
 
-    def __init__(self, group: Group, bits: int) -> None:
-        super().__init__(group)
+    def __init__(self, bits: int, num_ranks: int) -> None:
         self._board: Machine = find_machine("pcie-4gpu")
-        self._bits, self._peers = bits, group.world_size - 1
-        self.counted: SplitTrainer  # the one whose bytes are sent
-        self.forget()
+        self._bits, self._peers = bits, num_ranks - 1
 
-    def forget(self) -> None:
-        """Begin to count anew."""
-        self._free = self._busy = self._late = 0.0
-
-    @property
-    def late(self) -> float:
-        """How much later real exchanges were than their pace, as a share of the link's time."""
-        return self._late / self._busy
-
-    def begin(
-        self,
-        post: Callable[[], Pending],
-        on_done: Callable[[float, float], None] = lambda *_: None,
-    ) -> Future[Tensor]:
-        """Post an exchange, which does not end before the link has had the time for its bytes."""
-
-        def on_link() -> Pending:
-            before, began = self._sent, time.monotonic()
-            begun = post()
-            head, rest = (now - then for now, then in zip(self._sent, before, strict=True))
-
-            def wait() -> Tensor:
-                values = begun.wait()
-                self._carry(began, self._seconds(values, head, rest))
-                return values
-
-            return Pending(wait)
-
-        return super().begin(on_link, on_done)
-
-    def _carry(self, begun: float, seconds: float) -> None:
-        """Wait until the link, free again then, has taken so long for an exchange."""
-        real = time.monotonic()
-        self._free = max(begun, self._free) + seconds
-        self._busy += seconds
-        if real > self._free:
-            self._late += real - self._free
-            self._free = real
-        time.sleep(max(0.0, self._free - real))
-
-    @property
-    def _sent(self) -> tuple[int, int]:
-        head, loss = self.counted.sent, self.counted.sent_of_loss
-        return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
-
-    def _seconds(self, values: Tensor, head: int, rest: int) -> float:
-        """Return what an exchange takes, by its bytes for each other GPU before they are encoded.
-
-        `head` are those of activations or errors on the wire, `rest` others that travel as they
-        are; those of gradients, which are neither, are those of the summed `values`.
-        """
+    def __call__(self, values: Tensor, head: int, rest: int) -> float:
+        """Return the seconds of an exchange by its bytes for each other GPU, not encoded."""
         if not head and not rest:
             return self._taken(values.nbytes / (self._peers + 1), 32, is_gradient=True)
         bits = self._bits if head else 32
-        nbytes = (head or rest) / self._peers - _HEADER
+        nbytes = (head or rest) / self._peers - HEADER
         return self._taken(nbytes if bits == 32 else 4 * nbytes / _BYTES_A_VALUE, bits)
 
     def _taken(self, nbytes: float, bits: int, is_gradient: bool = False) -> float:
@@ -208,18 +158,19 @@ class _Together:
 
     def __init__(self, group: Group, codec: str | None) -> None:
         config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
-        body, self.thread = _model(), _PacedThread(group, 32 if codec is None else 8)
+        pace = _Board(32 if codec is None else 8, group.world_size)
+        body, self.thread = paced_body(), PacedThread(group, pace)
         model = SplitModel(
             module=body,
             body=body,
-            head=tuple(_layer(row, group) for row in board.CONNECTED),
-            batch_size=board.BATCH,
+            head=tuple(_layer(row, group) for row in network.CONNECTED),
+            batch_size=network.BATCH,
         )
         recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
         updates = paced_optimizer(0.0)  # table 4 has no update
         self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
         self.thread.counted = self._trainer
-        self._source = _loaded()
+        self._source = loaded()
 
     def step(self) -> None:
         self._trainer.step(self._source)

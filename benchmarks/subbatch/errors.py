@@ -1,11 +1,12 @@
-"""What the four types lose of activations and errors, beside the last rows of Table 2.
+"""What the four types lose of activations, errors and gradients, beside Table 2's rows of MNIST.
 
 The network of section 3.4 (one hidden layer of 1,024 rectifiers, dropout of 0.2, 0.3 and 0.3,
 RMSProp at 0.003) learns the digits in float32. In its last epoch all that would travel between
-model-parallel layers is encoded and decoded beside it.
+model-parallel layers, and the gradients that data-parallel workers would exchange, are encoded and
+decoded beside it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +24,24 @@ _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
 _OFFSET = 10.0  # "while other numbers used an exponent offset of 10^1"
 _BLOCKS, _WHOLE = "blocks", "whole"
 _SCALED = ("dynamic8", "linear8")  # which section 3.4 divides by the largest magnitude of all
-# Table 2, "MNIST model parallel": mean absolute errors of three layers, and relative ones in %.
+# Table 2, "MNIST model parallel" and "MNIST data parallel": mean absolute errors of three layers,
+# and relative ones in %.
 _PRINTED = {
-    "dynamic8": ((0.025, 2, 3321), (0.5, 2, 2)),
-    "linear8": ((0.02, 2.6, 3387), (1, 2, 3)),
-    "mantissa8": ((1, 70, 265000), (1.5, 2, 8)),
-    "static8": ((0.45, 50, 187000), (1, 2, 6)),
+    "activations": {
+        "dynamic8": ((0.025, 2, 3321), (0.5, 2, 2)),
+        "linear8": ((0.02, 2.6, 3387), (1, 2, 3)),
+        "mantissa8": ((1, 70, 265000), (1.5, 2, 8)),
+        "static8": ((0.45, 50, 187000), (1, 2, 6)),
+    },
+    "gradients": {
+        "dynamic8": ((0.0005, 0.004, 0.95), (3, 4, 5)),
+        "linear8": ((0.001, 0.01, 1.25), (5, 6, 6)),
+        "mantissa8": ((0.02, 0.1, 55), (4.5, 4.5, 6)),
+        "static8": ((0.01, 0.04, 24), (4, 4, 5)),
+    },
 }
+_LAYERS = ("input", "hidden", "scores")
+_PARAMETERS = ("first.weight", "first.bias", "last.weight", "last.bias")
 
 
 @dataclass
@@ -86,16 +98,11 @@ def measure(quick: bool) -> dict[str, Any]:
     found: dict[tuple[str, str, str, str], _Errors] = {}
 
     def look() -> None:
-        for layer, values in model.seen.items():
-            assert values.grad is not None
-            for what, tensor in (
-                ("activations", values.detach()),
-                ("activation_gradients", values.grad),
-            ):
-                for name, scale, codec in _codecs(tensor):
-                    errors = found.setdefault((what, layer, name, scale), _Errors())
-                    flat = tensor.flatten()
-                    errors.add(flat, codec.decode(codec.encode(flat)))
+        for what, of, tensor in _travelling(model):
+            for name, scale, codec in _codecs(tensor):
+                errors = found.setdefault((what, of, name, scale), _Errors())
+                flat = tensor.flatten()
+                errors.add(flat, codec.decode(codec.encode(flat)))
 
     _train(model, digits.train[:], epochs, look)
     model.eval()
@@ -107,6 +114,17 @@ def measure(quick: bool) -> dict[str, Any]:
         for (what, layer, name, scale), errors in found.items()
     ]
     return {"epochs": epochs, "accuracy": accuracy, "rows": rows}
+
+
+def _travelling(model: _Seen) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield what would travel after a backward: its purpose, its layer or parameter, its values."""
+    for layer, values in model.seen.items():
+        assert values.grad is not None
+        yield "activations", layer, values.detach()
+        yield "activation_gradients", layer, values.grad
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        yield "gradients", name, parameter.grad
 
 
 def _codecs(values: Tensor) -> Iterator[tuple[str, str, Codec]]:
@@ -137,30 +155,39 @@ def _train(
 def text(figures: dict[str, Any]) -> str:
     """Return the tables."""
     known = {(row["what"], row["layer"], row["type"], row["scale"]): row for row in figures["rows"]}
-    tables = [_of(known, "activations", "absolute"), _of(known, "activations", "relative")]
-    tables += [_of(known, "activation_gradients", "relative")]
+    tables = [
+        _of(known, "activations", _LAYERS, "absolute"),
+        _of(known, "activations", _LAYERS, "relative"),
+        _of(known, "activation_gradients", _LAYERS, "relative"),
+    ]
+    if ("gradients", _PARAMETERS[0], "dynamic8", _BLOCKS) in known:
+        tables.append(_of(known, "gradients", _PARAMETERS, "absolute"))
+        tables.append(_of(known, "gradients", _PARAMETERS, "relative"))
     said = (
         f"{_HIDDEN:,} rectifiers, {figures['epochs']} epochs, test accuracy "
         f"{figures['accuracy']:.2%}. Table 2 has three figures for each type, of three layers it "
-        "does not name, on MNIST, and no errors of what comes back."
+        "does not name, on MNIST, both of activations and of gradients, and no errors of what "
+        "comes back. Of 784x1024x10 only two layers have gradients."
     )
     return "\n\n".join([*tables, said])
 
 
-_LAYERS = ("input", "hidden", "scores")
-
-
-def _of(known: dict[tuple[str, str, str, str], dict[str, Any]], what: str, way: str) -> str:
+def _of(
+    known: dict[tuple[str, str, str, str], dict[str, Any]],
+    what: str,
+    parts: Sequence[str],
+    way: str,
+) -> str:
     factor, number = (100.0, 1) if way == "relative" else (1.0, 0)
-    lines = []
+    printed, lines = _PRINTED.get(what), []
     for name in TABLES:
-        printed = " / ".join(f"{one:g}" for one in _PRINTED[name][number])
+        said = [] if printed is None else [" / ".join(f"{one:g}" for one in printed[name][number])]
         ours = (
-            " / ".join(f"{factor * known[what, layer, name, scale][way]:.3g}" for layer in _LAYERS)
+            " / ".join(f"{factor * known[what, part, name, scale][way]:.3g}" for part in parts)
             for scale in (_BLOCKS, _WHOLE)
         )
-        lines.append((name, *([printed] if what == "activations" else []), *ours))
-    head = ("type", *(["printed (MNIST)"] if what == "activations" else []))
+        lines.append((name, *said, *ours))
+    head = ("type", *([] if printed is None else ["printed (MNIST)"]))
     unit = ", %" if way == "relative" else ""
-    title = f"{what.capitalize()}: mean {way} error{unit}, of {' / '.join(_LAYERS)}"
+    title = f"{what.capitalize()}: mean {way} error{unit}, of {' / '.join(parts)}"
     return table(title, (*head, "in blocks of 1,024", "one scale, as section 3.4"), lines)

@@ -2,9 +2,9 @@
 
     python benchmarks/subbatch/main.py [PART ...] [--quick]
 
-Parts are rehearsed, network, timeline, accuracy and errors. Without one all are measured; network
-and timeline need root, for two network namespaces. With --quick a few steps show that everything
-works; the figures mean nothing, and are not written.
+Parts are rehearsed, sizes, network, timeline, accuracy and errors. Without one all are measured;
+network and timeline need root, for two network namespaces. With --quick a few steps show that
+everything works; the figures mean nothing, and are not written.
 """
 
 import os

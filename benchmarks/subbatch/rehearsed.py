@@ -5,6 +5,7 @@ from typing import Any
 
 from figures import shown
 from paceline.studies.papers import dettmers8bit as board
+from paceline.studies.papers.dettmers8bit_network import BATCH
 from ranks import on_ranks
 from readme import table
 
@@ -41,6 +42,6 @@ def text(figures: dict[str, Any]) -> str:
             )
         )
     head = ("", "printed", "planned, Table 3", "planned", "rehearsed", "of printed", "late")
-    title = f"Speed-ups of four GPUs, {board.BATCH} images each; {figures['slower']:g} times slower"
+    title = f"Speed-ups of four GPUs, {BATCH} images each; {figures['slower']:g} times slower"
     alone = shown(figures["alone_s"], 1e3 / figures["slower"], 1)
     return f"{table(title, head, lines)}\n\nOne GPU: {alone} ms a step, paced (104.1 printed)."

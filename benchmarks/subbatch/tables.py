@@ -16,6 +16,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import errors  # noqa: E402
 import learning  # noqa: E402
 import rehearsed  # noqa: E402
+import sizes  # noqa: E402
 import timeline  # noqa: E402
 
 import network  # noqa: E402
@@ -23,6 +24,7 @@ from readme import Part, fill, under_title  # noqa: E402
 
 PARTS = {
     "rehearsed": Part("Four GPUs on a board, rehearsed", rehearsed.measure, rehearsed.text),
+    "sizes": Part("Sub-batch sizes on 96 GPUs, rehearsed", sizes.measure, sizes.text),
     "network": Part("Two hosts, 1 Gbit/s", network.measure, network.text),
     "timeline": Part("The way through the head", timeline.measure, timeline.text),
     "accuracy": Part("What is learned", learning.measure, learning.text),

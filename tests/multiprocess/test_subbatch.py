@@ -20,6 +20,7 @@ from processes import Started
 
 HEAD_VALUES = 11 * (10 + 1) + 7 * 11 + 5 * (7 + 1)
 HEADER = 40
+MOST = 9  # samples of a rank, of programs/subbatch_net.py
 FEW_STEPS = 4  # of 20 that are traced
 QUICK = ("--profile-s", "0.2", "--epochs", "1")
 
@@ -53,7 +54,21 @@ def test_the_head_is_on_no_rank_whole(found: Found, size: int):
     assert max(own) < HEAD_VALUES / size + 2 * 11
 
 
-@pytest.mark.parametrize("case", ["each", "norm"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_size_of_sub_batch_trains_as_one_process_does(found: Found, size: int):
+    outcomes = settled(found[f"sized_{size}"])
+    for outcome in outcomes:
+        assert len(outcome["sized"]) == 7
+        assert max(loss for _, loss, _ in outcome["sized"].values()) < 1e-12
+    assert max(worst for worst, _, _ in outcomes[0]["sized"].values()) < 1e-12
+    # The terms of the loss are the same bytes in all, and have a header in each sub-batch.
+    sent = {int(one): nbytes for one, (_, _, nbytes) in outcomes[0]["sized"].items()}
+    for one, nbytes in sent.items():
+        fewer = MOST - min(MOST, -(-size * MOST // one))
+        assert sent[size] - nbytes == 5 * (size - 1) * fewer * HEADER
+
+
+@pytest.mark.parametrize("case", ["each", "norm", "each_of_five"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_sub_batches_are_those_of_one_process(found: Found, case: str, size: int):
     assert settled(found[f"{case}_{size}"])[0]["worst"] < 1e-12

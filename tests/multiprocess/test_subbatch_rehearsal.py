@@ -25,6 +25,8 @@ REHEARSE = ("rehearse", "lenet5", "--device", "p100", "--strategy", "subbatch", 
             ),
             {"activations": "dynamic8", "activation_gradients": "half", "updates": "sub-batch"},
         ),
+        (("--set", "sub_batch=10"), {"sub_batch": 10}),
+        (("--set", "sub_batch=65", "--set", "updates=sub-batch"), {"sub_batch": 65}),
     ],
 )
 def test_the_trace_conforms_to_the_plan(paceline, options: tuple[str, ...], config: dict):
@@ -47,6 +49,7 @@ def test_what_cannot_be_rehearsed_is_refused(paceline):
         (("--stretch", "2"), "stretch: goes not with strategy subbatch"),
         (("--device", "p100", "--codec", "weights=half"), "codec: 'weights' travels by none"),
         (("--device", "p100", "--set", "head=nothing"), "head: lenet5 has no layer 'nothing'"),
+        (("--device", "p100", "--set", "sub_batch=1"), "sub_batch: 1 samples do not fit"),
     ):
         done = paceline("rehearse", "lenet5", "--strategy", "subbatch", *options)
         assert done.code == 2

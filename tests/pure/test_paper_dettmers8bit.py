@@ -7,6 +7,8 @@ from paceline.core.plan import Kind, Plan, PriceKey, Task, TaskId
 from paceline.core.simulate import simulate
 from paceline.records.machine_file import find_machine
 from paceline.studies.papers import dettmers8bit as dettmers
+from paceline.studies.papers.dettmers8bit_network import FC_MS
+from paceline.studies.papers.dettmers8bit_planned import planned
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis, printed_values
 from paper_markdown import markdown
@@ -28,14 +30,21 @@ def ours(tables, title: str) -> dict[str, float]:
     }
 
 
-def test_only_the_machines_exchanges_and_the_simulated_speed_ups_are_predicted(tables):
+def test_only_the_machines_exchanges_and_the_simulated_plans_are_predicted(tables):
     # All else is the paper's own arithmetic, done again on its printed cells.
     num_predicted = {
         table.title.split(":")[0]: sum(cell.basis is Basis.PREDICTED for cell in table.cells)
         for table in tables.tables
         if "simulated with" not in table.title
     }
-    assert {title: n for title, n in num_predicted.items() if n} == {"Table 3": 9, "Section 5.1": 4}
+    planned = "Planned on infiniband-96gpu, table"
+    assert {title: n for title, n in num_predicted.items() if n} == {
+        "Table 3": 9,
+        "Section 5.1": 4,
+        f"{planned} 5": 12,
+        f"{planned} 6": 12,
+        f"{planned} 7": 12,
+    }
     assert not any(
         cell.basis is Basis.PREDICTED
         for table in tables.tables
@@ -44,8 +53,13 @@ def test_only_the_machines_exchanges_and_the_simulated_speed_ups_are_predicted(t
     )
 
 
-def test_predictions_are_within_five_per_cent_and_nearer_than_both_naive_ones(tables):
-    one = headline(tables.cells)
+def of_one_node(tables) -> list:
+    found = [one for one in tables.tables if not one.title.startswith("Planned on infiniband")]
+    return [cell for table in found for cell in table.cells]
+
+
+def test_predictions_of_one_node_are_within_five_per_cent_and_nearer_than_naive_ones(tables):
+    one = headline(of_one_node(tables))
     assert one.error <= 0.05
     assert one.mean.ours < one.mean.error
     assert one.alpha_beta.ours < one.alpha_beta.error
@@ -58,7 +72,7 @@ def test_alpha_beta_is_a_ring_of_all_gradients_after_the_step(tables):
     num_weights += 9216 * 3072 + 3072 * 3072 + 3072 * 1000
     exchange_ms = 6 * num_weights / 5.25e9 * 1e3
     (cell,) = (
-        cell for cell in tables.cells
+        cell for cell in of_one_node(tables)
         if cell.name == "NervanaGPU, 32-bit" and cell.basis is Basis.PREDICTED
     )  # fmt: skip
     assert cell.naive.alpha_beta == pytest.approx(4 * 104.1 / (104.1 + exchange_ms), rel=1e-3)
@@ -146,6 +160,30 @@ def test_table_1_repeats_the_other_tables(tables):
     )
 
 
+def test_plans_of_the_cluster_have_table_7s_order_where_it_counts_transfers_once():
+    printed = printed_values("dettmers8bit", "table 7")
+    eight = {size: planned(size, 8).speedup for size in dettmers.LATENCY_MS}
+    fair = [128, 256, 512, 1024, 2048]  # of one pass the closed form counts 31 transfers
+    assert sorted(fair, key=eight.__getitem__) == fair
+    assert sorted(fair, key=lambda size: printed[size, 8]) == fair
+    assert max(abs(eight[size] / printed[size, 8] - 1) for size in fair) < 0.17
+    for size in fair[:3]:  # above, table 5's latencies grow faster than its messages
+        assert planned(size, 32).speedup == pytest.approx(printed[size, 32], rel=0.2)
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_messages_of_the_smallest_sub_batches_are_mostly_latency(bits):
+    # 95 messages of 7 us for each of 7 exchanges of 96 passes: what few passes save.
+    latencies_ms = 96 * 7 * 95 * 7e-3
+    saved_ms = planned(128, bits).total_ms - planned(12288, bits).total_ms
+    assert 0.8 * latencies_ms < saved_ms < 1.1 * latencies_ms
+
+
+def test_a_message_takes_its_latency_and_its_bytes():
+    # Of 12288 samples each of 96 GPUs has 128, and sends them to one GPU after another.
+    assert planned(12288, 32).message_ms == pytest.approx(7e-3 + 128 * 9216 * 4 / 5e9 * 1e3)
+
+
 def scheduled_ms(sub_batch: int, bits: int) -> float:
     """Return the milliseconds where a sub-batch travels while the one before it is computed."""
     wire, lane = link_lane("node", "fabric"), compute_lane("gpu")
@@ -155,7 +193,7 @@ def scheduled_ms(sub_batch: int, bits: int) -> float:
         sent = Task(TaskId(number, Kind.SEND), (wire,), after=before)
         tasks += (sent, Task(TaskId(number, Kind.FORWARD, "", 0), (lane,), after=(sent.id,)))
     one_send, one_head = PriceKey(wire.owner, Kind.SEND), PriceKey(lane.owner, Kind.FORWARD)
-    cost = Measured({one_send: dettmers.single_ms(sub_batch, bits), one_head: dettmers.FC_MS})
+    cost = Measured({one_send: dettmers.single_ms(sub_batch, bits), one_head: FC_MS})
     return simulate(Plan(tasks), cost).makespan_s
 
 

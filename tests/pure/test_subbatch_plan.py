@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from boxes import ExchangeOnly, after, box, link, named
@@ -7,7 +9,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import COMPUTE, Kind, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.workload import Workload
+from paceline.core.workload import Cost, Workload
 from paceline.records.catalogue import by_name
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import memory, plan
@@ -113,9 +115,10 @@ def test_a_worker_keeps_its_columns_of_the_logits():
         wide, few = both
         state = 3 * 4 * WIDTH * (VOCABULARY - 40) / workers
         kept.append(wide["gpu0"] - few["gpu0"] - state)
-    # All sub-batches' logits, which are a whole batch's, and the gradients by those of one.
+    # All sub-batches' logits, which are a whole batch's, and the gradients by those of the largest,
+    # of 12, 6 and 3 of a worker's samples.
     logits = BATCH * TOKENS * 4 * (VOCABULARY - 40)
-    assert kept == pytest.approx([logits * (1 + 1 / workers) for workers in (1, 2, 5)])
+    assert kept == pytest.approx([logits * (1 + own / BATCH) for own in (12, 6, 3)])
 
 
 def test_the_head_never_exchanges_its_gradients():
@@ -138,6 +141,54 @@ def test_more_workers_than_samples_make_no_empty_pass():
     few = Workload("few", 3, NET.layers, NET.backward_order, 0)
     assert "send[fc1/2]" in named(made(few, workers=5))
     assert "send[fc1/3]" not in named(made(few, workers=5))
+
+
+@pytest.mark.parametrize(
+    ("sub_batch", "own"),  # 36 samples of three workers, and what each gives to every sub-batch
+    [(36, [12]), (35, [6, 6]), (18, [6, 6]), (12, [4, 4, 4]), (10, [3, 3, 3, 3]), (3, [1] * 12)],
+)
+def test_as_many_sub_batches_as_their_size_makes(sub_batch: int, own: list[int]):
+    tasks = made(workers=3, sub_batch=sub_batch)
+    sent = {
+        t.sub_batch: t.cost.nbytes for t in tasks.tasks if t.part == "fc1" and t.kind is Kind.SEND
+    }
+    assert sent == {i: pytest.approx(2 * n * FEATURES * 4) for i, n in enumerate(own)}
+
+
+@pytest.mark.parametrize("sub_batch", [2, 37])
+def test_a_sub_batch_smaller_than_its_workers_or_larger_than_the_step_is_refused(sub_batch: int):
+    with pytest.raises(InvalidInput, match=r"sub_batch: .* from 3 to 36"):
+        made(workers=3, sub_batch=sub_batch)
+
+
+@pytest.mark.parametrize("sub_batch", [3, 5, 12, 36])
+def test_a_size_changes_no_arithmetic_and_no_bytes(sub_batch: int):
+    def totals(plan: Plan) -> list[float]:
+        flops = sum(task.cost.flops for task in plan.tasks if task.kind in COMPUTE)
+        return [flops, sum(task.cost.nbytes for task in plan.tasks if task.kind not in COMPUTE)]
+
+    assert totals(made(workers=3, sub_batch=sub_batch)) == pytest.approx(totals(made(workers=3)))
+
+
+@pytest.mark.parametrize("num_passes", [1, 2, 4])
+def test_each_sub_batch_reads_the_weights_anew(num_passes: int):
+    # Forward and both products of backward touch them; and from the second on gradients add up.
+    weights, rest = FC1.gradient_nbytes, 1000.0
+    costs = (Cost(0, weights + rest), Cost(0, 2 * weights + rest))
+    net = model(CONV, replace(FC1, forward=costs[0], backward=costs[1]))
+    tasks = plan(net, ring_of(2), SubBatch(2, sub_batch=24 // num_passes), Window(1)).tasks
+    own = [t for t in tasks if t.part.startswith("fc1") and t.worker == 0 and t.kind in COMPUTE]
+    found = sum(task.cost.nbytes for task in own)
+    expected = num_passes * 3 * weights / 2 + (num_passes - 1) * 2 * weights / 2
+    assert found == pytest.approx(expected + 2 * rest)
+
+
+def test_a_sub_batch_as_large_as_the_step_hides_nothing():
+    machine, times = ring_of(3), {}
+    for sub_batch in (12, 36):
+        config = SubBatch(3, sub_batch=sub_batch)
+        times[sub_batch] = simulate(plan(NET, machine, config, Window(1)), Roofline.of(machine))
+    assert times[12].makespan_s < times[36].makespan_s
 
 
 def test_the_next_sub_batch_is_on_its_way_while_one_is_computed():
@@ -265,12 +316,14 @@ def test_one_node_stands_for_all_of_a_cluster(codec):
     }  # fmt: skip
     cluster = Cluster.model_validate({**node.model_dump(), "levels": [fabric]})
     config = SubBatch(12, activations=codec, activation_gradients=codec)
-    spans = []
+    spans, needed = [], []
     for symmetric in (False, True):
         machine = cluster.for_workers(12, symmetric=symmetric)
+        needed.append(max(memory(NET, machine, config).values()))
         tasks = plan(NET, machine, config, Window(2))
         spans.append(simulate(tasks, Roofline.of(machine)).makespan_s)
     assert spans[0] == pytest.approx(spans[1], rel=1e-9)
+    assert needed[0] == needed[1]
 
 
 @pytest.mark.parametrize("field", ["activations", "activation_gradients"])

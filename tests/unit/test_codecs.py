@@ -101,6 +101,36 @@ def test_threshold_sends_what_is_large():
     assert decoded.tolist() == [0.0, 0.5, -0.5, 0.0]
 
 
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("size", [1e36, 3.4e38])
+def test_what_a_codec_cannot_hold_is_counted_and_never_infinite(name: str, size: float):
+    values = size * torch.tensor([1.0, -1.0]).repeat(1000)
+    codec = find_codec(name)
+    payload = codec.encode(values)
+    decoded = codec.decode(payload)
+    assert decoded.isfinite().all()
+    if payload.num_nonfinite == 0:
+        # All have one magnitude: the largest code of a type is at least 0.88 of it.
+        assert (decoded / size - values / size).abs().max() < 0.12
+    else:
+        assert payload.num_nonfinite == len(values)
+
+
+@pytest.mark.parametrize(("value", "a_step"), [(0.03, None), (0.099, None), (1.0, 0.1)])
+def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(
+    value: float, a_step: float | None
+):
+    tau, num_steps = 0.1, 100
+    codec, sent = ErrorFeedback(Threshold(tau)), 0.0
+    for _ in range(num_steps):
+        sent += float(codec.decode(codec.encode(torch.tensor([value]))))
+    if a_step is None:
+        assert abs(sent - num_steps * value) <= tau * (1 + 1e-4)
+    else:
+        assert sent == pytest.approx(num_steps * a_step)
+    assert sent + float(codec.state_dict()["error"]) == pytest.approx(num_steps * value, rel=1e-4)
+
+
 @given(st.integers(0, 10), st.sampled_from(["onebit", "linear8", "threshold"]))
 def test_error_feedback_loses_nothing_in_the_long_run(seed: int, name: str):
     """What was sent and what is still owed are together what was given, but for rounding."""

@@ -85,9 +85,10 @@ class OneBit(Codec):
         is_negative = values < 0
         means = []
         for chosen in (~is_negative, is_negative):
-            sums = in_blocks(torch.where(chosen, values, 0.0), self.block_size).sum(1)
+            own = in_blocks(torch.where(chosen, values, 0.0), self.block_size)
             counts = in_blocks(chosen.float(), self.block_size).sum(1)
-            means.append(sums / counts.clamp_min(1))
+            # In float64: a sum of large values, whose mean is none larger, would be infinite.
+            means.append((own.sum(1, dtype=torch.float64) / counts.clamp_min(1)).float())
         # Eight signs a byte, the first in the lowest bit.
         weights = torch.tensor([1 << bit for bit in range(_BITS)], device=values.device)
         packed = (in_blocks(is_negative.long(), _BITS) * weights).sum(1).to(torch.uint8)
@@ -140,7 +141,9 @@ class Threshold(Codec):
     """Sends plus or minus `tau` for values above it in magnitude, nothing for others.
 
     Strom 2015. Each value that is sent takes four bytes. Use it in `ErrorFeedback`, which keeps the
-    residual. `sent` counts what it has sent.
+    residual: then all that was sent is within `tau` of the sum of what was given, as long as no
+    value exceeds `tau`. One that stays above it arrives as `tau` a step, and its residual grows
+    without end. `sent` counts what it has sent.
     """
 
     tau: float

@@ -68,7 +68,9 @@ class Strategy:
     `roles`: the processes of a run, by default equal ranks. `memory`: the bytes that each device,
     and each host that holds anything, needs, by name; by default every device holds a replica.
     `variants`: the configurations of so many workers that are worth looking at; by default the one
-    as it comes. `calibrate(machine, measurements, config=None)`: for strategies whose exchange of
+    as it comes. `sizes(workload, config)`: configurations that differ in the size of what they
+    exchange at a time, from the largest on, one of which a search takes; by default the one as it
+    comes. `calibrate(machine, measurements, config=None)`: for strategies whose exchange of
     all gradients can be measured by itself. It returns the machine, which has one device a worker
     and no links, with links on which a small and a large exchange take as long as measured with
     `config`. `symmetric`: tasks of one node's workers stand for those of all equal nodes, so that
@@ -102,6 +104,7 @@ class Strategy:
     roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
     variants: Callable[[int], Iterable[Any]] | None = None
+    sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
     calibrate: Callable[..., Machine] | None = None
     symmetric: bool = False
     is_for_clusters: bool = False

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from math import inf
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -248,12 +250,42 @@ def with_best_chunk(
     Of short windows: many sizes are looked at, and only compared with each other.
     """
     model = cost or Roofline.of(machine)
+    others = [replace(config, chunk=size) for size in candidates(len(workload.layers))]
+    return min(others, key=lambda one: _step_s(workload, machine, strategy, one, model))
 
-    def step_s(other: Any) -> float:
-        return period(lambda n: strategy.plan(workload, machine, other, Window(n)), model, 1)
 
-    sizes = candidates(len(workload.layers))
-    return min((replace(config, chunk=size) for size in sizes), key=step_s)
+def _with_best_size(
+    workload: Workload, machine: Machine, strategy: Strategy, config: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the configuration of the shortest step among a strategy's sizes, and a note of it.
+
+    Steps become shorter with smaller sizes, and at last longer again: two that are longer than the
+    shortest are the last that are looked at.
+    """
+    if strategy.sizes is None or config.workers == 1:
+        return config, ()
+    best, shortest_s, num_longer = config, inf, 0
+    for other in strategy.sizes(workload, config):
+        if num_longer > 1:
+            break
+        if shortage(machine, memory(workload, machine, strategy, other)):
+            continue
+        step_s = _step_s(workload, machine, strategy, other, Roofline.of(machine))
+        num_longer = 0 if step_s < shortest_s else num_longer + 1
+        best, shortest_s = min((best, shortest_s), (other, step_s), key=itemgetter(1))
+    chosen = [
+        f"--set {one.name}={getattr(best, one.name)}"
+        for one in fields(best)
+        if getattr(best, one.name) != getattr(config, one.name)
+    ]
+    return best, (f"with {' '.join(chosen)}, the best of the sizes tried",) if chosen else ()
+
+
+def _step_s(
+    workload: Workload, machine: Machine, strategy: Strategy, config: Any, model: CostModel
+) -> float:
+    """Return the seconds of a step of a short window, which is only compared with others."""
+    return period(lambda n: strategy.plan(workload, machine, config, Window(n)), model, 1)
 
 
 def _forecasts(
@@ -315,17 +347,24 @@ def _with_codecs(
     Where `asked` names codecs, with these alone. Otherwise those are looked at that encode
     something there, and whose speed the machine says.
     """
-    fields = codec_fields(asked)
-    plain = replace(asked, **dict.fromkeys(fields)) if fields else asked
-    found = [forecast(workload, machine, strategy, plain, batch_size)]
+    encoded = codec_fields(asked)
+    plain = replace(asked, **dict.fromkeys(encoded)) if encoded else asked
+
+    def forecast_of(config: Any) -> Forecast:
+        best, notes = _with_best_size(workload, machine, strategy, config)
+        one = forecast(workload, machine, strategy, best, batch_size)
+        return replace(one, notes=(*notes, *one.notes))
+
+    found = [forecast_of(plain)]
     if plain != asked:
-        return [*found, forecast(workload, machine, strategy, asked, batch_size)]
+        return [*found, forecast_of(asked)]
     formats: dict[tuple[str, float], Forecast] = {}
-    for codec in _CODECS if fields else ():
+    for codec in _CODECS if encoded else ():
         known = wire_format(codec)
-        if known.value_bits < _LEAST_BITS and "activations" in fields:
+        if known.value_bits < _LEAST_BITS and "activations" in encoded:
             continue
-        config = replace(plain, **dict.fromkeys(fields, codec))
+        named = dict.fromkeys(encoded, codec)
+        config = replace(plain, **named)
         alike = known.kernel, known.nbytes_per_value
         if alike not in formats:
             try:
@@ -334,8 +373,8 @@ def _with_codecs(
                 continue
             if not any(task.kind is Kind.ENCODE for task in plan.tasks):
                 continue
-            formats[alike] = forecast(workload, machine, strategy, config, batch_size)
-        found.append(replace(formats[alike], config=config))
+            formats[alike] = forecast_of(config)
+        found.append(replace(formats[alike], config=replace(formats[alike].config, **named)))
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_model
-from subbatch_net import FEATURES, MOST, Net, batch, places, whole
+from subbatch_net import FEATURES, MOST, Net, batch, places, sizes_of, whole
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.functional import cross_entropy
@@ -100,14 +100,13 @@ def seeded(model: nn.Module) -> list[int]:
     return step
 
 
-def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    """Once a step, no codec: as one process with plain modules, whatever the number of workers."""
-    place = Place(rank, size)
-    trainer, source = place.trainer(Net, MOMENTUM), place.shares()
+def together(place: Place, num_steps: int) -> tuple[SplitTrainer, nn.Module, float]:
+    """Train as one process with plain modules does beside it; return by how much losses differ."""
+    trainer, source, size = place.trainer(Net, MOMENTUM), place.shares(), place.size
     oracle = built(Net)
     optimizer, step = MOMENTUM.optimizer(oracle), seeded(oracle)
     apart = 0.0
-    for step[0] in range(NUM_STEPS):
+    for step[0] in range(num_steps):
         loss = float(trainer.step(source))
         inputs, targets = whole(size, step[0])
         optimizer.zero_grad()
@@ -115,6 +114,13 @@ def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
         expected.backward()
         optimizer.step()
         apart = max(apart, abs(loss / expected.item() - 1))
+    return trainer, oracle, apart
+
+
+def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Once a step, no codec: as one process with plain modules, whatever the number of workers."""
+    place = Place(rank, size)
+    trainer, oracle, apart = together(place, NUM_STEPS)
     path = folder / f"equal{size}.safetensors"
     found = compared(place, trainer.model, path, Net, oracle)
     own = sum(p.numel() for layer in trainer.model.head for p in layer.parameters)
@@ -134,14 +140,30 @@ def equal(rank: int, size: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def by_passes(rank: int, size: int, folder: Path, updates: str) -> dict[str, Any]:
+def sized(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Sub-batches of any size train as one process does, and take the turns that they should."""
+    found = {}
+    for sub_batch in sizes_of(size):
+        place = Place(rank, size, sub_batch=sub_batch)
+        trainer, oracle, apart = together(place, 5)
+        path = folder / f"sized{size}_{sub_batch}.safetensors"
+        worst = compared(place, trainer.model, path, Net, oracle)
+        found[sub_batch] = [worst, apart, trainer.sent_of_loss.activations_sent]
+        trainer.close()
+    return {"sized": found}
+
+
+def by_passes(
+    rank: int, size: int, folder: Path, updates: str, sub_batch: int | None = None
+) -> dict[str, Any]:
     """A head with statistics, or updated per sub-batch, as one process takes the sub-batches."""
 
     def build() -> nn.Module:
         return Net(p=0.0, norm=updates == "step")
 
     sgd = SGD(learning_rate=0.05, momentum=0.9)
-    place = Place(rank, size, updates=updates)
+    place = Place(rank, size, updates=updates, sub_batch=sub_batch)
+    num_passes = min(MOST, size if sub_batch is None else -(-size * MOST // sub_batch))
     trainer, source = place.trainer(build, sgd), place.shares()
     oracle = built(build)
     body, head = sgd.optimizer(oracle.body), sgd.optimizer(oracle.head)
@@ -150,7 +172,7 @@ def by_passes(rank: int, size: int, folder: Path, updates: str) -> dict[str, Any
         inputs, targets = whole(size, step)
         activations = oracle.body(inputs)
         errors = torch.zeros_like(activations)
-        for rows in places(size, step):
+        for rows in places(size, step, num_passes):
             own = activations[rows].detach().requires_grad_()
             loss = cross_entropy(oracle.head(own), targets[rows])
             share = len(rows) / len(targets)
@@ -229,6 +251,8 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "equal": equal,
     "each": lambda *place: by_passes(*place, updates="sub-batch"),
     "norm": lambda *place: by_passes(*place, updates="step"),
+    "each_of_five": lambda *place: by_passes(*place, updates="sub-batch", sub_batch=5),
+    "sized": sized,
     "loaded": loaded,
     "encoded": encoded,
     "poisoned_first": lambda *place: poisoned(*place, layer="head.0"),

@@ -22,6 +22,11 @@ class Net(nn.Module):
         return self.head(self.body(samples))
 
 
+def sizes_of(size: int) -> list[int]:
+    """Sizes of sub-batches, from one sample of each rank to all: they divide a step, or do not."""
+    return sorted({size, size + 1, 5, 8, 10, size * MOST - 1, size * MOST})
+
+
 def count_of(rank: int, step: int) -> int:
     """Batches are uneven, and now and then smaller than there are workers."""
     return 1 + (5 * rank + 3 * step) % MOST
@@ -39,10 +44,10 @@ def whole(size: int, step: int) -> tuple[Tensor, Tensor]:
     return torch.cat(inputs), torch.cat(targets)
 
 
-def places(size: int, step: int) -> list[list[int]]:
+def places(size: int, step: int, num_passes: int) -> list[list[int]]:
     """The samples of each sub-batch, as the docstring of the strategy's plan has them."""
     counts = [count_of(rank, step) for rank in range(size)]
-    passes: list[list[int]] = [[] for _ in range(min(size, MOST))]
+    passes: list[list[int]] = [[] for _ in range(num_passes)]
     first = 0
     for count in counts:
         whole_part, rest = divmod(count, len(passes))

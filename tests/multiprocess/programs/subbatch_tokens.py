@@ -273,7 +273,8 @@ def planned(rank: int, size: int, folder: Path) -> dict[str, Any]:
     timeline = gather_timeline(recorder.spans(), clock_offset(group), group)
     faults = conform(plan(training.workload, linked, training.config, Window(4)), timeline, 1.0)
     to_send = planned_nbytes(training.workload, machine, training.config)
-    num_passes, others = training.model.num_sub_batches, size - 1
+    num_passes = training.config.num_sub_batches(training.model.batch_size)
+    others = size - 1
     messages = {
         "activations": num_passes * others,
         "activation_gradients": num_passes * others,

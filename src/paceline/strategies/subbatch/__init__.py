@@ -10,6 +10,7 @@ STRATEGY = Strategy(
     plan=plan.plan,
     run="paceline.strategies.subbatch.run",
     memory=plan.memory,
+    sizes=plan.sizes,
     symmetric=True,
     settings=frozenset({"port", "codec"}),
     refused_settings={

@@ -31,6 +31,8 @@ class SubBatch:
     layers at the end. `activations`, `activation_gradients` and `gradients` are the codecs of a
     head layer's gathered input, of the gradients by it, and of the body's gradients.
     The head's weights are updated once a `step`, or with the gradients of each `sub-batch`.
+    `sub_batch` are the samples, of all workers together, that go through the head at a time; None
+    makes as many sub-batches as there are workers.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -39,3 +41,21 @@ class SubBatch:
     activation_gradients: Annotated[str, AfterValidator(_check_fixed)] | None = None
     gradients: Annotated[str, AfterValidator(check_codec)] | None = None
     updates: Literal["step", "sub-batch"] = "step"
+    sub_batch: Annotated[int, Field(ge=1)] | None = None
+
+    def num_sub_batches(self, batch_size: int) -> int:
+        """Return the sub-batches of a step in which no worker has more than `batch_size` samples.
+
+        As often as `sub_batch` goes into the samples of all workers, rounded up. Each worker cuts
+        its samples into so many parts, whose sizes differ by one at most. InvalidInput if a
+        sub-batch were smaller than one sample of each worker, or larger than the step.
+        """
+        if self.sub_batch is None:
+            return min(batch_size, self.workers)
+        most = batch_size * self.workers
+        if not self.workers <= self.sub_batch <= most:
+            raise InvalidInput(
+                f"sub_batch: {self.sub_batch} samples do not fit; with {batch_size} samples of "
+                f"each of {self.workers} workers it is from {self.workers} to {most}"
+            )
+        return min(batch_size, -(-most // self.sub_batch))

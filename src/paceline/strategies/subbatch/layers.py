@@ -137,7 +137,7 @@ class HeadLayer:
         elif len(inputs) == 1:
             raise InvalidInput(
                 f"head: layer {self.name!r} has to normalise a sub-batch of one sample; take a "
-                "larger batch, or fewer workers"
+                "larger batch or sub_batch, or fewer workers"
             )
         else:
             leaf = inputs.detach().requires_grad_()

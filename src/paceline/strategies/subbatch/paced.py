@@ -5,27 +5,32 @@ All values are zeros, but those of the loss, and of gradients by a codec that se
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.cost import LayerTimes
-from paceline.core.workload import Workload
+from paceline.core.cost import LayerTimes, PacedDevice, Rate, layer_times
+from paceline.core.workload import Layer, Workload
 from paceline.models.paced import PacedModel, PacedSGD
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer, Sharding
 from paceline.strategies.subbatch.partition import TracedLayer
 from paceline.strategies.subbatch.trainer import SplitModel
+from paceline.strategies.subbatch.work import layer_work
+
+SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 
 
 class PacedHeadLayer(HeadLayer):
-    """A layer that takes its time for each sample; `num_inputs` is None of a BatchNorm1d.
+    """A layer that takes its time for each sub-batch; `num_inputs` is None of a BatchNorm1d.
 
-    `times`: a row's seconds in forward, and in backward for its inputs and for the weights.
+    `times` of a sub-batch, by its number and its rows: seconds in forward, and in backward for its
+    inputs and for the weights.
     """
 
     def __init__(
@@ -34,30 +39,30 @@ class PacedHeadLayer(HeadLayer):
         num_inputs: int | None,
         sharding: Sharding,
         rank: int,
-        times: Sequence[float],
+        times: SubBatchTimes,
     ) -> None:
         own = sharding.sizes[rank]
         module: nn.Linear | nn.BatchNorm1d = nn.BatchNorm1d(own, device="meta")
         if num_inputs is not None:
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
-        self._forward_s, self._backward_input_s, self._backward_weight_s = times
+        self._times = times
         self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Return zeros (N, own) after the time of N rows."""
-        time.sleep(self._forward_s * len(inputs))
+        time.sleep(self._times(number, len(inputs))[0])
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
         """Return zeros for all inputs after the time of their gradients."""
         count = self._num_rows[number] = len(by_outputs)
-        time.sleep(self._backward_input_s * count)
+        time.sleep(self._times(number, count)[1])
         return torch.zeros(count, self.module.weight.shape[-1])
 
     def backward_weight(self, number: int, scale: float) -> None:
         """Take the time of the weights' gradients."""
-        time.sleep(self._backward_weight_s * self._num_rows.pop(number))
+        time.sleep(self._times(number, self._num_rows.pop(number))[2])
 
 
 class _PacedBody(PacedModel):
@@ -87,26 +92,47 @@ def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimize
     return optimizer
 
 
-def paced_model(workload: Workload, config: SubBatch, rank: int, times: LayerTimes) -> SplitModel:
-    """Return the stand-in for a rank's part of a model.
+def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
+    """Return the stand-in for a rank's part of a model, as fast as this device.
 
-    `times` are those of a rank's part of a step, and of whole layers. Half of a linear layer's
-    backward is for its inputs, and half for its weights, as in the plan. Raises InvalidInput if
-    there is no head to split.
+    `workload` is the largest part of a step that a rank has. A sub-batch of the head has the work
+    that the plan gives it. Raises InvalidInput if there is no head to split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
+    times, unscaled = device.times(workload), layer_times(workload, device.rate)
     body = _PacedBody(parts, times, config.gradients)
     head = []
-    for layer, *whole in zip(
-        parts.head, times.forward_s[start:], times.backward_s[start:], strict=True
-    ):
+    for place, layer in enumerate(parts.head, start):
         sharding, matrix = Sharding.even(num_outputs(layer), config.workers), matrix_of(layer)
-        own = sharding.sizes[rank] / sharding.num_outputs
-        forward_s, backward_s = (own * seconds / count for seconds in whole)
-        weight_s = 0.0 if matrix is None else backward_s / 2
-        own_times = forward_s, backward_s - weight_s, weight_s
+        share = sharding.sizes[rank] / sharding.num_outputs
+        scales = (
+            _ratio(times.forward_s[place], unscaled.forward_s[place]),
+            _ratio(times.backward_s[place], unscaled.backward_s[place]),
+        )
+        own_times = partial(_seconds, device.rate, layer, share, count, scales)
         num_inputs = None if matrix is None else matrix.shape[1]
         head.append(PacedHeadLayer(layer.name, num_inputs, sharding, rank, own_times))
     module = nn.ModuleList([body, *(layer.module for layer in head)])
     return SplitModel(module, body, tuple(head), workload.batch_size, parts.rows_per_sample)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 1.0
+
+
+def _seconds(
+    rate: Rate,
+    layer: Layer,
+    share: float,
+    count: int,
+    scales: tuple[float, float],
+    number: int,
+    num_rows: int,
+) -> tuple[float, float, float]:
+    """Return the seconds of a sub-batch of so many rows; the layer is of `count`."""
+    work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
+    forward_s, input_s, weight_s = (
+        0.0 if cost is None else rate.work_s(cost) + rate.latency_s(cost) for cost in work
+    )
+    return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s

@@ -1,14 +1,15 @@
 """The plan of strategy subbatch: sub-batches through a split head (Dettmers 2016, 2.4 and 5.1.2).
 
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
-    exchange                      [gather 0][gather 1] [return 0] [return K-1] [layer 2][layer 1]
+    exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each of K workers trains the body on its own batch. For each of K sub-batches all send a Kth of
-their bodies' activations to all, and put it through the head together, while the next sub-batch is
-on its way; the gradients of activations come back the way these went. With all of them the body's
-backward begins, behind which each layer's gradients are averaged as they are ready. The head's
-gradients never travel. With updates per sub-batch, a layer's next sub-batch waits for them;
-otherwise sub-batches overlap, so that one computes while another exchanges.
+Each of K workers trains the body on its own batch. For each of P sub-batches, K of them or as many
+as `sub_batch` makes, all send a Pth of their bodies' activations to all, and put it through the
+head together, while the next sub-batch is on its way; the gradients of activations come back the
+way these went. With all of them the body's backward begins, behind which each layer's gradients are
+averaged as they are ready. The head's gradients never travel. With updates per sub-batch, a layer's
+next sub-batch waits for them; otherwise sub-batches overlap, so that one computes while another
+exchanges.
 
 A sub-batch goes through a head of two layers like this:
 
@@ -22,11 +23,11 @@ language model, a token. All targets are told to all while the body's forward ru
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.core.collective import Coding, Collective, CollectivePiece, coding_of
-from paceline.core.cost import compute_lane, update_cost
+from paceline.core.cost import compute_lane
 from paceline.core.machine import Device, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -36,6 +37,7 @@ from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs, shares
+from paceline.strategies.subbatch.work import LayerWork, layer_work, update_work
 
 LOSS = "loss"  # the part of what travels of the loss
 LABELS = "labels"  # the part of the targets
@@ -66,7 +68,8 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     compute = ComputeStep(parts.body, devices)
     update, ring, gradients = compute.update, None, dict[str, Collective]()
     if config.updates == "step":
-        update = sum((_update_of(layer, workers) for layer in parts.head), update)
+        updates = (update_work(layer, _share(layer, workers)) for layer in parts.head)
+        update = sum(updates, update)
     if workers > 1:
         ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
@@ -95,33 +98,46 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
-    body, head = parts.body, parts.head
+    body, head, workers = parts.body, parts.head, config.workers
     # A sub-batch keeps what is gathered for linear layers, and its part of the last outputs.
-    own_outputs = head[-1].activation_nbytes * _share(head[-1], config.workers)
+    own_outputs = head[-1].activation_nbytes * _share(head[-1], workers)
     features = own_outputs
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
-    num_kept = min(2, config.workers) if config.updates == "sub-batch" else config.workers
+    num_passes = config.num_sub_batches(body.batch_size)
+    of_one = workers * -(-body.batch_size // num_passes) / body.batch_size  # of a worker's samples
+    kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
     # While the head works there are no gradients of the body, but those by a sub-batch's outputs.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
-    in_head += round(features * num_kept + own_outputs) + body.input_nbytes
+    in_head += round(features * kept + own_outputs * of_one) + body.input_nbytes
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # Devices that stand for those of all nodes have the largest shares, which come first.
-        for device, own in zip(devices, shares(outputs, config.workers), strict=False):
+        # Of equal nodes the devices of the first stand for all: they have the largest shares.
+        for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 
 
+def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
+    """Yield the configuration with sub-batches of other sizes, where it does not have one.
+
+    They are the whole step, its halves, quarters and so on down to a Kth, which is what None makes.
+    """
+    most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
+    num_passes = 1
+    while config.sub_batch is None and num_passes < own:
+        yield replace(config, sub_batch=-(-most // num_passes))
+        num_passes *= 2
+    yield config
+
+
 @dataclass(frozen=True)
-class _LayerWork:
-    """The work of one layer of the head for a sub-batch, on each worker and between them."""
+class _LayerPass:
+    """One layer of the head for a sub-batch: on each worker, and between them."""
 
     layer: str
-    forward: Cost
-    backward_input: Cost
-    backward_weight: Cost | None
+    work: LayerWork
     gathered: Collective | None
     returned: Collective | None
 
@@ -135,7 +151,7 @@ class _SubBatchPlan:
 
     number: int
     devices: tuple[Device, ...]
-    parts: tuple[_LayerWork, ...]
+    parts: tuple[_LayerPass, ...]
     loss: Collective | None
     waits: bool
 
@@ -160,7 +176,7 @@ class _SubBatchPlan:
         """Return the tasks with which a worker has the gradients of its part."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
-    def _forward(self, step: int, part: _LayerWork, done: list[TaskId]) -> Iterator[Task]:
+    def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
         """Yield a layer's forward, and make `done` what ends it."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
@@ -171,21 +187,21 @@ class _SubBatchPlan:
             if self.waits and self.number:
                 after.append(self._gradients(step, part, worker, self.number - 1))
             own = TaskId(step, Kind.FORWARD, part.layer, worker, self.number)
-            yield Task(own, (compute_lane(device.name),), part.forward, tuple(after))
+            yield Task(own, (compute_lane(device.name),), part.work.forward, tuple(after))
             done[worker] = own
 
-    def _backward(self, step: int, part: _LayerWork, done: list[TaskId]) -> Iterator[Task]:
+    def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
         """Yield a layer's backward, its input's gradient first, and make `done` what ends these."""
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
-            yield Task(own, on, part.backward_input, (done[worker],))
+            yield Task(own, on, part.work.backward_input, (done[worker],))
             done[worker] = own
             if part.returned is not None:
                 yield from part.returned.encodes(step, worker, own)
-            if part.backward_weight is not None:
+            if part.work.backward_weight is not None:
                 gradients = self._gradients(step, part, worker, self.number)
-                yield Task(gradients, on, part.backward_weight, (own,))
+                yield Task(gradients, on, part.work.backward_weight, (own,))
         if part.returned is not None:
             yield from self._exchange(step, part.returned, done)
 
@@ -193,8 +209,8 @@ class _SubBatchPlan:
         yield from exchange.tasks(step, done)
         done[:] = [exchange.result(step, worker) for worker in range(len(done))]
 
-    def _gradients(self, step: int, part: _LayerWork, worker: int, number: int) -> TaskId:
-        label = part.layer if part.backward_weight is None else weights_of(part.layer)
+    def _gradients(self, step: int, part: _LayerPass, worker: int, number: int) -> TaskId:
+        label = part.layer if part.work.backward_weight is None else weights_of(part.layer)
         return TaskId(step, Kind.BACKWARD, label, worker, number)
 
 
@@ -216,27 +232,23 @@ def _sub_batches(
     matrix = matrix_of(parts.head[-1])
     element_size = 4 if matrix is None else max(4, matrix.element_size)
     loss_nbytes = _LOSS_VALUES * element_size * parts.rows_per_sample  # of a sample
-    for number, samples in enumerate(shares(batch_size, workers)):
+    for number, samples in enumerate(shares(batch_size, config.num_sub_batches(batch_size))):
         exchange = partial(_exchange, ring, workers, number)
-        works = []
+        layers = []
         inputs = samples * parts.body.layers[-1].activation_nbytes / batch_size
         for layer in parts.head:
-            rows = _share(layer, workers) * workers * samples / batch_size
-            update = _update_of(layer, workers) if updates_each else Cost()
-            backward, weight = _times(layer.backward, rows) + update, None
-            gathered = returned = None
+            share, part = _share(layer, workers), workers * samples / batch_size
+            accumulates = number > 0 and not updates_each
+            work, gathered, returned = layer_work(layer, share, part, accumulates), None, None
             if matrix_of(layer) is not None:
-                # One product for the gradients by the input, and one for those by the weights.
-                half, num_calls = _times(layer.backward, rows / 2), layer.backward.num_calls
-                backward = Cost(half.flops, half.nbytes, num_calls - num_calls // 2)
-                weight = Cost(half.flops, half.nbytes, num_calls // 2) + update
                 gathered = exchange(Kind.SEND, layer.name, inputs, there, 1)
                 returned = exchange(Kind.REDUCE, returned_of(layer.name), inputs, back, workers)
-            forward = _times(layer.forward, rows)
-            works.append(_LayerWork(layer.name, forward, backward, weight, gathered, returned))
-            inputs = rows * layer.activation_nbytes
+            if updates_each:
+                work = work.with_update(update_work(layer, share))
+            layers.append(_LayerPass(layer.name, work, gathered, returned))
+            inputs = share * part * layer.activation_nbytes
         loss = exchange(Kind.SEND, LOSS, workers * samples * loss_nbytes, None, 1)
-        yield _SubBatchPlan(number, devices, tuple(works), loss, updates_each)
+        yield _SubBatchPlan(number, devices, tuple(layers), loss, updates_each)
 
 
 def _exchange(
@@ -272,16 +284,6 @@ def _exchange(
 def _share(layer: Layer, workers: int) -> float:
     outputs = num_outputs(layer)
     return -(-outputs // workers) / outputs
-
-
-def _update_of(layer: Layer, workers: int) -> Cost:
-    whole = update_cost(Workload(layer.name, 1, (layer,), (0,), 0))
-    return _times(whole, _share(layer, workers))
-
-
-def _times(cost: Cost, factor: float) -> Cost:
-    """Return the work for so many times the samples or outputs, in as many calls."""
-    return Cost(cost.flops * factor, cost.nbytes * factor, cost.num_calls)
 
 
 def _step_tasks(

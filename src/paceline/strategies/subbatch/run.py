@@ -166,7 +166,7 @@ def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     sizes = shares(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]
-    model = paced_model(workload, config, session.group.rank, times)
+    model = paced_model(workload, config, session.group.rank, device)
     rows = (own,) if model.rows_per_sample == 1 else (own, model.rows_per_sample)
     share = Share(torch.zeros(own, 1), torch.zeros(rows, dtype=torch.int64), 1.0)
     return model, setups.TrainingSetup(

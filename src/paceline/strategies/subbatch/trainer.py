@@ -77,11 +77,6 @@ class SplitModel:
         """The sharding of each layer of the head, by its name."""
         return {layer.name: layer.sharding for layer in self.head}
 
-    @property
-    def num_sub_batches(self) -> int:
-        """One for each worker, if a step has as many samples of a rank."""
-        return min(self.batch_size, len(self.head[0].sharding.sizes))
-
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
         """Return what the body hands on: (samples, ..., features), in the type of the head.
 
@@ -140,6 +135,7 @@ class SplitTrainer:
                 model.body, method, group=group, gradient_as_bucket_view=True
             )
         self.num_steps = 0
+        self._num_sub_batches = config.num_sub_batches(model.batch_size)
         updated = {BODY if updates_each else WHOLE: model.body if updates_each else model.module}
         updated |= {layer.name: layer.module for layer in model.head if updates_each}
         self.optimizers = {name: optimizer(module) for name, module in updated.items()}
@@ -224,7 +220,7 @@ class SplitTrainer:
         labels = self._begin_labels(share.targets)
         with recorder.phase(Kind.FORWARD):
             activations = model.activations(self.replica, share, self.learning)
-        batch = StepBatch.of(labels.result(), model.num_sub_batches)
+        batch = StepBatch.of(labels.result(), self._num_sub_batches)
         masks = DropoutMasks(self._seed, self.num_steps, batch.num_rows)
         try:
             gradients, loss = self._run_head(activations, batch, masks)

@@ -8,49 +8,38 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
-from paceline.core.plan import Cost, Kind, Task
+from paceline.core.plan import Kind, Task
 from paceline.core.simulate import period
 from paceline.core.strategy import Window
-from paceline.core.workload import Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan, returned_of, weights_of
 from paceline.studies.papers.alpha_beta import ring_s
+from paceline.studies.papers.dettmers8bit_network import (
+    CONNECTED,
+    CONVOLUTIONS,
+    FC_MS,
+    TOTAL_MS,
+    alexnet,
+)
+from paceline.studies.papers.dettmers8bit_planned import planned
 from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 GPUS = 4
-BATCH = 128  # samples of a GPU, and of a sub-batch
-TOTAL_MS, CONVNET2_MS = 104.1, 177.0  # sections 5.1.2 and 5.1.3
+_BOARD, _CLUSTER = "pcie-4gpu", "infiniband-96gpu"
+CONVNET2_MS = 177.0  # section 5.1.3
 _MIB = 2**20
 
 
-class AlexNetLayer(NamedTuple):
-    """A layer of table 4: its shape, and milliseconds of fprop, bprop and update.
-
-    `handed_on` are the values of an image that the next layer gets; `parallel_ms` are of a fully
-    connected layer that is split over four GPUs.
-    """
-
-    label: str
-    outputs: int
-    inputs: tuple[int, ...]
-    handed_on: int
-    baseline_ms: tuple[float, float, float]
-    parallel_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-
 _PRINTED = read_printed("dettmers8bit")
-_Layers = TypeAdapter(tuple[AlexNetLayer, ...])
-CONVOLUTIONS = _Layers.validate_python(_PRINTED["convolutions"])
-CONNECTED = _Layers.validate_python(_PRINTED["connected"])
 ACTIVATION = "conv 3 activation"
-FC_MS, PARALLEL_MS = 6.5, 3.34  # table 4 prints these sums
+PARALLEL_MS = 3.34  # table 4 prints this sum
 
 # Milliseconds of an exchange, by its row of table 3 and the bits of a value.
 SYNC_MS: dict[tuple[Any, ...], float] = {
@@ -105,6 +94,10 @@ def paper() -> Paper:
             "table 5": table_5,
             "table 6": lambda part, *of: parts_ms[part](*of),
             "table 7": lambda *of: speedup_of(total_ms(*of)),
+            "table 5, planned": planned_value,
+            "table 6, planned, single": planned_value,
+            "table 6, planned, total": planned_value,
+            "table 7, planned": planned_value,
             "section 5.2.2": {
                 "exchange of the largest gradients": gradients_ms(),
                 "latencies of fc activations, 128": round((num_others() + 1) * 0.008, 3),
@@ -113,25 +106,24 @@ def paper() -> Paper:
                 "baseline, s, convnet2": round(0.096 * CONVNET2_MS),
             },
         },
-        alpha_beta={"simulated": _without_overlap},
+        alpha_beta={
+            "simulated": lambda bits, total_ms: _without_overlap(_BOARD, GPUS, bits, total_ms),
+            "table 7, planned": lambda _, sub_batch, bits: _without_overlap(_CLUSTER, 96, bits),
+        },
     )
 
 
-def _without_overlap(bits: int, total_ms: float) -> float:
-    """Return alpha-beta's speed-up of four GPUs: all gradients in a ring after computing."""
-    machine = find_machine("pcie-4gpu")
-    exchange_s = ring_s(machine, machine.first_devices(GPUS), alexnet().gradient_nbytes * bits / 32)
-    return GPUS * total_ms / (total_ms + 1e3 * exchange_s)
+def planned_value(what: str, sub_batch: int, bits: int) -> float:
+    """Return what the plan of strategy subbatch says on 96 GPUs, a field of `Planned`."""
+    found: float = getattr(planned(sub_batch, bits), what)
+    return found
 
 
-def alexnet() -> Workload:
-    """Return the network of table 4 on 128 images; its arithmetic is priced by that table."""
-    made = []
-    for row in (*CONVOLUTIONS, *CONNECTED):
-        weight = Parameter("weight", (row.outputs, *row.inputs))
-        made.append(Layer(row.label, (weight,), 4 * BATCH * row.handed_on, Cost(), Cost()))
-    order = tuple(reversed(range(len(made))))
-    return Workload("AlexNet", BATCH, tuple(made), order, 4 * BATCH * 3 * 224 * 224)
+def _without_overlap(name: str, gpus: int, bits: int, total_ms: float = TOTAL_MS) -> float:
+    """Return alpha-beta's speed-up of some GPUs: all gradients in a ring after computing."""
+    machine = find_machine(name).for_workers(gpus)
+    exchange_s = ring_s(machine, machine.first_devices(gpus), alexnet().gradient_nbytes * bits / 32)
+    return gpus * total_ms / (total_ms + 1e3 * exchange_s)
 
 
 def message_sizes() -> dict[str, float]:
@@ -189,7 +181,7 @@ def simulated(bits: int, total_ms: float = TOTAL_MS, as_table_3: bool = False) -
 
     Messages are priced by the machine, or with `as_table_3` by that table.
     """
-    machine, codec = find_machine("pcie-4gpu"), None if bits == 32 or as_table_3 else "dynamic8"
+    machine, codec = find_machine(_BOARD), None if bits == 32 or as_table_3 else "dynamic8"
     config = SubBatch(workers=GPUS, activations=codec, activation_gradients=codec)
     workload = alexnet()
     durations = {
@@ -238,12 +230,12 @@ def table_3(label: str, what: str | int, digits: int | None = None) -> float:
     if what == "MB":
         return nbytes / _MIB if digits is None else round(nbytes / _MIB, digits)
     is_gradient = label in {row.label for row in CONVOLUTIONS}
-    return sync_ms(find_machine("pcie-4gpu"), nbytes, int(what), is_gradient)
+    return sync_ms(find_machine(_BOARD), nbytes, int(what), is_gradient)
 
 
 def num_others() -> int:
     """Return the number of nodes that a node sends to."""
-    return find_machine("infiniband-96gpu").for_workers(96).num_hosts - 1
+    return find_machine(_CLUSTER).for_workers(96).num_hosts - 1
 
 
 def message_kb(values: float, bits: int) -> float:
@@ -298,7 +290,7 @@ def gradients_ms() -> float:
     they take, both twice.
     """
     layer = max(alexnet().layers[:5], key=lambda layer: layer.gradient_nbytes)
-    machine = find_machine("infiniband-96gpu").for_workers(96)
+    machine = find_machine(_CLUSTER).for_workers(96)
     (hop,) = machine.route(machine.devices[0], machine.hosts[0])
     nbytes = layer.gradient_nbytes / machine.num_hosts
     copy_ms = 1e3 * nbytes / 3 / hop.link.bandwidth_bytes_per_s

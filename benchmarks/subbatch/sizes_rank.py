@@ -1,0 +1,147 @@
+"""One of four ranks that stand for four of the 96 GPUs of Dettmers 2016, section 5.2.
+
+The strategy's own step runs, over gloo, in sub-batches of the sizes of table 7. Convolutions take
+table 4's times. The head's products and the exchanges take what `machines/infiniband-96gpu.toml`
+says of 96 GPUs: a rank hands on as many values as one of them does, 3072 / 4 outputs of as many
+rows as four GPUs have, and not 3072 / 96 of those of all. All of it is `SLOWER` times slower, so
+that loopback keeps up.
+"""
+
+from functools import partial
+from statistics import median
+from typing import Any
+
+from board_rank import SLOWER, loaded, paced_body
+from paced_thread import HEADER, PacedThread
+from torch import Tensor
+
+from figures import spread
+from paceline.core.cost import Rate, Roofline, compute_lane
+from paceline.core.machine import Machine
+from paceline.core.workload import Layer
+from paceline.links.group import Group
+from paceline.record.clock import clock_for
+from paceline.records.machine_file import find_machine
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.head import matrix_of, num_outputs
+from paceline.strategies.subbatch.layers import Sharding
+from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
+from paceline.strategies.subbatch.recorder import HeadRecorder
+from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+from paceline.strategies.subbatch.work import layer_work
+from paceline.studies.papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
+from paceline.studies.papers.dettmers8bit_planned import GPUS, alexnet
+from ranks import Variant, alternate, timed
+
+SIZES, QUICK_SIZES = (128, 256, 512, 1024, 2048, 12288), (1024, 12288)
+_SAMPLES = GPUS * BATCH
+# A rank has 96 samples, which 96 passes divide; each stands for 128 / 96 of a GPU's 128.
+_OWN = GPUS
+_IMAGES = BATCH / _OWN
+_CODECS = {32: None, 8: "dynamic8"}
+
+
+def measure(group: Group, quick: bool) -> dict[str, Any]:
+    """Return the speed-ups by sub-batch size and bits, and how late links were."""
+    blocks, sizes = (2, QUICK_SIZES) if quick else (3, SIZES)
+    cases = {
+        f"{size}, {bits}-bit": _Together(group, size, codec)
+        for size in sizes
+        for bits, codec in _CODECS.items()
+    }
+    variants = [Variant(name, timed(one.step), group.world_size) for name, one in cases.items()]
+    found = alternate(variants, group, blocks, 1)
+    late = {name: max(group.gather(one.thread.late)) for name, one in cases.items()}
+    for one in cases.values():
+        one.close()
+    once_s = 1e-3 * SLOWER * TOTAL_MS
+    seconds = {name: [one for block in times for one in block] for name, times in found.items()}
+    return {
+        "slower": SLOWER,
+        "step_s": {name: median(times) for name, times in seconds.items()},
+        "speedups": {
+            name: spread([GPUS * once_s / one for one in times]) for name, times in seconds.items()
+        },
+        "late": late,
+    }
+
+
+class _Cluster:
+    """The pace of exchanges between 96 GPUs: messages one after another, to all others.
+
+    They take what the plan's ring takes. In 8 bits the link takes the codec's time, too.
+    """
+
+    def __init__(self, codec: str | None, num_ranks: int) -> None:
+        machine: Machine = find_machine("infiniband-96gpu").for_workers(GPUS)
+        devices = machine.devices
+        links = [hop.link for hop in machine.route(devices[0], devices[len(devices) // 2])]
+        self._latency_s = sum(link.latency_s for link in links)
+        self._nbytes_per_s = min(link.bandwidth_bytes_per_s for link in links)
+        self._speed = None if codec is None else devices[0].codecs["eightbit"]
+        self._others, self._peers = GPUS - 1, num_ranks - 1
+
+    def __call__(self, values: Tensor, head: int, rest: int) -> float:
+        """Return the seconds of an exchange."""
+        if not head and not rest:  # of gradients: there and back
+            return 2 * self._messages_s(values.nbytes / GPUS)
+        nbytes = _IMAGES * ((head or rest) / self._peers - HEADER)
+        if self._speed is None or not head:
+            return self._messages_s(nbytes)
+        # Its own values are encoded, and those of all decoded, or the other way round.
+        codec_s = 2 * self._speed.latency_s + GPUS * nbytes / self._speed.decode_values_per_s
+        return self._messages_s(nbytes) + SLOWER * codec_s
+
+    def _messages_s(self, nbytes: float) -> float:
+        return SLOWER * self._others * (self._latency_s + nbytes / self._nbytes_per_s)
+
+
+class _Together:
+    """The strategy's own steps, with a paced body, paced layers and a paced link."""
+
+    def __init__(self, group: Group, size: int, codec: str | None) -> None:
+        num_passes, workers = _SAMPLES // size, group.world_size
+        config = SubBatch(*(workers, None, codec, codec), sub_batch=workers * _OWN // num_passes)
+        assert config.num_sub_batches(_OWN) == num_passes
+        body, self.thread = paced_body(), PacedThread(group, _Cluster(codec, workers))
+        model = SplitModel(module=body, body=body, head=tuple(_layers(group)), batch_size=_OWN)
+        recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
+        self._trainer = SplitTrainer(
+            *(model, config, group, recorder, paced_optimizer(0.0)), thread=self.thread
+        )
+        self.thread.counted = self._trainer
+        self._source = loaded(_OWN)
+
+    def step(self) -> None:
+        self._trainer.step(self._source)
+
+    def close(self) -> None:
+        self._trainer.close()
+
+
+def _layers(group: Group) -> list[PacedHeadLayer]:
+    """Return layers that take the time of a 96th of their outputs, for as many rows as 96 send."""
+    machine = find_machine("infiniband-96gpu")
+    rate = Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]
+    rows_ratio = _IMAGES * GPUS / group.world_size
+    made = []
+    for layer in alexnet().layers[len(CONVOLUTIONS) :]:
+        matrix, outputs = matrix_of(layer), num_outputs(layer)
+        assert matrix is not None  # all of them are linear
+        sharding = Sharding.even(outputs, group.world_size)
+        times = partial(_seconds, rate, layer, rows_ratio)
+        made.append(PacedHeadLayer(layer.name, matrix.shape[1], sharding, group.rank, times))
+    return made
+
+
+def _seconds(
+    rate: Rate, layer: Layer, rows_ratio: float, number: int, rows: int
+) -> tuple[float, float, float]:
+    outputs = num_outputs(layer)
+    share = -(-outputs // GPUS) / outputs
+    work = layer_work(layer, share, rows_ratio * rows / BATCH, accumulates=number > 0)
+    forward_s, input_s, weight_s = (
+        0.0 if cost is None else SLOWER * (rate.work_s(cost) + rate.latency_s(cost))
+        for cost in work
+    )
+    return forward_s, input_s, weight_s
