@@ -228,7 +228,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
     ("command", "text"),
     [
         ([], "train     Profile, plan and train a model"),
-        (["--help"], "rehearse  Rehearse training on devices you need not have"),
+        (["--help"], "Plan and train"),
         (["train", "--help"], "--set FIELD=VALUE"),
         (["rehearse", "--help"], "--stretch <str>"),
         (["plan", "--help"], "--machine <str>"),
