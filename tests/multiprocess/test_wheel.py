@@ -136,7 +136,7 @@ def test_what_fails_in_a_body_is_said_in_one_line(paceline, tmp_path: Path):
     assert done.code == 1
     assert "Traceback" not in done.err
     assert re.fullmatch(
-        r"paceline: worker [01] failed: RuntimeError: bang \(worker [01,]+ at ",
+        r"paceline: worker [01] failed: RuntimeError: bang \(worker [01,]+ at failing.py:\d+\)",
         done.err.splitlines()[-1],
     )
 
