@@ -105,7 +105,7 @@ class LocalRuns:
         folder: Path | None = None,
     ) -> Run:
         """Start a worker of a hub."""
-        own = ("--workers", str(number), "--threads", "1", "--device", "cpu")
+        own = ("--as", str(number), "--threads", "1", "--device", "cpu")
         command = (*program, "worker", "--connect", address, *own, *options)
         return Run(self.start(*command, folder=folder or self.folder))
 

@@ -101,6 +101,11 @@ class TwoHosts:
         self._hosts.clear()
         self._close.close()
 
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The two hosts, while they are there."""
+        return tuple(self._hosts)
+
     def run(
         self,
         command: Sequence[str],

@@ -27,10 +27,10 @@ import tables  # noqa: E402
 import parts  # noqa: E402
 
 _FULL = (
-    *("--batch", "16,32,64", "--scaling", "strong,weak"),
+    *("--batch-size", "16,32,64", "--scaling", "strong,weak"),
     *("--repeats", "3", "--profile-s", "0.5"),
 )
-_QUICK = ("--batch", "16", "--repeats", "1", "--profile-s", "0.2")
+_QUICK = ("--batch-size", "16", "--repeats", "1", "--profile-s", "0.2")
 _STEPS, _QUICK_STEPS = {"lenet": 100}, 5  # LeNet's take a few milliseconds
 _USUAL_STEPS = 8
 

@@ -40,7 +40,16 @@ def test_several_workers_and_strategies_without_ranks_cannot_exchange_alone(pace
 
 def test_a_study_of_the_overhead_is_table_ii(paceline, tmp_path):
     """Methods differ on one worker; the page says that it has exchanged with itself."""
-    asked = ("scale", "lenet5", "--workers", "1", "--batch", "8", "--exchange", "allreduce,host")
+    asked = (
+        "scale",
+        "lenet5",
+        "--workers",
+        "1",
+        "--batch-size",
+        "8",
+        "--strategy",
+        "allreduce,host",
+    )
     quick = ("--steps", "5", "--repeats", "1", "--profile-s", "0.2", "--output", "study", "--json")
     done = paceline(*asked, "--overhead", *quick)
     assert done.code == 0, done.err

@@ -175,7 +175,7 @@ def test_a_worker_that_is_one_too_many_is_named(runs: LocalRuns) -> None:
     first = runs.worker(address, 0)
     beyond = runs.worker(address, 2)
     assert "worker: 2 is not one of 0 to 1" in one_line(beyond.finish(2).err)
-    several = runs.worker(address, 1, "--workers", "1,2")
+    several = runs.worker(address, 1, "--as", "1,2")
     assert "worker: 2 is not one of 0 to 1" in one_line(several.finish(2).err)
     right = runs.worker(address, 1)
     check_whole(hub.result(), 4)

@@ -215,7 +215,7 @@ def test_a_recipe_is_profiled_with_its_own_loss_and_optimizer(named):
 
 
 def test_a_recipe_is_scaled_on_its_own_data(named):
-    options = ("--workers", "1,2", "--batch", "8", "--exchange", "host", "--repeats", "1")
+    options = ("--workers", "1,2", "--batch-size", "8", "--strategy", "host", "--repeats", "1")
     more = ("--measure", "--device", "p100", "--predict", "--profile-s", "0.1", "--steps", "5")
     done = named("scale", "tokens", *options, *more, "--json")
     assert done.code == 0, done.err

@@ -11,7 +11,7 @@ import pytest
 from processes import Started
 from scale_cells import model_source
 
-QUICK = ("--steps", "5", "--profile-s", "0.2", "--repeats", "1", "--batch", "8")
+QUICK = ("--steps", "5", "--profile-s", "0.2", "--repeats", "1", "--batch-size", "8")
 CRASHING = model_source("Crashing", "if not x.is_meta: os._exit(7)", "return self.layer(x)")
 
 
@@ -30,7 +30,7 @@ def cells_of(folder: Path) -> list[dict]:
 def found(tmp_path_factory) -> dict:
     home = tmp_path_factory.mktemp("study")
     command = [sys.executable, "-m", "paceline", "scale", "lenet5", *QUICK, "--json"]
-    asked = ["--exchange", "tree", "--workers", "2", "--measure", "--device", "v100", "--predict"]
+    asked = ["--strategy", "tree", "--workers", "2", "--measure", "--device", "v100", "--predict"]
     started = Started([*command, *asked, "--output", "study"], home)
     try:
         done = started.finish(200)
@@ -70,7 +70,7 @@ def test_each_run_that_ends_says_so_and_what_is_left(found):
 def test_a_crash_in_one_cell_is_a_row_and_not_the_end(paceline, tmp_path):
     (tmp_path / "own.py").write_text(CRASHING)
     done = paceline(
-        *("scale", "own:Crashing", "--input-shape", "4", "--exchange", "tree", "--workers", "1"),
+        *("scale", "own:Crashing", "--input-shape", "4", "--strategy", "tree", "--workers", "1"),
         *("--measure", "--predict", "--machine", "two-core-epyc", *QUICK, "--json"),
     )
     assert done.code == 0, done.err
@@ -83,7 +83,7 @@ def test_a_crash_in_one_cell_is_a_row_and_not_the_end(paceline, tmp_path):
 
 def test_a_run_that_is_not_done_in_time_is_a_row_and_ended(paceline):
     done = paceline(
-        *("scale", "lenet5", *QUICK, "--workers", "1", "--exchange", "tree", "--deadline-s", "0.1")
+        *("scale", "lenet5", *QUICK, "--workers", "1", "--strategy", "tree", "--deadline-s", "0.1")
     )
     assert done.code == 2
     assert "was not done after 0.1 s, the deadline" in done.err
@@ -92,8 +92,8 @@ def test_a_run_that_is_not_done_in_time_is_a_row_and_ended(paceline):
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_study_keeps_its_cells_and_goes_on(start, tmp_path, by):
     # The first cell fails at once: one sample cannot be shared.
-    command = ("-m", "paceline", "scale", "lenet5", *QUICK[:-2], "--batch", "1", "--json")
-    command += ("--workers", "2,1", "--exchange", "tree", "--output", "study")
+    command = ("-m", "paceline", "scale", "lenet5", *QUICK[:-2], "--batch-size", "1", "--json")
+    command += ("--workers", "2,1", "--strategy", "tree", "--output", "study")
     study = start(*command)
     wait_for(study.workers)
     study.process.send_signal(by)

@@ -136,7 +136,8 @@ def test_what_fails_in_a_body_is_said_in_one_line(paceline, tmp_path: Path):
     assert done.code == 1
     assert "Traceback" not in done.err
     assert re.fullmatch(
-        r"paceline: worker [01] failed: RuntimeError\('bang'\)", done.err.splitlines()[-1]
+        r"paceline: worker [01] failed: RuntimeError: bang \(worker [01,]+ at failing.py:\d+\)",
+        done.err.splitlines()[-1],
     )
 
 
@@ -196,7 +197,7 @@ def test_a_hub_that_was_killed_goes_on_from_its_snapshot(start, paceline, tmp_pa
 def test_a_process_with_the_wrong_workers_is_told_which_belong_together(start):
     hub = start(*HUB, "--workers", "4", "--bind", "tcp://127.0.0.1:0", "--wait-s", "60")
     address = re.search(r"tcp://\S+", lines_until(hub, "listening on"))[0].rstrip(";")
-    worker = start("-m", "paceline", "worker", "--connect", address, "--workers", "1,2")
+    worker = start("-m", "paceline", "worker", "--connect", address, "--as", "1,2")
     done = worker.finish(30)
     assert done.code == 2
     assert "workers: 1,2 on one device, but with lanes=2 of 4 the hub expects 0,1 there" in done.err

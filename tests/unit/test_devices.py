@@ -161,7 +161,7 @@ def test_too_little_pinned_memory_is_told_in_one_line(monkeypatch, pins):
         ("plan", "lenet5", "--workers", "2"),
         ("profile", "lenet5", "--workers", "2"),
         ("probe", "--workers", "2"),
-        ("scale", "lenet5", "--workers", "1,2", "--batch", "8", "--measure"),
+        ("scale", "lenet5", "--workers", "1,2", "--batch-size", "8", "--measure"),
     ],
     ids=" ".join,
 )

@@ -79,7 +79,7 @@ def test_a_name_says_hosts_devices_and_network() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("8xv101", "device: 'v101' is not known; known are"),
+        ("8xv101", "device: 'v101' is not known; did you mean 'v100'? Choose one of"),
         ("2x8xv100", "network: several hosts need one between them"),
         ("2x8xv100+token-ring", "link: 'token-ring' is not known"),
         ("0xv100", "devices: .* greater than or equal to 1"),

@@ -1,203 +1,174 @@
 import json
-import os
-import signal
-import socket
-import sys
-import threading
-from pathlib import Path
+import re
+import shlex
+import subprocess
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
-from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
-from paceline.links import launch as module
-from paceline.links.launch import launch
-from processes import is_running
+from command_line import MACHINE
+from paceline.commands import running
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import TrainSettings
+from paceline.records.settings import validated_settings
+from paceline.studies.launch.formats import Launcher, written
+from paceline.studies.launch.job import Job, JobSettings, words
 
-NOTE = """
-import json, os, pathlib, sys
-rank = os.environ["RANK"]
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-         "PACELINE_LAUNCHER")
-note = {name: os.environ[name] for name in names}
-note |= {"pid": os.getpid(), "stdin": sys.stdin.read()}
-pathlib.Path(sys.argv[1], rank).write_text(json.dumps(note))
-"""
-
-
-def start(code: str, folder: Path, num_workers: int = 2, port: int = 0) -> None:
-    launch([sys.executable, "-c", code, str(folder)], num_workers, port)
-
-
-def notes(folder: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_GRACE_S", 0.3)
-    monkeypatch.setattr(module, "TERMINATION_S", 0.3)
+CLUSTER = ("--machine", "2x2xv100+25gbe", "--gpu", "V100")
+ALEXNET = ("alexnet", "--batch-size", "128")
+# Options of sbatch that its manual (version 25.05) lists, with what their values look like.
+SBATCH = {
+    "job-name": r"[\w-]+",
+    "nodes": r"\d+",
+    "ntasks-per-node": r"\d+",
+    "gpus-per-node": r"(\w+:)?\d+",
+    "cpus-per-task": r"\d+",
+    "time": r"\d+:\d\d:\d\d",
+    "signal": r"TERM@\d+",
+    "output": r"%x-%j\.out",
+}
+TEXTS = st.text(min_size=1).filter(str.isprintable)
 
 
-def test_workers_find_the_environment_of_torchrun(tmp_path):
-    start(NOTE, tmp_path, 3)
-    found = notes(tmp_path)
-    assert [note["RANK"] for note in found] == ["0", "1", "2"]
-    assert [note["LOCAL_RANK"] for note in found] == ["0", "1", "2"]
-    assert {(note["WORLD_SIZE"], note["LOCAL_WORLD_SIZE"]) for note in found} == {("3", "3")}
-    assert {note["MASTER_ADDR"] for note in found} == {"127.0.0.1"}
-    assert len({note["MASTER_PORT"] for note in found}) == 1
-    assert {note["PACELINE_LAUNCHER"] for note in found} == {str(os.getpid())}
-    assert {note["stdin"] for note in found} == {""}  # nobody waits for a terminal
-    assert "RANK" not in os.environ
+def job(asked=None, **settings) -> Job:
+    given = validated_settings({"model": "lenet5", "workers": 4, "batch_size": 64, **settings})
+    return Job(settings=given, asked=JobSettings(**(asked or {"nodes": 2})))
 
 
-FAULTS = """
-import pathlib, resource, sys
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-bytearray(2**26)  # as long as a step's activations may be
-before = faults()
-for _ in range(4):
-    bytearray(2**26)
-pathlib.Path(sys.argv[1], "0").write_text(str(faults() - before))
-"""
-PAGES = 2**26 // 4096
+def arguments_of(text: str) -> list[str]:
+    """Return the words after `paceline` of the last command in a text, as a shell reads them."""
+    line = next(one for one in text.splitlines()[::-1] if " -m paceline " in one)
+    return shlex.split(line.partition(" -m paceline ")[2])
 
 
-def test_workers_keep_freed_memory_unless_the_user_has_it_otherwise(tmp_path, monkeypatch):
-    start(FAULTS, tmp_path, 1)
-    assert notes(tmp_path)[0] < PAGES
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    start(FAULTS, tmp_path, 1)
-    assert notes(tmp_path)[0] > 3 * PAGES
-
-
-def test_workers_meet_at_the_given_port(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start(NOTE, tmp_path, 1, port)
-    assert notes(tmp_path)[0]["MASTER_PORT"] == str(port)
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_is_none_is_refused(tmp_path, port):
-    with pytest.raises(InvalidInput, match=f"port: cannot listen on 127.0.0.1:{port}: "):
-        start(NOTE, tmp_path, 1, port)
-
-
-def test_a_port_in_use_is_refused_and_nothing_started(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(InvalidInput, match="Address already in use"):
-            start(NOTE, tmp_path, 1, taken.getsockname()[1])
-    assert notes(tmp_path) == []
-
-
-def test_the_largest_exit_code_is_reported(tmp_path):
-    code = "import os, sys; sys.exit({'0': 1, '1': 2, '2': 0}[os.environ['RANK']])"
-    with pytest.raises(WorkersFailed) as error:
-        start(code, tmp_path, 3)
-    assert error.value.exit_code == 2
-
-
-KILLED = (
-    NOTE
-    + """
-import signal, time
-while not all(pathlib.Path(sys.argv[1], other).exists() for other in "01"):
-    time.sleep(0.01)
-if rank == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
-"""
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"strategy": "host", "options": {"chunk": 2, "codec": "half"}, "steps": 7},
+        {"force": True, "balance": "auto", "strategy": "host"},
+        {"optimizer": "adamw", "optimizer_options": {"weight_decay": 0.25, "betas": [0.5, 0.75]}},
+        {"strategy": "auto", "precision": "bfloat16", "clip_norm": 1.5, "tensorboard": "a b"},
+        {"data": "text:it's; a $HOME", "model": "gpt", "checkpoint_every": "500"},
+    ],
 )
-STUBBORN = (
-    NOTE
-    + """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pathlib.Path(sys.argv[1], rank).touch()
-while not all(pathlib.Path(sys.argv[1], other).exists() for other in "01"):
-    time.sleep(0.01)
-if rank == "1":
-    sys.exit(3)
-time.sleep(8)
-pathlib.Path(sys.argv[1], "outlived").touch()
-"""
-)
+def test_the_command_line_gives_the_same_settings_again(line, monkeypatch, settings):
+    wanted, read = job(**settings), []
+    monkeypatch.setattr(running, "_carry_out", lambda verb, values, **how: read.append(values))
+    line(*arguments_of(written(wanted, Launcher.SLURM, "1.0")))
+    assert line.code == 0, line.err
+    assert validated_settings(read[0]) == wanted.settings
 
 
-def test_a_killed_worker_is_named_and_the_others_are_ended(tmp_path):
-    with pytest.raises(WorkerLost) as error:
-        start(KILLED, tmp_path)
-    first, second = (note["pid"] for note in notes(tmp_path))
-    assert str(error.value) == (
-        f"worker 1 (process {second}) was ended by SIGKILL: the run is stopped"
+@given(data=TEXTS, output=TEXTS)
+def test_no_text_of_the_user_is_read_as_anything_but_itself(data, output):
+    settings = TrainSettings(model="a:b", workers=2, data=data, output=output)
+    whole = Job(settings=settings, asked=JobSettings(nodes=1, image="i"))
+    for launcher in (Launcher.TORCHRUN, Launcher.SLURM):
+        text = written(whole, launcher, "1.0").splitlines()[-1]
+        assert shlex.split(text)[-len(whole.module) :] == list(whole.module)
+    run = yaml.safe_load(written(whole, Launcher.SKYPILOT, "1.0"))["run"]
+    assert shlex.split(run.splitlines()[-1])[-len(whole.module) :] == list(whole.module)
+    trainer = yaml.safe_load(written(whole, Launcher.KUBERNETES, "1.0"))["spec"]["trainer"]
+    assert tuple(trainer["args"]) == whole.module
+
+
+def test_a_batch_script_is_one_of_bash_with_options_of_sbatch():
+    text = written(job({"nodes": 2, "gpu": "H100", "hours": 1.5}), Launcher.SLURM, "1.0")
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    head, _, body = text.partition("\nset -euo pipefail\n")
+    assert text.startswith("#!/bin/bash\n")
+    assert all(line.startswith("#") for line in head.splitlines())  # sbatch reads no further
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", head, re.MULTILINE))
+    assert all(re.fullmatch(SBATCH[name], value) for name, value in options.items()), options
+    assert (options["nodes"], options["gpus-per-node"], options["time"]) == (
+        *("2", "h100:2", "01:30:00"),
     )
-    assert not is_running(first)
+    assert body.count("srun ") == 1
 
 
-def test_a_worker_that_does_not_listen_is_ended_nevertheless(tmp_path):
-    with pytest.raises(WorkersFailed) as error:
-        start(STUBBORN, tmp_path)
-    assert error.value.exit_code == 3
-    assert not (tmp_path / "outlived").exists()
-    assert not any(is_running(note["pid"]) for note in notes(tmp_path))
+def test_a_train_job_has_the_fields_of_kubeflow_trainer():
+    asked = {"nodes": 2, "gpu": "H100", "hours": 1.5, "image": "ghcr.io/me/mine:1"}
+    found = yaml.safe_load(written(job(asked), Launcher.KUBERNETES, "1.0"))
+    read = TrainerV1alpha1TrainJob.from_dict(found)
+    assert read.to_dict() == found  # no field that its models do not have
+    assert found["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    trainer = read.spec.trainer
+    assert (trainer.num_nodes, trainer.num_proc_per_node) == (2, 2)
+    assert trainer.command == ["torchrun"]
+    assert read.spec.active_deadline_seconds == 5400
+    assert found["spec"]["trainer"]["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "2"}}
 
 
-def test_workers_end_when_one_cannot_be_started(tmp_path, monkeypatch):
-    started = []
-
-    def second_fails(command, environment, start_one=module.start):
-        if started:
-            raise OSError("no more processes")
-        started.append(start_one(command, environment=environment))
-        return started[0]
-
-    monkeypatch.setattr(module, "start", second_fails)
-    with pytest.raises(OSError, match="no more processes"):
-        start("import time; time.sleep(60)", tmp_path)
-    assert started[0].poll() == -signal.SIGTERM
+def test_a_task_of_skypilot_has_its_fields():
+    for asked, resources in (
+        ({"nodes": 2, "gpu": "H100"}, {"accelerators": "H100:2"}),
+        ({"nodes": 2, "cpus": 8}, {"cpus": "8+"}),
+    ):
+        found = yaml.safe_load(written(job(asked), Launcher.SKYPILOT, "1.0"))
+        assert set(found) == {"name", "num_nodes", "resources", "workdir", "setup", "run"}
+        assert (found["num_nodes"], found["resources"]) == (2, resources)
+        assert found["setup"] == "pip install paceline==1.0\n"
+        shell = ["bash", "-n"]
+        assert subprocess.run(shell, input=found["run"], text=True).returncode == 0
 
 
-def test_the_programs_own_reaction_to_sigterm_comes_back(tmp_path):
-    def reaction(number: int, frame: object) -> None: ...
-
-    previous = signal.signal(signal.SIGTERM, reaction)
-    try:
-        start("", tmp_path)
-        with pytest.raises(WorkersFailed):
-            start("raise SystemExit(1)", tmp_path)
-        assert signal.getsignal(signal.SIGTERM) is reaction
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def test_a_thread_may_start_workers(tmp_path):
-    errors = []
-
-    def run() -> None:
-        try:
-            start(NOTE, tmp_path)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    assert errors == []
-    assert len(notes(tmp_path)) == 2
+def test_the_plan_of_a_machine_chooses_what_is_not_given(line):
+    line("launch", *ALEXNET, "--emit", "slurm", *CLUSTER)
+    assert line.code == 0, line.err
+    assert "# predicted on 2x2xv100+25gbe: " in line.out
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", line.out, re.MULTILINE))
+    per_node = int(options["gpus-per-node"].partition(":")[2])
+    arguments = arguments_of(line.out)
+    workers = int(arguments[arguments.index("--workers") + 1])
+    assert workers == int(options["nodes"]) * per_node
+    line("plan", *ALEXNET, *CLUSTER[:2], "--strategy", "allreduce,host,tree", "--json")
+    plans = json.loads(line.out)["plans"]
+    assert workers == next(one["workers"] for one in plans if one["codec"] is None)
 
 
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def test_what_is_given_is_not_chosen_by_the_plan(line):
+    given = ("--strategy", "host", "--workers", "4")
+    line("launch", *ALEXNET, *given, "--emit", "slurm", *CLUSTER, "--json")
+    found = json.loads(line.out)
+    assert found["launcher"] == "slurm"
+    assert "--strategy host --workers 4" in found["text"]
+    assert "#SBATCH --nodes=2" in found["text"]
 
 
-def test_no_descriptor_is_left_open(tmp_path):
-    start("", tmp_path)
-    before = num_descriptors()
-    for _ in range(3):
-        start("", tmp_path)
-    assert num_descriptors() == before
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--emit", "torchrun", "--nodes", "2"), "master: name the first machine's address"),
+        (("--emit", "kubernetes"), "image: name a container image that has paceline"),
+        (("--emit", "slurm", "--workers", "3", "--nodes", "2"), "nodes: 3 workers cannot be shar"),
+        (("--emit", "slurm", "--nodes", "0"), "nodes: Input should be greater than or equal to 1"),
+        (("--emit", "slurm", "--gpu", "H 100"), "gpu: String should match pattern"),
+        (("--emit", "slurm", "--strategy", "hogbatch"), "hogbatch starts its workers itself"),
+        (("--emit", "slrum"), "'slrum' is not one of 'torchrun', 'slurm'"),
+        (("--emit", "slurm", "--machine", "dgx1-v100"), "gpu: the plan is for GPUs; name them"),
+        (
+            ("--emit", "slurm", "--machine", MACHINE, "--workers", "5"),
+            "workers: 5 do not fit; machine",
+        ),
+    ],
+)
+def test_what_no_cluster_could_start_is_refused(line, arguments, message):
+    line("launch", "lenet5", *arguments)
+    assert (line.code, line.out, line.err.count("\n")) == (2, "", 1)
+    assert message in line.err
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\u2028", "\x85", "\ufffe"])
+def test_what_a_file_of_yaml_or_a_shell_would_read_otherwise_is_refused(text):
+    with pytest.raises(InvalidInput, match="has characters that no such file can hold"):
+        job(data=f"text:{text}", model="gpt")
+
+
+def test_defaults_are_left_out_but_for_how_the_work_is_shared():
+    said = ["lenet5", "--strategy", "allreduce", "--workers", "2", "--batch-size", "64"]
+    assert list(words(TrainSettings(model="lenet5"))) == said

@@ -17,6 +17,7 @@ from paceline.studies.probe.machine_description import (
     machine_of,
     name_from,
     spread_text,
+    unrest_of,
 )
 
 
@@ -120,6 +121,18 @@ def figures(hostname: str, speed: float) -> RankFigures:
         sum_s=spread(1e3 / speed),
         codec_latencies={"eightbit": 1e-4},
     )
+
+
+def test_equal_cores_that_differ_are_as_much_unrest_as_measurements_that_do():
+    def steady(value: float) -> RankFigures:
+        alike = Spread(median=value, lower=value, upper=value, count=7)
+        usual = figures("box", value)
+        device = usual.device.model_copy(update={"convolution": alike, "linear": alike})
+        return usual.model_copy(update={"device": device})
+
+    assert unrest_of([steady(1e9), steady(1e9)]) == 0.0
+    assert unrest_of([steady(18.7e9), steady(12.9e9)]) == pytest.approx(5.8 / (2 * 15.8))
+    assert unrest_of([figures("box", 1e9)]) == pytest.approx(0.75)  # quartiles: half and double
 
 
 def machine_on(hostnames: list[str], hosts: list[list[int]]) -> Machine:

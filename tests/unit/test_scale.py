@@ -77,7 +77,7 @@ def test_the_order_of_figure_3(network, name, gpus_that_differ):
 
 
 def test_a_study_on_the_dgx_1(line):
-    asked = ("--exchange", "tree,allreduce", "--workers", "1,4,8", "--batch", "16,64,128")
+    asked = ("--strategy", "tree,allreduce", "--workers", "1,4,8", "--batch-size", "16,64,128")
     found = predicted(line, "alexnet", *asked)
     for method in ("tree", "allreduce"):
         times = epochs(found, method)
@@ -91,7 +91,7 @@ def test_a_study_on_the_dgx_1(line):
 
 def test_figure_3_stands_in_the_cells_of_strong_scaling_per_worker(line):
     """Table: with 16 images a GPU NCCL is 1.1 and 1.2 times as fast on 4 and 8 GPUs (V-A)."""
-    asked = ("--exchange", "tree,allreduce", "--workers", "1,4,8", "--batch", "16")
+    asked = ("--strategy", "tree,allreduce", "--workers", "1,4,8", "--batch-size", "16")
     found = predicted(line, "googlenet", *asked, "--scaling", "strong-per-worker,weak")
     times = {(one["scaling"], one["method"], one["workers"]): one for one in found["cells"]}
     for gpus, published in ((4, 1.1), (8, 1.2)):
@@ -118,7 +118,7 @@ def test_a_cell_is_the_forecast_of_its_plan():
 
 def test_cells_of_one_object_have_these_keys(line):
     line(
-        *("scale", "lenet5", "--machine", MACHINE, "--predict", "--json", "--batch", "16"),
+        *("scale", "lenet5", "--machine", MACHINE, "--predict", "--json", "--batch-size", "16"),
         *("--scaling", "strong,weak", "--samples", 1000),
     )
     found = json.loads(line.out)
@@ -147,8 +147,8 @@ def test_a_batch_that_a_model_fails_with_is_a_row(line, tmp_path):
     (tmp_path / "particular_model.py").write_text(PARTICULAR)
     found = predicted(
         line,
-        *("particular_model:Particular", "--input-shape", "4", "--batch", "16,32"),
-        *("--workers", "1", "--exchange", "tree"),
+        *("particular_model:Particular", "--input-shape", "4", "--batch-size", "16,32"),
+        *("--workers", "1", "--strategy", "tree"),
     )
     well, failing = found["cells"]
     assert well["error"] is None
@@ -157,7 +157,7 @@ def test_a_batch_that_a_model_fails_with_is_a_row(line, tmp_path):
 
 def test_a_batch_that_does_not_fit_is_a_row_and_memory_is_said_to_limit(line):
     found = predicted(
-        line, "alexnet", "--exchange", "allreduce", "--workers", "1", "--batch", "16,64,4096"
+        line, "alexnet", "--strategy", "allreduce", "--workers", "1", "--batch-size", "16,64,4096"
     )
     errors = [one["error"] for one in found["cells"]]
     assert errors[:2] == [None, None]
@@ -170,7 +170,7 @@ def test_a_batch_that_does_not_fit_is_a_row_and_memory_is_said_to_limit(line):
     [
         (["lenet6"], "no model is called 'lenet6'"),
         (["lenet5", "--repeats", "0"], "repeats: "),
-        (["lenet5", "--exchange", "nccl"], "exchange: 'nccl' is not known; choose from"),
+        (["lenet5", "--strategy", "nccl"], "strategy: 'nccl' is not known; choose one of"),
         (["lenet5", "--workers", "1;2"], "workers: '1;2' is not a list of numbers"),
         (["lenet5", "--machine", "dgx1-v100"], "machine: goes only with predict"),
         (["lenet5", "--predict", "--machine", "dgx3"], "machine: 'dgx3' is not known"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_studied_is_one_line_and_makes_no_folder(line, tmp_path, 
 
 
 def test_the_same_command_finds_its_cells_again(line, tmp_path):
-    command = ("scale", "lenet5", "--machine", MACHINE, "--predict", "--batch", "16", "--json")
+    command = ("scale", "lenet5", "--machine", MACHINE, "--predict", "--batch-size", "16", "--json")
     first = json.loads(line(*command).out)
     (folder,) = (tmp_path / "runs").iterdir()
     written = (folder / "cells.jsonl").read_text()
@@ -205,7 +205,7 @@ def test_the_same_command_finds_its_cells_again(line, tmp_path):
 
 
 def page(tmp_path, cells) -> str:
-    settings = ScaleSettings(model="<net>", workers=(1, 2), batch=(16,))
+    settings = ScaleSettings(model="<net>", workers=(1, 2), batch_size=(16,))
     result = ScaleResult(
         id="20261122-030000-net-scale",
         paceline="0.1.0",

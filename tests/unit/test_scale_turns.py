@@ -31,7 +31,7 @@ class Turns:
 
 def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_path):
     settings = ScaleSettings(
-        model="lenet5", workers=(1,), batch=(16, 32), exchange=("allreduce", "tree", "host")
+        model="lenet5", workers=(1,), batch_size=(16, 32), strategy=("allreduce", "tree", "host")
     )
     turns = Turns()
     study = cast("ScalingStudy", turns)

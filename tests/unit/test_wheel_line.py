@@ -84,7 +84,7 @@ def test_a_model_without_a_head_is_told_to_be_data_parallel(line):
         (["worker"], "connect: Field required"),
         (["worker", "--connect", "tcp://10.9.9.9:5555"], "needs keys; write them with"),
         (["worker", "--connect", "tcp://127.0.0.1"], "is not of the form tcp://10.0.0.1:5555"),
-        (["worker", "--connect", "tcp://127.0.0.1:1", "--workers", "a"], "are no numbers of work"),
+        (["worker", "--connect", "tcp://127.0.0.1:1", "--as", "a"], "are no numbers of work"),
         (["worker", "--connect", "tcp://127.0.0.1:1", "--device", "tpu"], "device: 'tpu' cannot"),
         (
             ["worker", "--connect", "tcp://127.0.0.1:1", "--keys", "none"],

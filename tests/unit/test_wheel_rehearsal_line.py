@@ -10,7 +10,7 @@ PACED = ("--device", "k40-gigabit/gpu0")
     ("arguments", "message"),
     [
         ((), "device, stretch: neither is given"),
-        (("--device", "abacus"), "device: 'abacus' is not known; known are"),
+        (("--device", "abacus"), "device: 'abacus' is not known; choose one of"),
         ((*PACED, "--stretch", "2"), "stretch: goes not with strategy wheel"),
         ((*PACED, "--chunk-search", "runtime"), "chunk_search: goes not with strategy wheel"),
         ((*PACED, "--port", "7"), "port: goes not with strategy wheel"),

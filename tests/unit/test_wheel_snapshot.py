@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Make] = {
         0.002,
     ),
 }
-RUN, LAYOUT = "run-1", "4f2a"
+RUN, LAYOUT = "run-1", '{"settings": {"batch_size": 32}}'
 
 
 def serve(case: Case, first: str, make: Make, num_workers: int = 2) -> ParameterServer:
@@ -237,7 +237,11 @@ def wider() -> ParameterServer:
     ("build", "options", "message"),
     [
         (mlp, {"run_id": "run-2"}, "the snapshot's run is run-1, not run-2"),
-        (mlp, {"layout": "0000"}, "the snapshot's layout is 4f2a, not 0000"),
+        (
+            mlp,
+            {"layout": '{"settings": {"batch_size": 64}}'},
+            "is of another run, with settings, batch_size: 32 and not 64",
+        ),
         (lambda: mlp(num_workers=3), {}, "number of workers is 2, not 3"),
         (
             lambda: mlp(OPTIMIZERS["adam"]),

@@ -124,7 +124,7 @@ def _plan() -> PlanResult:
 def _scale() -> ScaleResult:
     cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
     insight = Insight("limit", "The link limits.", (("exposed", "3 s"),))
-    settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch=(16, 32))
+    settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))
     return ScaleResult(
         id="scale", paceline="0", settings=settings, machine={}, cells=cells, insights=(insight,)
     )

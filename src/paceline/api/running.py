@@ -152,6 +152,18 @@ def rehearse(
     return _done("rehearse", rehearse, locals())
 
 
+def _check_model(model: object, verb: Verb) -> None:
+    """Raise InvalidInput for a model that is neither named nor a recipe."""
+    if isinstance(model, str | Recipe):
+        return
+    kind = type(model).__name__
+    raise InvalidInput(
+        f"model: a {kind} cannot be given to {verb}, whose workers each build their own; give a "
+        "paceline.Recipe(model=FUNCTION, train=DATA, loss=..., optimizer=...), or a name such as "
+        "'package.module:factory'"
+    )
+
+
 def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) -> Run:
     # Arguments that `called` has by default are not passed on: the strategy may have others.
     parameters = signature(called).parameters
@@ -160,6 +172,7 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
         for name, value in arguments.items()
         if value is not None and value != parameters[name].default
     }
+    _check_model(values["model"], verb)
     with ExitStack() as stack:
         if isinstance(values["model"], Recipe):
             if "bind" in values:

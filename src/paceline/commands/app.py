@@ -1,31 +1,127 @@
-"""The commands as one application of typer, and what errors say and return."""
+"""The commands as one application of typer, and what errors say and return.
+
+A command's module is imported when it is called: help has to be there at once.
+"""
 
 import sys
 import traceback
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from paceline import __version__
-from paceline.commands.remote import hub, worker
-from paceline.commands.running import plan, rehearse, train
-from paceline.commands.studying import compare, papers, probe, profile, report, scale
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.links.signals import Stopped, participle
 
+if TYPE_CHECKING:
+    from typer.core import TyperCommand
+
 _INTERRUPTED = 130  # what typer returns after a KeyboardInterrupt
+_TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several machines"
+
+
+class Command(NamedTuple):
+    """A command as the list of all shows it, with the module that has its function, of its name.
+
+    `example` are arguments that are shown below its own help.
+    """
+
+    module: str
+    panel: str
+    help: str
+    example: str
+
+
+COMMANDS = {
+    "plan": Command(
+        *("running", _TRAIN, "Predict what each strategy would take, best first, and why."),
+        "plan alexnet --machine k40-gigabit --batch-size 256",
+    ),
+    "train": Command(
+        *("running", _TRAIN, "Profile, plan and train a model, and write its result and report."),
+        "train gpt --strategy auto --workers 2 --steps 500",
+    ),
+    "rehearse": Command(
+        *("running", _TRAIN, "Rehearse training on devices you need not have."),
+        "rehearse alexnet --device p100 --strategy host --workers 2",
+    ),
+    "profile": Command(
+        *("studying", _MEASURE, "Measure where a step goes, layer by layer, and what limits."),
+        "profile gpt --workers 2 --batch-size 32",
+    ),
+    "scale": Command(
+        *("studying", _MEASURE, "Compare strategies, numbers of workers and batches."),
+        "scale lenet5 --workers 1,2 --batch-size 32,64 --strategy allreduce,host",
+    ),
+    "compare": Command(
+        *("studying", _MEASURE, "Compare two runs, or a run with its prediction."),
+        "compare runs/FIRST runs/SECOND",
+    ),
+    "report": Command(
+        *("studying", _MEASURE, "Write a run's report.html anew."),
+        "report runs/FIRST",
+    ),
+    "papers": Command(
+        *("studying", _MEASURE, "Print the papers' tables beside our values."),
+        "papers cgdp",
+    ),
+    "probe": Command(
+        *("studying", _MEASURE, "Measure this machine, and write a machine file."),
+        "probe --output mine.toml",
+    ),
+    "doctor": Command(
+        *("studying", _MEASURE, "Examine this machine: what would be slow, and why."),
+        "doctor --json",
+    ),
+    "launch": Command(
+        *("launching", _MACHINES, "Print what starts a training on a cluster."),
+        "launch gpt2 --machine 2x8xv100+25gbe --gpu V100 --emit slurm",
+    ),
+    "hub": Command(
+        *("remote", _MACHINES, "Serve workers of other machines."),
+        "hub lenet5 --bind tcp://10.0.0.1:5555 --keys keys --workers 2",
+    ),
+    "worker": Command(
+        *("remote", _MACHINES, "Work for a hub, on one device."),
+        "worker --connect tcp://10.0.0.1:5555 --keys keys",
+    ),
+}
+
+
+class _Commands(TyperGroup):
+    """The commands, of which the one that is called gets its arguments and options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name in COMMANDS:
+            self.commands[name] = loaded(name)
+        return super().resolve_command(ctx, args)
+
+
+def loaded(name: str) -> "TyperCommand":
+    """Import a command's module, and return the command with its arguments and options."""
+    known = COMMANDS[name]
+    function = getattr(import_module(f"paceline.commands.{known.module}"), name)
+    alone = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    alone.command(name, epilog=f"Example: paceline {known.example}")(function)
+    found: TyperCommand = typer.main.get_command(alone)  # type: ignore[assignment]
+    return found
+
 
 app = typer.Typer(
-    help="Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand.",
-    rich_markup_mode=None,
+    cls=_Commands,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
+    epilog="Example: paceline plan alexnet --machine k40-gigabit",
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from paceline import __version__
+
         typer.echo(__version__)
         raise typer.Exit
 
@@ -34,23 +130,29 @@ def _show_version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
     """Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        context.command.format_help(context, context.make_formatter())
 
 
-COMMANDS = (train, rehearse, plan, compare, report, profile, scale, papers, probe, hub, worker)
-for command in COMMANDS:
-    app.command()(command)
+def _list_commands() -> None:
+    def unloaded() -> None:
+        raise AssertionError("a command is called that was not loaded")
+
+    for name, known in COMMANDS.items():
+        app.command(name, help=known.help, rich_help_panel=known.panel)(unloaded)
+
+
+_list_commands()
 
 
 def run() -> int:
     """Run the command line and return the exit code: 0 if the work was done, 2 for bad input."""
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(standalone_mode=False, prog_name="paceline") or 0
         return _fail("interrupted", code) if code == _INTERRUPTED else code
     except Stopped as stopped:
         return _fail(f"{participle(stopped.number)}{stopped.why}", 128 + stopped.number)
@@ -61,7 +163,9 @@ def run() -> int:
     except PacelineError as error:
         return _fail(str(error), 2 if isinstance(error, InvalidInput) else 1)
     except Exception as error:
-        return _fail(f"internal error: {error!r} (--debug shows where)", 1)
+        from paceline.core.blame import told
+
+        return _fail(told(error), 1)
 
 
 def _fail(message: str, code: int) -> int:

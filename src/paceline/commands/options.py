@@ -20,8 +20,13 @@ from paceline.core.strategy import Strategy
 from paceline.records.config_file import merged, read_config
 from paceline.strategies import STRATEGIES
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")
+]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel="Output"),
+]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -36,6 +41,28 @@ _TABLES = {
     "optimizer_options": ("--optimizer-set", "A field of the optimizer, as weight_decay=0.1."),
 }
 _SIMPLE = (bool, int, float, Path)
+# The groups in which help shows the options of settings; what none of them names stands first.
+_PANELS = {
+    "Model and data": ("data", "input_shape", "samples", "classes", "seed"),
+    "Workers": (
+        *("strategy", "options", "workers", "batch_size", "accumulate", "balance", "force"),
+        "scaling",
+    ),
+    "Learning": (
+        *("epochs", "optimizer", "optimizer_options", "learning_rate", "momentum", "schedule"),
+        *("warmup_steps", "precision", "clip_norm", "evaluate_every"),
+    ),
+    "Pace of a rehearsal": (
+        *("device", "stretch", "forward_ms", "backward_ms", "update_ms", "chunk_search"),
+        *("search_step", "search_range", "interval"),
+    ),
+    "Going on": ("checkpoint_every", "keep", "resume", "restarts"),
+    "Times and connections": ("profile_s", "deadline_s", "wait_s", "port", "bind", "keys", "run"),
+    "Output": ("output", "tensorboard"),
+}
+_PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
+_OF_SOME = "Only with strategy {}"
+_FEW = 2  # strategies that a group of options names
 
 
 def with_options(
@@ -95,18 +122,44 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
     if name in _TABLES:
         flag, text = _TABLES[name]
         annotation = Annotated[
-            list[str] | None, typer.Option(flag, metavar="FIELD=VALUE", help=text)
+            list[str] | None,
+            typer.Option(
+                flag, metavar="FIELD=VALUE", help=text, rich_help_panel=_panel(name, strategies)
+            ),
         ]
     elif name == "model":
-        annotation = Annotated[str | None, typer.Argument(help=field.description)]
+        annotation = Annotated[str | None, typer.Argument(help=_plain(field.description))]
     else:
         # The default stands in the text. For typer it is None, so that only what is given is
         # passed on: strategies have defaults of their own.
         text = f"{field.description}{_shown_default(name, field, strategies)}"
-        option = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)
+        option = typer.Option(
+            f"--{name.replace('_', '-')}",
+            help=_plain(text),
+            show_default=False,
+            rich_help_panel=_panel(name, strategies),
+            autocompletion=_strategy_names if name == "strategy" else None,
+        )
         annotation = Annotated[_option_type(field.annotation) | None, option]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, annotation=annotation, default=None)
+
+
+def _panel(name: str, strategies: list[Strategy]) -> str:
+    """Return the group in which help shows an option: of all strategies, or of some."""
+    knowing = [one.name for one in strategies if name in one.settings]
+    if len(strategies) > 1 and knowing and len(knowing) <= _FEW:
+        return _OF_SOME.format(" or ".join(knowing))
+    return _PANEL_OF.get(name, "Options")
+
+
+def _plain(text: str | None) -> str:
+    """Return a text in which rich sees no markup."""
+    return (text or "").replace("[", "\\[")
+
+
+def _strategy_names(incomplete: str) -> list[str]:
+    return [name for name in (*STRATEGIES, "auto") if name.startswith(incomplete)]
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:

@@ -17,6 +17,7 @@ _WITH_HUB = {name: one for name, one in STRATEGIES.items() if one.worker is not 
 _STRATEGY = next(one for one in _WITH_HUB.values() if one.child_hub is not None)
 _CHILD = import_module(str(_STRATEGY.child_hub))
 _CHILD_HELP = {name: one.description for name, one in _CHILD.ChildSettings.model_fields.items()}
+_NUMBERS = WorkerProcessSettings.model_fields["workers"].description
 _NOT_OF_HUB = ("policy", "port")
 
 
@@ -100,12 +101,19 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     out.print(f"parent     {sent} sent there and {received} received, with headers")
 
 
-@with_options(WorkerProcessSettings)
-def worker(values: dict[str, Any], *, debug: Debug = False) -> None:
+@with_options(WorkerProcessSettings, leave_out=("workers",))
+def worker(
+    values: dict[str, Any],
+    *,
+    numbers: Annotated[str | None, typer.Option("--as", help=_NUMBERS)] = None,
+    debug: Debug = False,
+) -> None:
     """Work for a hub, on one device. The hub says on what, and with which strategy."""
     from paceline.records.settings import validated
     from paceline.report.terminal import log_to_stderr
     from paceline.runs.working import work
 
+    if numbers is not None:
+        values["workers"] = numbers
     log_to_stderr()
     work(validated(WorkerProcessSettings, values))

@@ -34,6 +34,19 @@ def probe(
     probe_machine(probe_settings(workers, output, seconds=seconds, **how))
 
 
+def doctor(as_json: Json = False, debug: Debug = False) -> None:
+    """Examine this machine: what it has, and what would be slow and why; a page for an issue."""
+    from paceline.studies.doctor.examination import page, slow_parts
+    from paceline.studies.doctor.this_machine import examine
+
+    found = examine()
+    if as_json:
+        slow = [one._asdict() for one in slow_parts(found)]
+        print_json(found.model_dump(mode="json") | {"slow": slow})
+    else:
+        typer.echo(page(found))
+
+
 @with_options(ProfileSettings)
 def profile(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
     """Measure where a step goes, layer by layer: times, waits, memory, and what limits."""
@@ -101,7 +114,7 @@ def compare(
     """Compare two runs, or a run with its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
-    from paceline.records.result import read_run
+    from paceline.records.result import check_run, read_run
     from paceline.report.differences import differences
     from paceline.report.terminal import comparison_table, console, difference_tables
 
@@ -111,6 +124,8 @@ def compare(
         rehearsed = read_trace(path).get(Origin.REHEARSED)
         return rehearsed or read_timeline(path, Origin.MEASURED)
 
+    for folder in filter(None, (first, second)):
+        check_run(folder)
     predicted = None if second else read_timeline(first / "trace.json", Origin.PREDICTED)
     left, right = predicted or happened(first), happened(second or first)
     try:

@@ -18,6 +18,22 @@ _NORMAL = NormalDist()
 BUSY = 0.15  # unrest beyond which other programs run beside a profile, which then takes longer
 
 
+def unrest_between(lower: float, middle: float, upper: float) -> float:
+    """Return how far quartiles lie from their median, over that."""
+    return (upper - lower) / (2 * middle) if middle else 0.0
+
+
+def busy_warning(unrest: float, what: str, so: str) -> str | None:
+    """Return the sentence that other programs ran beside measurements; None if nothing tells so.
+
+    `what` was measured, and `so` is what follows.
+    """
+    if unrest <= BUSY:
+        return None
+    around = f"{what} lie ±{100 * unrest:.0f} % around their median"
+    return f"this machine is busy with other programs: {around}, and {so}"
+
+
 class Losses(Fact):
     """The shares of time that a plan of undisturbed tasks does not know of.
 

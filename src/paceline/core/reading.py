@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from paceline.core.errors import InvalidInput, shown
 
@@ -20,6 +20,7 @@ _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
 LARGEST_NUMBER = 1e40  # beyond float32; products and quotients of several are finite still
 _T = TypeVar("_T")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 # A dotted key of many parts: the parser of Python takes the square of their number in time.
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
@@ -65,12 +66,22 @@ def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     return read_record(kind, data, what)
 
 
+def fault_of(error: ValidationError) -> ErrorDetails:
+    """Return the first fault; of a table that lacks a field, rather the one that it misspells."""
+    first, *others = error.errors(include_url=False)
+    if first["type"] != "missing":
+        return first
+    table = first["loc"][:-1]
+    unknown = (one for one in others if one["type"] in _UNKNOWN and one["loc"][:-1] == table)
+    return next(unknown, first)
+
+
 def first_fault(error: ValidationError, name: str = "") -> str:
     """Return the field that is wrong, its value, and what would be right.
 
     `name` is that of the field which was validated, where that was one alone.
     """
-    fault = error.errors(include_url=False)[0]
+    fault = fault_of(error)
     field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
     message = fault["msg"].removeprefix("Value error, ")
     is_told = fault["type"] in ("missing", "value_error", "json_invalid")

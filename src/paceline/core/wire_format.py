@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 
 # Values of a piece: pieces are pipelined, so that one is decoded while the next is on the wire.
 PIECE = 1 << 22
@@ -109,8 +110,7 @@ def check_codec(name: str) -> str:
     """Return the name; InvalidInput lists the known ones if it is none of them."""
     if name in WIRE_FORMATS or name == AUTO or threshold_of(name) is not None:
         return name
-    known = ", ".join([*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
-    raise InvalidInput(f"codec: {name!r} is not known; choose one of {known}")
+    raise not_known("codec", name, [*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
 
 
 def threshold_of(name: str) -> Threshold | None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput
+from paceline.core.names import did_you_mean
 from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
 from paceline.data.libsvm import load_libsvm
 from paceline.data.lookalike import NAMES as LOOKALIKES
@@ -183,4 +184,5 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
         raise InvalidInput(f"{spec} needs {package}: install paceline[data]") from error
     except OSError as error:
         raise InvalidInput(f"{spec} cannot be read: {error}") from error
-    raise InvalidInput(f"no such data set: {spec!r}; write one of {', '.join(FORMS)}")
+    hint = did_you_mean(spec, FORMS)
+    raise InvalidInput(f"no such data set: {spec!r}{hint} Write one of {', '.join(FORMS)}")

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.codecs.codec import Codec
 from paceline.core.chunks import LearnedSearch, Trial
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 from paceline.core.timeline import Origin, Timeline
 from paceline.data.sampler import BalancedSampler
 from paceline.devices import device_of
@@ -317,7 +318,7 @@ def _methods(
     """
     known = (AUTO, *EXCHANGES)
     if exchange not in known:
-        raise InvalidInput(f"exchange: {exchange!r} is not known; choose one of {known}")
+        raise not_known("exchange", exchange, known)
     if chunk != AUTO and not (isinstance(chunk, int) and chunk >= 1):
         raise InvalidInput(f"chunk: must be 'auto' or a number of layers, not {chunk!r}")
     asked = LearnedSearch if chunk == AUTO else chunk

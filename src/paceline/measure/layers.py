@@ -23,7 +23,7 @@ from torch import nn
 from paceline.core.balance import apportion
 from paceline.core.calibration import Measurement, Measurements
 from paceline.core.cost import CostModel, Measured, Roofline
-from paceline.core.losses import BUSY, Losses
+from paceline.core.losses import BUSY, Losses, unrest_between
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
 from paceline.core.simulate import makespan_s
@@ -158,7 +158,7 @@ def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     lower, middle, upper = quartiles(
         [max(row[0] for row in one) for one in zip(*rows, strict=True)]
     )
-    return (upper - lower) / (2 * middle)
+    return unrest_between(lower, middle, upper)
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:

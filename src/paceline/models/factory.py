@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from math import prod
 from operator import attrgetter
@@ -18,6 +17,7 @@ from torch import nn
 
 from paceline.core.defaults import usual_for
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.names import did_you_mean
 from paceline.data import load
 from paceline.data.dataset import Dataset
 from paceline.models import networks, transformers
@@ -137,8 +137,7 @@ def find(name: str) -> Architecture:
         network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
         found = _BuiltIn(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
     else:
-        close = get_close_matches(name.lower(), names(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "."
+        hint = did_you_mean(name, names())
         raise InvalidInput(
             f"no model is called {name!r}{hint} Known are {', '.join(names())}, "
             f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {_FORM}"
@@ -195,8 +194,7 @@ def imported(name: str) -> Any:
         return attrgetter(attribute)(found)
     except AttributeError as error:
         public = [key for key in dir(error.obj) if not key.startswith("_")]
-        close = get_close_matches(str(error.name), public, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(str(error.name), public).rstrip(".")
         raise InvalidInput(f"{name}: the module has no attribute {attribute!r}{hint}") from error
 
 

@@ -1,11 +1,11 @@
 """Functions and classes of the user's that settings name, as package.module:factory."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any
 
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.names import did_you_mean
 from paceline.models.factory import import_from_here
 
 FORM = "package.module:factory"
@@ -35,9 +35,3 @@ def factory_of(setting: str, name: str) -> Callable[..., Any]:
         raise InvalidInput(f"{setting}: {name!r} is nothing that can be called")
     found: Callable[..., Any] = factory
     return found
-
-
-def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return a question that names the closest of the known names; a full stop if none is."""
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.names import did_you_mean
 from paceline.core.settings import TrainSettings
-from paceline.recipes.factories import FORM, did_you_mean, factory_of
+from paceline.recipes.factories import FORM, factory_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 

@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline.core.errors import InvalidInput, first_line
-from paceline.recipes.factories import FORM, did_you_mean, factory_of
+from paceline.core.names import did_you_mean
+from paceline.recipes.factories import FORM, factory_of
 
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
 

@@ -25,6 +25,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.facts import Bytes, BytesPerSecond, Fact, FlopsPerSecond, Name, Seconds, Source
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Host, Link, Machine, Switch
+from paceline.core.names import not_known
 from paceline.core.reading import first_fault
 
 # What layers reach of a data sheet: large convolutions of its arithmetic, copies of its memory.
@@ -78,7 +79,7 @@ def known_link(name: str) -> KnownLink:
     """Return the link of that name; InvalidInput lists the known ones if there is none."""
     known = _catalogue().links
     if name not in known:
-        raise InvalidInput(f"link: {name!r} is not known; known are {', '.join(sorted(known))}")
+        raise not_known("link", name, sorted(known))
     return known[name]
 
 
@@ -86,7 +87,7 @@ def known_model(name: str) -> KnownModel:
     """Return the model of GPU of that name; InvalidInput lists the known ones."""
     known = _catalogue().devices
     if name not in known:
-        raise InvalidInput(f"device: {name!r} is not known; known are {', '.join(sorted(known))}")
+        raise not_known("device", name, sorted(known))
     return known[name]
 
 

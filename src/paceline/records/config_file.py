@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
+from paceline.core.names import did_you_mean
 from paceline.core.reading import first_fault
 from paceline.core.settings import Record, RunSettings
 from paceline.files import limits
@@ -40,8 +40,7 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
     values = {}
     for name, value in found.items():
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
+            hint = did_you_mean(name, known)
             raise InvalidInput(f"{path}: {name!r} is no setting{hint} Known are {', '.join(known)}")
         values[name] = _with_null(value) if isinstance(value, dict) else value
         annotation: Any = known[name].annotation

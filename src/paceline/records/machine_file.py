@@ -14,7 +14,8 @@ from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import Fact
 from paceline.core.machine import Device, Machine, Station, place_of
-from paceline.core.reading import first_fault
+from paceline.core.names import did_you_mean, not_known
+from paceline.core.reading import fault_of, first_fault
 from paceline.files import limits
 from paceline.files.reading import read_toml_file
 from paceline.records.catalogue import EqualFile, by_name
@@ -62,13 +63,14 @@ def read_machine(path: Path) -> Machine:
 
 def _right(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the right fields where one is missing or is not known."""
-    fault = error.errors(include_url=False)[0]
+    fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:
         field = model.model_fields.get(part)
         model = model if field is None else _model_in(field.annotation) or model
     if fault["type"] == "extra_forbidden":
-        return f"; known: {', '.join(model.model_fields)}"
+        hint = did_you_mean(last, model.model_fields)
+        return f"{hint} Known are {', '.join(model.model_fields)}"
     field = model.model_fields.get(last)
     if fault["type"] not in ("missing", "tuple_type") or field is None:
         return ""
@@ -120,11 +122,8 @@ def find_machine(name: str) -> Machine:
         return read_machine(known[name])
     if (machine := by_name(name)) is not None:
         return machine
-    names = ", ".join(sorted(known))
-    raise InvalidInput(
-        f"machine: {name!r} is not known; known are {names}, any FILE.toml, and equal devices such "
-        "as 8xv100 or 4x8xv100+25gbe"
-    )
+    also = ", any FILE.toml, and equal devices such as 8xv100 or 4x8xv100+25gbe"
+    raise not_known("machine", name, sorted(known), also)
 
 
 class KnownDevice(NamedTuple):
@@ -157,10 +156,8 @@ def find_device(name: str) -> KnownDevice:
     )
     found = [one for matching in fits for one in compress(known, matching)]
     if not wanted or not found:
-        labels = ", ".join(one.label for one in known) or "none"
-        raise InvalidInput(
-            f"device: {name!r} is not known; known are {labels}, and others as FILE.toml:NAME"
-        )
+        also = ", and others as FILE.toml:NAME"
+        raise not_known("device", name, [one.label for one in known], also)
     return found[0]
 
 

@@ -248,6 +248,7 @@ _ANY_KIND = TypeAdapter(_AnyKind)
 
 def read_result(folder: Path) -> AnyResult:
     """Return the result in a folder; InvalidInput names the file and what is wrong."""
+    check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
     # Not by a union, whose errors would name its members as if they were fields.
@@ -255,9 +256,28 @@ def read_result(folder: Path) -> AnyResult:
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 
 
+def check_exists(folder: Path) -> None:
+    """Raise InvalidInput if there is no such folder."""
+    if not folder.is_dir():
+        raise InvalidInput(
+            f"{folder}: there is no such folder; that of a run is named in its last line, and "
+            "lies in runs/ unless --output has named another"
+        )
+
+
+def check_run(folder: Path) -> None:
+    """Raise InvalidInput if there is no such folder, or it holds another result than a run's."""
+    check_exists(folder)
+    if (folder / "result.json").exists():
+        read_run(folder)
+
+
 def read_run(folder: Path) -> RunResult:
     """Return the result of a run or a rehearsal; InvalidInput if the folder holds another."""
-    result = read_result(folder)
-    if not isinstance(result, RunResult):
-        raise InvalidInput(f"{folder}: holds a {result.kind}, not a run or a rehearsal")
-    return result
+    check_exists(folder)
+    path = folder / "result.json"
+    text, what = read_file(path, limits.RESULT), str(path)
+    kind = read_finite_record(_ANY_KIND, text, what).kind
+    if kind != "run":
+        raise InvalidInput(f"{folder}: holds a {kind}, not a run or a rehearsal")
+    return read_record(TypeAdapter(RunResult), text, what)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from paceline.core.outcome import Insight
 from paceline.core.settings import InputShape, Model, Record, Seconds, read_list
 from paceline.core.timeline import Origin
-from paceline.strategies import EXCHANGES
+from paceline.strategies import EXCHANGES, find_exchange
 
 Scaling = Literal["strong", "strong-per-worker", "weak"]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -69,10 +69,10 @@ class ScaleSettings(Record):
     kind: Literal["scale"] = "scale"
     model: Model
     workers: _Counts = Field((1, 2), description="How many workers, such as 1,2,4.")
-    batch: _Counts = Field(
+    batch_size: _Counts = Field(
         (16, 32, 64), description="Samples of a step: of all workers (strong), of each (otherwise)."
     )
-    exchange: _Names = Field(tuple(EXCHANGES), description="The methods, such as allreduce,tree.")
+    strategy: _Names = Field(tuple(EXCHANGES), description="The methods, such as allreduce,tree.")
     scaling: Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)] = (
         Field(
             ("strong",),
@@ -107,15 +107,16 @@ class ScaleSettings(Record):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Of the weights and the samples.")
 
-    @field_validator("exchange")
+    @field_validator("strategy")
     @classmethod
     def _methods_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in EXCHANGES:
-                raise ValueError(f"{name!r} is not known; choose from {', '.join(EXCHANGES)}")
+                find_exchange(name)  # says what is wrong with a name that is known elsewhere
+                raise ValueError(f"{name!r} is not one of Paceline's own, which alone are compared")
         return names
 
-    @field_validator("workers", "batch", "exchange", "scaling")
+    @field_validator("workers", "batch_size", "strategy", "scaling")
     @classmethod
     def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         twice = [value for value in values if values.count(value) > 1]
@@ -149,7 +150,7 @@ class ScaleSettings(Record):
     def points(self) -> Iterator[Point]:
         """The points of all cells."""
         for batch, workers, scaling, method in product(
-            self.batch, self.workers, self.scaling, self.exchange
+            self.batch_size, self.workers, self.scaling, self.strategy
         ):
             yield Point(method, workers, batch, scaling)
 

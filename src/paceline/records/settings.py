@@ -1,6 +1,7 @@
 """Settings of a run, checked against its strategy, with errors that name the field."""
 
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -8,6 +9,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, shown
+from paceline.core.names import not_known
 from paceline.core.reading import first_fault
 from paceline.core.settings import (
     DATA,
@@ -136,6 +138,10 @@ def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: i
     """Return a configuration to plan with these options; InvalidInput names a wrong one."""
     if "workers" in options:
         raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
+    known = [name for name in signature(strategy.config).parameters if name != "workers"]
+    for name in options:
+        if name not in known:
+            raise not_known(f"strategy {strategy.name}: field", name, known)
     values = {**options, "workers": num_workers}
     return validated(strategy.config, values, f"strategy {strategy.name}")
 

@@ -44,9 +44,11 @@ def drawn(result: ScaleResult) -> Drawn:
 
 def _sections(result: ScaleResult) -> Iterator[Html]:
     settings = result.settings
-    workers, batches = (", ".join(map(str, each)) for each in (settings.workers, settings.batch))
+    workers, batches = (
+        ", ".join(map(str, each)) for each in (settings.workers, settings.batch_size)
+    )
     line = (
-        f"{' and '.join(settings.kinds)}: {', '.join(settings.exchange)} on {workers} workers, "
+        f"{' and '.join(settings.kinds)}: {', '.join(settings.strategy)} on {workers} workers, "
         f"batches of {batches}, {' and '.join(settings.scaling)} scaling"
     )
     yield header(settings.model, line, result.id, _tiles(result))

@@ -15,6 +15,7 @@ from os import sched_getaffinity
 from pathlib import Path
 from typing import TypeVar
 
+from paceline.core.blame import exit_code, told
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.links import processes
 from paceline.links.group import physical_cores
@@ -77,7 +78,7 @@ def connected(
             raise
         except Exception as error:
             by_input = int(isinstance(error, InvalidInput))
-            message = Message(FAILED, by_input, parts=(_one_line(error).encode(),))
+            message = Message(FAILED, by_input, parts=(told(error, listed(workers)).encode(),))
             for client in clients.values():
                 with suppress(PacelineError):  # the hub may be gone
                     client.request(message).result()
@@ -98,10 +99,6 @@ def difference(here: str, there: str) -> str | None:
         elif value != found:
             return f"{part}: {found} and not {value}"
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join((str(error) if isinstance(error, PacelineError) else repr(error)).split())
 
 
 def listed(workers: Sequence[int]) -> str:
@@ -131,8 +128,8 @@ def run_as_process(
             work(settings, clients)
     except Exception as error:
         if not isinstance(error, WorkerRefused):
-            logger.error("%s: %s", listed(settings.numbers), _one_line(error))
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+            logger.error("%s: %s", listed(settings.numbers), told(error, listed(settings.numbers)))
+        sys.exit(exit_code(error))
 
 
 class WorkerPool:

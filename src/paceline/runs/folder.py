@@ -15,6 +15,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.files.writing import write_text
 from paceline.planner import Ranking
 from paceline.record.trace import write_trace
+from paceline.records.config_file import FILE_NAME
 from paceline.records.result import AnyResult, PlanResult
 from paceline.report import write_report
 from paceline.report.terminal import show_plans
@@ -55,6 +56,13 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
     return folder
 
 
+def remove_unused(folder: Path) -> None:
+    """Remove the folder of a run that has written nothing but its settings there."""
+    if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:
     """Write result.json, trace.json and report.html."""
     write_trace(folder / "trace.json", timelines)
@@ -70,10 +78,11 @@ def show_plan(
     title: str,
     as_json: bool,
     drawing: str | None = None,
+    more: str | None = None,
 ) -> None:
     """Print a plan, and write it into a folder in `output` if there is one to keep it.
 
-    `drawing` is that of the best forecast's timeline, if it is wanted.
+    `drawing` is that of the best forecast's timeline, if it is wanted; `more` a last sentence.
     """
     folder = None
     if output is not None:
@@ -90,5 +99,7 @@ def show_plan(
         out.print(text, soft_wrap=True)
     if drawing:
         out.print(drawing, soft_wrap=True)
+    if more:
+        out.print(more, soft_wrap=True)
     if folder:
         out.print(f"written    {folder}/result.json, trace.json, report.html", soft_wrap=True)

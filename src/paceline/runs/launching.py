@@ -18,12 +18,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from paceline.core.errors import (
-    Interrupted,
-    InvalidInput,
-    PacelineError,
-    WorkersFailed,
-)
+from paceline.core.blame import exit_code, told
+from paceline.core.errors import Interrupted, InvalidInput, WorkersFailed
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.group import Group, check_gpus, process_group, share_cores
 from paceline.links.launch import launch
@@ -261,15 +257,10 @@ def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group 
     """Say in one line why this rank fails, and return its exit code."""
     if debug:
         traceback.print_exc()
-    message = f"internal error in worker {rank}: {error!r} (--debug shows where)"
-    if isinstance(error, PacelineError):
-        message = str(error)
-    elif isinstance(error, SystemExit):
-        message = f"the model or its data ended worker {rank} by sys.exit({error})"
-    sys.stderr.write(f"paceline: {message}\n")
+    sys.stderr.write(f"paceline: {told(error, rank)}\n")
     if group is not None:
         group.has_reported()
-    return 2 if isinstance(error, InvalidInput) else 1
+    return exit_code(error)
 
 
 def _handle_signals(handler: Callable[[int, object], object]) -> None:

@@ -15,7 +15,7 @@ from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
 from paceline.core.errors import InvalidInput, first_line
-from paceline.core.losses import BUSY
+from paceline.core.losses import busy_warning
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
@@ -33,13 +33,17 @@ from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report.format import duration, share
 from paceline.report.terminal import console, result_tables, show_plans
-from paceline.runs.folder import make_folder, show_plan, write_files
+from paceline.runs.folder import make_folder, remove_unused, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
 _OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
+_OF_TWO_MACHINES = (
+    "two machines: `paceline launch {model} --workers 2 --nodes 2 --master ADDRESS --emit "
+    "torchrun` prints a command for each"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -73,7 +77,8 @@ def go_through(request: RunRequest, group: Group) -> None:
                 ranking=RankingRows.of(ranking),
             )
             output = settings.output if request.keep and group.rank == 0 else None
-            show_plan(out, plan, ranking, output, title, request.as_json)
+            more = _OF_TWO_MACHINES.format(model=settings.model)
+            show_plan(out, plan, ranking, output, title, request.as_json, more=more)
             return
         if session.strategy.is_led:
             for forecast in forecasts:
@@ -112,12 +117,9 @@ def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
     """Say on rank 0 that other programs ran beside the profile, if its steps tell."""
     unrest = max((one.machine.usual_losses.unrest for one in forecasts), default=0.0)
-    if unrest > BUSY and group.rank == 0:
-        logger.warning(
-            "this machine is busy with other programs: steps of the profile lie ±%s around their "
-            "median, and predictions are as much less certain",
-            share(unrest, 0),
-        )
+    warning = busy_warning(unrest, "steps of the profile", "predictions are as much less certain")
+    if warning is not None and group.rank == 0:
+        logger.warning("%s", warning)
 
 
 def _agreed(request: RunRequest, group: Group) -> RunRequest:
@@ -145,8 +147,13 @@ def _folder_of(session: TrainingSession) -> Iterator[Path]:
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0
     folder = make_folder(settings.output, session.run_id, exists=exists)
-    with written_config(folder, settings):
-        yield folder
+    try:
+        with written_config(folder, settings):
+            yield folder
+    except InvalidInput:  # of a run that is refused before it has done anything nothing is left
+        if not exists:
+            remove_unused(folder)
+        raise
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 from paceline.core.strategy import Strategy
 from paceline.strategies import allreduce, hierarchy, hogbatch, host, local, subbatch, tree, wheel
 
@@ -22,28 +23,33 @@ EXCHANGES = {name: one for name, one in STRATEGIES.items() if one.calibrate is n
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.run and not one.is_led}
 
 
-def find_strategy(name: str, among: Mapping[str, Strategy] | None = None) -> Strategy:
+def find_strategy(
+    name: str, among: Mapping[str, Strategy] | None = None, why: str = ""
+) -> Strategy:
     """Return the strategy of that name, or of package.module:record; InvalidInput lists the known.
 
-    `among` restricts the names to some of the table.
+    `among` restricts the names to some of the table, and `why` says what the others are or lack.
     """
     known = STRATEGIES if among is None else among
     if name in known:
         return known[name]
     if ":" in name:
         return _imported(name)
-    problem = "can be planned, but not run here" if name in STRATEGIES else "is not known"
-    raise InvalidInput(f"strategy: {name!r} {problem}; choose one of {', '.join(known)}")
+    if name in STRATEGIES:
+        raise InvalidInput(f"strategy: {name!r} {why}; choose one of {', '.join(known)}")
+    raise not_known("strategy", name, known)
 
 
 def find_runnable(name: str) -> Strategy:
     """Return the strategy of that name that can be trained with; InvalidInput lists the known."""
-    return find_strategy(name, {name: one for name, one in STRATEGIES.items() if one.run})
+    runnable = {name: one for name, one in STRATEGIES.items() if one.run}
+    return find_strategy(name, runnable, "can be planned, but not run here")
 
 
 def find_exchange(name: str) -> Strategy:
     """Return the strategy of that name whose exchange can be measured by itself."""
-    return find_strategy(name, EXCHANGES)
+    why = "can be trained with and planned, but its exchange cannot be measured by itself"
+    return find_strategy(name, EXCHANGES, why)
 
 
 def _imported(name: str) -> Strategy:

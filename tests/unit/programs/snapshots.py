@@ -19,6 +19,7 @@ from paceline.strategies.wheel.server import ParameterServer
 
 FOLDER = CheckpointFolder(Path("snapshots"))
 KILLS = 12
+LAYOUT = '{"settings": {}}'
 
 model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300), nn.Linear(300, 2))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -33,7 +34,7 @@ def save_for_ever() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(server.version)
-        writer.save(server.version, *state_of(server, "run", "layout"), wait=True)
+        writer.save(server.version, *state_of(server, "run", LAYOUT), wait=True)
 
 
 def version() -> int:
@@ -54,7 +55,7 @@ for kill in range(KILLS):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert load(FOLDER, server, layout="layout", run_id="run")[1].version >= seen > before
+    assert load(FOLDER, server, layout=LAYOUT, run_id="run")[1].version >= seen > before
     assert {float(end) for p in model.parameters() for end in (p.min(), p.max())} == {
         server.version
     }

@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from paceline.core.blame import told
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
@@ -188,7 +189,7 @@ def main() -> None:
         return  # the coordinator is gone, or has dropped this worker
     except (Exception, SystemExit) as error:
         by_input = isinstance(error, InvalidInput)
-        reason = str(error) if by_input else repr(error)
+        reason = told(error, settings.number)
         with suppress(ConnectionError):  # another worker has failed first
             wire.send(Failure(by_input, " ".join(reason.split())).pack())
         return

@@ -34,6 +34,7 @@ from paceline.checkpoints.tensor_file import Tensors
 from paceline.checkpoints.writer import BackgroundWriter
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
+from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import first_fault
 from paceline.strategies.wheel.membership import WorkerProgress
 from paceline.strategies.wheel.server import ALL_WORKERS, ParameterServer
@@ -164,11 +165,15 @@ def load(
         raise InvalidInput(f"{loaded.path}: server.json: {first_fault(error)}") from None
     for what, wanted, found in (
         ("run", run_id, progress.run_id),
-        ("layout", layout, progress.layout),
         ("number of workers", len(server.workers.all), len(progress.workers)),
     ):
         if wanted not in (None, found):
             raise InvalidInput(f"{loaded.path}: the snapshot's {what} is {found}, not {wanted}")
+    if (other := difference(layout, progress.layout)) is not None:
+        raise InvalidInput(
+            f"resume: {loaded.path} is of another run, with {other}; another run begins anew, "
+            "without resume"
+        )
     try:
         _load_state(server, loaded)
     except InvalidInput as error:

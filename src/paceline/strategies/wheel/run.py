@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from hashlib import sha256
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -123,8 +122,7 @@ class WheelRunner:
                     "a time, as 60s, or never"
                 )
             every_s = interval.seconds
-        layout = sha256(self._job.layout.encode()).hexdigest()
-        known = every_s, self._server, self._run_id, layout, settings.keep
+        known = every_s, self._server, self._run_id, self._job.layout, settings.keep
         if settings.resume is not None:
             earlier = Checkpoints(settings.resume / _CHECKPOINTS, *known)
             logger.info("%s", earlier.resume(self._epochs, self._job.steps_per_epoch))

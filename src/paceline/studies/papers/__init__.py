@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 from paceline.studies.papers.paper_tables import Paper
 
 NAMES = ("cgdp", "wheel", "dgx1", "hogbatch", "dettmers8bit")
@@ -11,6 +11,6 @@ NAMES = ("cgdp", "wheel", "dgx1", "hogbatch", "dettmers8bit")
 def paper(name: str) -> Paper:
     """Compute a paper's tables with our values. Raises InvalidInput for another name."""
     if name not in NAMES:
-        raise InvalidInput(f"paper: {name!r} is not known; choose one of {', '.join(NAMES)}")
+        raise not_known("paper", name, NAMES)
     found: Paper = import_module(f"paceline.studies.papers.{name}").paper()
     return found

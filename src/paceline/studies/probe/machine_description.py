@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from paceline.core.losses import Losses
+from paceline.core.losses import Losses, unrest_between
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
 from paceline.core.wire_format import Kernel
 from paceline.measure.devices import CONVOLUTION, LINEAR, CodecFigures, DeviceFigures
@@ -58,6 +58,17 @@ def machine_of(
         ),
         losses=Losses.none(method),
     )
+
+
+def unrest_of(ranks: Sequence[RankFigures]) -> float:
+    """Return how far measurements of arithmetic lie from their median, over that.
+
+    Those of each rank, and of the ranks among each other, whose devices are of one kind.
+    """
+    own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
+    within = (unrest_between(one.lower, one.median, one.upper) for one in own)
+    speeds = [rank.device.convolution.median for rank in ranks]
+    return max(*within, unrest_between(min(speeds), sum(speeds) / len(speeds), max(speeds)))
 
 
 def name_from(text: str) -> str:

@@ -4,6 +4,7 @@
 every rank calls `work` itself. Only rank 0 prints and writes.
 """
 
+import logging
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ import torch
 from pydantic import Field
 
 from paceline.core.errors import InvalidInput
+from paceline.core.losses import busy_warning
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
 from paceline.devices import device_of, num_gpus
@@ -38,6 +40,7 @@ from paceline.studies.probe.link_speeds import Links
 _NUM_MEASURED = 20  # about as many quantities share the time
 _PATIENCE_S = 60.0  # beyond the time that is asked for, before a rank counts as lost
 _MOST_BY_DEFAULT = 2
+logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 _COMMENT = """Measured by `paceline probe`: each source says how, and gives medians and quartiles.
 Rates are what was reached while all workers were at work."""
@@ -179,6 +182,10 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
         description.RankFigures.model_validate(row)
         for row in group.gather(own.model_dump(mode="json"))
     ]
+    so = "this file's figures are as uncertain: probe again when it is quiet"
+    warning = busy_warning(description.unrest_of(rows), "measured speeds of equal devices", so)
+    if warning is not None and group.rank == 0 and device.kind == DeviceKind.CPU:
+        logger.warning("%s", warning)
     hosts = sorted({tuple(members) for members in group.gather(list(place.members))})
     method = (
         f"measured by paceline probe {version('paceline')} on {time.strftime('%Y-%m-%d')}, "

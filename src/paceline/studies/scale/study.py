@@ -102,7 +102,7 @@ def study_model(settings: ScaleSettings) -> StudyModel:
         if settings.input_shape is not None and own_recipe(settings.model) is None:
             _shape_of(settings)  # tokens of another length could be described, but not be trained
         workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
-    *larger, smallest = sorted(settings.batch, reverse=True)
+    *larger, smallest = sorted(settings.batch_size, reverse=True)
     for size in larger:
         with suppress(InvalidInput):
             workload(size)

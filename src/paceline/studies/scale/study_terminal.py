@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.records.scale import ScaleCell, ScaleResult, Scaling
+from paceline.core.losses import busy_warning, unrest_between
+from paceline.core.timeline import Origin
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling, timed
 from paceline.report.format import duration
 from paceline.studies.scale.study_runs import StudyRun
 
@@ -73,7 +75,21 @@ def sentences(result: ScaleResult) -> list[str]:
         point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
         more = f" (and {len(others)} more)" if others else ""
         lines.append(f"failed: {point}: {reason}{more}")
+    warning = busy_warning(unrest_of(result.cells), "repetitions", "what follows is as uncertain")
+    lines += [] if warning is None else [warning]
     return lines + [insight.sentence for insight in result.insights]
+
+
+def unrest_of(cells: Iterable[ScaleCell]) -> float:
+    """Return how far repetitions that took place lie from their median, over that, at most."""
+    return max(
+        (
+            unrest_between(cell.spread[0], cell.epoch_s, cell.spread[1])
+            for cell in timed(cells)
+            if cell.spread is not None and cell.kind is not Origin.PREDICTED
+        ),
+        default=0.0,
+    )
 
 
 def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:

@@ -1,0 +1,84 @@
+"""What failed, in one line: the user's own code by file and line, full memory, full disks.
+
+    ValueError: no such mode (worker 1, at mine.py:12)
+    worker 1 is out of memory at mine.py:12: CUDA out of memory. Tried to allocate 2.00 GiB ...
+    output: no space left on device: runs/report.html (worker 0); make room, or write elsewhere
+
+Without torch, whose errors are known by their names and words.
+"""
+
+import errno
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+from paceline.core.errors import InvalidInput, PacelineError, first_line
+
+_PACELINE = str(Path(__file__).parents[1]) + os.sep
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple(
+    str(Path(_PATHS[name])) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_SCRIPTS = tuple(str(Path(path)) + os.sep for path in (_PATHS["scripts"], Path(sys.prefix) / "bin"))
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_FULL_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+_LESS_MEMORY = "a smaller --batch-size, or --accumulate, takes less"
+
+
+def told(error: BaseException, worker: str | int | None = None) -> str:
+    """Return in one line what failed, and whose it was; `worker` is the one that says so."""
+    if isinstance(error, PacelineError):
+        return str(error)
+    who = "this process" if worker is None else f"worker {worker}"
+    place = place_of(error)
+    at = "" if place is None else f" at {place}"
+    if isinstance(error, SystemExit):
+        return f"the model or its data ended {who} by sys.exit({error}){at}"
+    if isinstance(error, OSError) and error.errno in _FULL:
+        name = "" if error.filename is None else f": {error.filename}"
+        return f"output: {error.strerror}{name} ({who}{at}); make room, or write elsewhere"
+    if _is_full_memory(error):
+        return f"{who} is out of memory{at}: {first_line(error)}; {_LESS_MEMORY}"
+    if place is not None:
+        return f"{first_line(error)} ({who}{at})"
+    where = "" if worker is None else f" in worker {worker}"
+    return f"internal error{where}: {error!r} (--debug shows where)"
+
+
+def exit_code(error: BaseException) -> int:
+    """Return 2 if the input is to blame, 1 for another error."""
+    return 2 if isinstance(error, InvalidInput) else 1
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return FILE:LINE of the user's code that raised the error, or called what raised it.
+
+    None if there is no such code, or if it has called Paceline's, which then is to blame.
+    """
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if name.startswith(_PACELINE):
+            found = None
+        elif not name.startswith(("<", *_LIBRARIES, *_SCRIPTS)):
+            found = f"{_from_here(name)}:{line}"
+    return found
+
+
+def _is_full_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(
+        words in str(error) for words in _OF_FULL_MEMORY
+    )
+
+
+def _from_here(name: str) -> str:
+    """Return the path of a file, shortened where it lies below the current folder."""
+    path = Path(name)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)

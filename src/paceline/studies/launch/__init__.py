@@ -1,0 +1,1 @@
+"""Files and commands by which launchers and clusters start a training of several machines."""

@@ -1,0 +1,97 @@
+"""The commands of `paceline launch`, as they are written, really started on two hosts."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from host import Host
+from hosts import TwoHosts
+from wire import ADDRESSES, INTERFACE
+
+from processes import DEADLINE_S
+
+TRAINING = (
+    *("lenet5", "--data", "synthetic:1x32x32,classes=10,samples=640", "--batch-size", "32"),
+    *("--steps", "8", "--profile-s", "0.2", "--deadline-s", "120", "--seed", "7"),
+    *("--workers", "2", "--nodes", "2", "--checkpoint-every", "never"),
+)
+
+
+def emitted(launcher: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", "paceline", "launch", *TRAINING, "--emit", launcher]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def on_both(
+    hosts: tuple[Host, ...], scripts: list[str], folders: list[Path], extra=({}, {})
+) -> None:
+    """Run a script of bash on each host, and expect both to succeed."""
+    own = str(Path(sys.executable).parent)
+    usual = os.environ | {
+        "PATH": f"{own}:{os.environ['PATH']}",
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    started = []
+    for host, script, folder, more in zip(hosts, scripts, folders, extra, strict=True):
+        folder.mkdir()
+        # The host has mounts of its own, and begins in its root.
+        there = f"cd '{folder}' && {script}"
+        command = host.on_host("timeout", str(DEADLINE_S), "bash", "-c", there)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, env=usual | more, **pipes))
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+
+
+def is_trained_by_two(folder: Path) -> None:
+    (path,) = folder.glob("runs/*/result.json")
+    result = json.loads(path.read_text())
+    assert result["settings"]["workers"] == 2
+    assert len(result["peak_memory_bytes"]) == 2
+    assert result["settings"]["steps"] == 8
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "first", tmp_path / "second"]
+
+
+def test_the_commands_of_torchrun_train_on_two_hosts(hosts: TwoHosts, folders: list[Path]) -> None:
+    text = emitted("torchrun", "--master", ADDRESSES[0])
+    commands = re.findall(r"^torchrun .*$", text, re.MULTILINE)
+    assert len(commands) == 2
+    on_both(hosts.hosts, commands, folders)
+    is_trained_by_two(folders[0])
+
+
+def test_the_task_of_skypilot_trains_on_two_hosts(hosts: TwoHosts, folders: list[Path]) -> None:
+    run = yaml.safe_load(emitted("skypilot"))["run"]
+    known = {"SKYPILOT_NODE_IPS": "\n".join(ADDRESSES), "SKYPILOT_NUM_NODES": "2"}
+    ranks = [known | {"SKYPILOT_NODE_RANK": str(rank)} for rank in range(2)]
+    on_both(hosts.hosts, [run, run], folders, ranks)
+    is_trained_by_two(folders[0])
+
+
+def test_a_train_job_trains_with_the_variables_of_its_controller(
+    hosts: TwoHosts, folders: list[Path]
+) -> None:
+    trainer = yaml.safe_load(emitted("kubernetes", "--image", "mine:1"))["spec"]["trainer"]
+    command = [*trainer["command"], *trainer["args"]]
+    known = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+        "PET_MASTER_ADDR": ADDRESSES[0],
+        "PET_MASTER_PORT": "29400",
+    }
+    script = " ".join(f"'{word}'" for word in command)
+    ranks = [known | {"PET_NODE_RANK": str(rank)} for rank in range(2)]
+    on_both(hosts.hosts, [script, script], folders, ranks)
+    is_trained_by_two(folders[0])
