@@ -1,8 +1,10 @@
 """The C++ part of Paceline."""
 
 from paceline.native._native import (
+    Activation,
     Arena,
     Codebook,
+    DenseChain,
     DType,
     Fault,
     FourBitTable,
@@ -20,8 +22,10 @@ from paceline.native._native import (
 )
 
 __all__ = [
+    "Activation",
     "Arena",
     "Codebook",
+    "DenseChain",
     "DType",
     "Fault",
     "FourBitTable",
