@@ -1,7 +1,7 @@
 """A thread's training on a few samples of a plain network, in C++ and without the GIL.
 
-In torch a batch of one sample costs about as much as one of sixteen: each layer's forward and
-backward, and each parameter's update, is a handful of calls of Python and of torch's dispatcher, all
+In torch a batch of one sample costs about as much as one of sixteen: forward and backward of each
+layer, and the update of each parameter, are calls of Python and of torch's dispatcher, most of them
 under the GIL, so that the threads of a worker wait for each other. `DenseChain` takes all layers in
 three calls. It knows one kind of network, and only what is exactly that is given to it.
 """
@@ -18,7 +18,10 @@ from paceline.exchange.step import Learning
 from paceline.native import Activation, DenseChain
 from paceline.recipes.classification import class_loss
 
-MOST_SAMPLES = 8  # beyond, torch's matrix products are faster than the way to them is long
+MOST_SAMPLES = 64
+# Beyond so many samples, or multiplications, torch's matrix products win back what it takes to get
+# to them: 0.8 ms, with two to eight layers.
+_FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**20
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -34,7 +37,7 @@ class DenseLayer(NamedTuple):
 
 
 class DenseThread:
-    """One thread's batches of up to `MOST_SAMPLES` samples, on the model and momenta of torch.
+    """One thread's batches of up to `most_samples`, on the model and momenta of torch.
 
     The momenta lie in the optimizer's state, where torch's own steps use them, too.
     """
@@ -44,6 +47,8 @@ class DenseThread:
     ) -> None:
         self._layers, self._samples, self._optimizer = layers, samples, optimizer
         self._chain: DenseChain | None = None
+        num_weights = sum(one.linear.weight.numel() for one in layers)
+        self.most_samples = min(MOST_SAMPLES, max(_FEW_SAMPLES, _MOST_PRODUCTS // num_weights))
         optimizer.register_load_state_dict_post_hook(self._forget)
 
     @classmethod
@@ -67,7 +72,7 @@ class DenseThread:
 
     def forward(self, rows: Tensor) -> float:
         """Return the mean loss of these samples; NaN for batches that torch has to look at."""
-        if not 0 < len(rows) <= MOST_SAMPLES:
+        if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._known_chain().forward(rows)
 
@@ -138,11 +143,14 @@ def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
             found.append(DenseLayer(leaf, Activation.NONE))
         elif kind in _ACTIVATIONS and found and found[-1].activation is Activation.NONE:
             found[-1] = found[-1]._replace(activation=_ACTIVATIONS[kind])
-        elif not (isinstance(leaf, nn.Flatten) and kind is nn.Flatten and number == 0):
-            return None
-        elif (leaf.start_dim, leaf.end_dim) != (1, -1):
+        elif number > 0 or not _flattens_samples(leaf):
             return None
     return found if found and all(map(_is_learnt, found)) else None
+
+
+def _flattens_samples(leaf: nn.Module) -> bool:
+    is_flatten = isinstance(leaf, nn.Flatten) and type(leaf) is nn.Flatten
+    return is_flatten and (leaf.start_dim, leaf.end_dim) == (1, -1)
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
