@@ -174,6 +174,36 @@ def test_any_other_way_to_learn_is_torch_s(learning: Learning, options: dict):
     assert thread_of(built("rectifiers"), learning, **options) is None
 
 
+def test_an_optimizer_with_hooks_or_a_scheduler_is_torch_s():
+    model = built("rectifiers")
+    learning = Learning(class_loss)
+    hooked_one = torch.optim.SGD(model.parameters(), 0.1)
+    hooked_one.register_step_post_hook(lambda *of_step: None)
+    scheduled = torch.optim.SGD(model.parameters(), 0.1)
+    torch.optim.lr_scheduler.ConstantLR(scheduled)  # which replaces the optimizer's step
+    two_rates = torch.optim.SGD([{"params": [one]} for one in model.parameters()], 0.1)
+    adam = torch.optim.Adam(model.parameters(), 0.1)
+    for optimizer in (hooked_one, scheduled, two_rates, adam):
+        assert DenseThread.of(model, samples(), optimizer, learning) is None
+
+
+def test_hooks_of_all_modules_are_called():
+    handle = nn.modules.module.register_module_forward_hook(lambda *of_module: None)
+    try:
+        assert thread_of(built("rectifiers")) is None
+    finally:
+        handle.remove()
+
+
+def test_images_need_a_network_that_flattens_them():
+    data = samples()
+    images = TensorSamples(data.inputs.reshape(-1, 1, 37), data.targets)
+    for model, is_known in ((MLP(WIDTHS), True), (nn.Sequential(nn.Linear(37, 5)), False)):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        thread = DenseThread.of(model, images, optimizer, Learning(class_loss))
+        assert (thread is not None) is is_known
+
+
 def test_what_is_not_finite_is_left_to_torch():
     model = built("rectifiers")
     thread, before = thread_of(model), copy.deepcopy(model.state_dict())

@@ -142,9 +142,15 @@ Rows = list[tuple[str, ...]]
 
 def summary_rows(sides: SideBySide) -> tuple[tuple[str, ...], Rows]:
     """Return the head and the rows of the table with a line for each run."""
-    head = ("run", "differs in", f"lowest {sides.loss}", f"to {sides.reached:.4f}", "samples/s")
+    head: tuple[str, ...] = (
+        "run",
+        "differs in",
+        f"lowest {sides.loss}",
+        f"to {sides.reached:.4f}",
+        "samples/s",
+    )
     head += ("updates", "share of each worker", "busy")
-    rows = [
+    rows: Rows = [
         (
             run.name,
             run.differs,

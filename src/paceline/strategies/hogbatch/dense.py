@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import Optimizer
 
 from paceline.data.dataset import IndexedSamples, TensorSamples
@@ -27,6 +28,7 @@ _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}  # fields of SGD
 _MOMENTUM = "momentum_buffer"  # in the state of torch's SGD
+_Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
 
 
 class DenseLayer(NamedTuple):
@@ -59,7 +61,10 @@ class DenseThread:
         layers = _layers_of(model)
         if layers is None or not _is_plain(layers, samples, learning):
             return None
-        if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) > 1:
+        assert isinstance(samples, TensorSamples)
+        if samples.inputs.ndim != 2 and not _flattens_samples(_leaves_of(model)[0]):
+            return None
+        if type(optimizer) is not torch.optim.SGD or not _steps_alone(optimizer):
             return None
         group = optimizer.param_groups[0]
         known = [one for layer in layers for one in layer.linear.parameters()]
@@ -67,7 +72,6 @@ class DenseThread:
         is_whole = is_whole and len(group["params"]) == len(known)  # none is tied
         if not is_whole or any(group[name] != value for name, value in _PLAIN.items()):
             return None
-        assert isinstance(samples, TensorSamples)
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
@@ -83,23 +87,23 @@ class DenseThread:
     def step(self) -> None:
         """Update the model with these gradients, at the optimizer's learning rate."""
         group = self._optimizer.param_groups[0]
-        self._known_chain().step(group["lr"], group["momentum"])
+        self._known_chain().step(float(group["lr"]), group["momentum"])
 
     def _known_chain(self) -> DenseChain:
         if self._chain is None:
             inputs, classes = self._samples.inputs, self._samples.targets
-            layers = [
-                (*map(_values, (one.linear.weight, one.linear.bias)), *self._momenta(one), one[1])
-                for one in self._layers
-            ]
+            layers = [self._tensors(one) for one in self._layers]
             self._chain = DenseChain(layers, inputs.flatten(1), classes)
         return self._chain
 
-    def _momenta(self, layer: DenseLayer) -> tuple[Tensor | None, Tensor | None]:
-        if not self._optimizer.param_groups[0]["momentum"]:
-            return None, None
+    def _tensors(self, layer: DenseLayer) -> _Tensors:
+        """Return the weight and the bias of a layer, their momenta, and the activation."""
         weight, bias = layer.linear.weight, layer.linear.bias
-        return self._momentum(weight), None if bias is None else self._momentum(bias)
+        values = weight.detach(), None if bias is None else bias.detach()
+        if not self._optimizer.param_groups[0]["momentum"]:
+            return (*values, None, None, layer.activation)
+        momenta = self._momentum(weight), None if bias is None else self._momentum(bias)
+        return (*values, *momenta, layer.activation)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         """Return a parameter's momentum, which is zero before the first step, as in torch."""
@@ -111,10 +115,6 @@ class DenseThread:
 
     def _forget(self, optimizer: Optimizer) -> None:
         self._chain = None  # the state has other tensors now
-
-
-def _values(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else parameter.detach()
 
 
 def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:
@@ -132,9 +132,18 @@ def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learn
     return inputs.ndim > 1 and [inputs_of for inputs_of, _ in widths] == ends[:-1]
 
 
+def _steps_alone(optimizer: Optimizer) -> bool:
+    """Return True if its step, with one learning rate, is all that happens in a step."""
+    own: dict[str, Any] = optimizer.__dict__
+    hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
+    return len(optimizer.param_groups) == 1 and not hooks and "step" not in own
+
+
 def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
     """Return the layers of a chain that torch would run exactly so; None for any other model."""
     found: list[DenseLayer] = []
+    if _has_any_global_hook():
+        return None
     for number, leaf in enumerate(_leaves_of(model)):
         kind = type(leaf)
         if not _is_untouched(leaf) or not leaf.training:
@@ -149,17 +158,16 @@ def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
 
 
 def _flattens_samples(leaf: nn.Module) -> bool:
-    is_flatten = isinstance(leaf, nn.Flatten) and type(leaf) is nn.Flatten
-    return is_flatten and (leaf.start_dim, leaf.end_dim) == (1, -1)
+    if not isinstance(leaf, nn.Flatten) or type(leaf) is not nn.Flatten:
+        return False
+    return leaf.start_dim == 1 and leaf.end_dim == -1
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules that a nest of `nn.Sequential` calls in turn, others as they are."""
-    kind = type(model)
-    runs_its_modules = isinstance(model, nn.Sequential) and (
-        kind.forward is nn.Sequential.forward
-        and kind.__iter__ is nn.Sequential.__iter__
-        and kind.__call__ is nn.Module.__call__
+    runs_its_modules = isinstance(model, nn.Sequential) and all(
+        getattr(type(model), name) is getattr(nn.Sequential, name)
+        for name in ("forward", "__iter__", "__call__")
     )
     if not runs_its_modules or not _is_untouched(model):
         return [model]
