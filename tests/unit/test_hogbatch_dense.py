@@ -24,7 +24,7 @@ WIDTHS = (37, 50, 33, 5)  # none of which is a whole number of vectors
 NETWORKS = {"rectifiers": lambda: MLP(WIDTHS), "sigmoids": lambda: SigmoidMLP(WIDTHS)}
 
 
-def samples(num: int = 100) -> TensorSamples:
+def samples(num: int = 300) -> TensorSamples:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(num, 37, generator=generator)
     return TensorSamples(inputs, torch.randint(5, (num,), generator=generator))
@@ -70,7 +70,7 @@ def test_steps_are_those_of_torch_in_float64(network: str, momentum: float, size
 
 def test_small_and_large_batches_share_the_momentum():
     """Those of C++ and of torch in turn, as one process of torch does it; also after a restore."""
-    data, rows = samples(), [torch.arange(n) for n in (2, 70, 5, 70, 1, 70)]
+    data, rows = samples(), [torch.arange(n) for n in (2, 280, 5, 280, 1, 280)]
     memory = SharedTensors.of(tensors_of(built("rectifiers")), "a model")
     make = optimizer_of("sgd", 0.1, 0.9)
     recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
@@ -211,7 +211,7 @@ def test_what_is_not_finite_is_left_to_torch():
     data = thread._samples
     data.inputs[3, 7], data.targets[4], data.targets[5] = nan, -1, 5
     assert all(isnan(thread.forward(torch.tensor([0, row]))) for row in (3, 4, 5))
-    assert all(isnan(thread.forward(torch.tensor([row]))) for row in (100, -1))
+    assert all(isnan(thread.forward(torch.tensor([row]))) for row in (300, -1))
     assert isnan(thread.forward(torch.arange(MOST_SAMPLES + 1)))
     with torch.no_grad():
         next(model.parameters())[0] = torch.inf
@@ -231,7 +231,9 @@ def test_a_bad_class_is_the_error_that_torch_has():
     memory.close()
 
 
-@pytest.mark.parametrize(("widths", "most"), [((37, 5), 64), ((37, 512, 512, 5), 4)])
+@pytest.mark.parametrize(
+    ("widths", "most"), [((37, 5), 256), ((37, 512, 512, 5), 7), ((37, 1024, 1024, 5), 4)]
+)
 def test_the_wider_the_network_the_fewer_samples(widths, most):
     thread = thread_of(MLP(widths))
     assert thread is not None

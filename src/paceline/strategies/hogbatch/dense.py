@@ -19,10 +19,10 @@ from paceline.exchange.step import Learning
 from paceline.native import Activation, DenseChain
 from paceline.recipes.classification import class_loss
 
-MOST_SAMPLES = 64
+MOST_SAMPLES = 256
 # Beyond so many samples, or multiplications, torch's matrix products win back what it takes to get
 # to them: 0.8 ms, with two to eight layers.
-_FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**20
+_FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
