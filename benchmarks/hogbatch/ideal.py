@@ -77,7 +77,7 @@ def _compared(
 
 def _tuned(way: _Way, quick: bool) -> tuple[float, float]:
     """Return the time with the best learning rate of the grid, and that rate."""
-    rates = RATES[1:3] if quick else RATES
+    rates = RATES[2:3] if quick else RATES
     return min((_time_to(way, rate, _TUNED, quick)[0], rate) for rate in rates)
 
 
