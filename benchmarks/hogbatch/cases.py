@@ -93,7 +93,8 @@ class Goal:
 def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
     """Return the seconds of training until the test loss is reached, None if it is not, and more.
 
-    `epoch_s` is what an epoch takes. A run whose loss is not finite has not reached it either.
+    `epoch_s` is what an epoch takes, `samples` are those until the loss. A run whose loss is not
+    finite has not reached it either.
     """
     start_loss = log(dataset(wanted.data == QUICK_DATA, wanted.seed).num_classes)
     try:
@@ -102,11 +103,14 @@ def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
-        return {"seconds": None, "epoch_s": None}
+        return {"seconds": None, "epoch_s": None, "samples": None, "samples_per_s": None}
     tested = [(epoch.seconds, epoch.test_loss) for epoch in outcome.epochs]
+    seconds = crossing_s(goal, start_loss, tested)
     return {
-        "seconds": crossing_s(goal, start_loss, tested),
-        "epoch_s": sum(seconds for seconds, _ in tested) / len(tested),
+        "seconds": seconds,
+        "epoch_s": sum(own_s for own_s, _ in tested) / len(tested),
+        "samples": None if seconds is None else seconds * outcome.samples_per_s,
+        "samples_per_s": outcome.samples_per_s,
     }
 
 

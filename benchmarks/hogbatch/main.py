@@ -13,6 +13,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import coordinator  # noqa: E402
+import ideal  # noqa: E402
 import public  # noqa: E402
 import ratios  # noqa: E402
 import tables  # noqa: E402
@@ -24,6 +25,7 @@ PARTS = {
     "coordinator": coordinator.measure,
     "ratios": ratios.measure,
     "target": target.measure,
+    "ideal": ideal.measure,
     "public": public.measure,
 }
 

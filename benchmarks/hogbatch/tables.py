@@ -17,6 +17,7 @@ def of(part: str, figures: dict[str, Any]) -> str:
         "coordinator": _coordinator,
         "ratios": _ratios,
         "target": _target,
+        "ideal": _ideal,
         "public": _public,
     }[part](figures)
 
@@ -60,17 +61,37 @@ def _ratios(figures: dict[str, Any]) -> str:
 
 def _target(figures: dict[str, Any]) -> str:
     rows = [
-        (ratio, way, _shown(row["rate"]), _shown(row["median_s"]), _list(row["seconds"]))
+        (
+            *(ratio, way, _shown(row["rate"]), _shown(row["median_s"]), _list(row["seconds"])),
+            _times(row.get("faster")),
+        )
         for ratio, ways in figures.items()
         for way, row in ways.items()
     ]
-    head = ("speeds", "way", "learning rate", "median s", "s of each seed")
+    head = ("speeds", "way", "learning rate", "median s", "s of each seed", "times as fast")
     return table("Time to the target loss", head, rows)
+
+
+def _ideal(figures: dict[str, Any]) -> str:
+    rows = [
+        (speeds, way, _times(row["faster"]), f"{row['updates']:,}")
+        for speeds, ways in figures.items()
+        for way, row in ways.items()
+    ]
+    head = ("speeds", "way", "times as fast", "updates to the loss")
+    return table("Update by update, as if nothing but arithmetic took time", head, rows)
 
 
 def _public(figures: dict[str, Any]) -> str:
     rows = [(way, _shown(row["epoch_s"]), _shown(row["seconds"])) for way, row in figures.items()]
     return table("Public alternatives", ("way", "s an epoch", "s to the target"), rows)
+
+
+def _times(faster: dict[str, float] | None) -> str:
+    """Return how many times as fast as the fast worker alone: medians, and seed by seed."""
+    if faster is None:
+        return "-"
+    return f"{faster['of_medians']:.2f} ({faster['least']:.2f} to {faster['most']:.2f})"
 
 
 def _list(values: list[float | None]) -> str:

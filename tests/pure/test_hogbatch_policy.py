@@ -4,7 +4,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.policy import Policy, policy_of, proportional, updates_of
+from paceline.strategies.hogbatch.policy import (
+    AdaptivePolicy,
+    FixedPolicy,
+    expected_updates,
+    policy_of,
+    proportional_sizes,
+    updates_of,
+)
 
 CPU, GPU = WorkerSpec("cpu", 56), WorkerSpec("gpu")
 SPEEDS = (10.0, 2360.0)
@@ -49,21 +56,21 @@ def test_a_gpu_gets_at_most_the_workloads_batch_unless_told(batch_size, expected
     ],
 )
 def test_adaptive_is_algorithm_2(updates, size, expected):
-    policy = Policy((32, 32, 32), (4, 4, 4), (100, 100, 100))
+    policy = AdaptivePolicy((32, 32, 32), (4, 4, 4), (100, 100, 100))
     assert policy.next_batch(0, updates, (size, 1, 1)) == expected
 
 
 @given(size=st.integers(1, 10_000), alpha=st.floats(1.001, 8))
 def test_a_size_that_should_change_does(size, alpha):
     # Rounding to the nearest would leave small sizes as they are for ever.
-    policy = Policy((1, 1), (0, 0), (10**6,) * 2, alpha)
+    policy = AdaptivePolicy((1, 1), (0, 0), (10**6,) * 2, alpha)
     assert policy.next_batch(0, (1, 2), (size, 1)) < size
     assert policy.next_batch(0, (2, 1), (size, 1)) > size
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8), st.integers(1, 5000))
 def test_proportional_hands_out_every_sample(speeds, total):
-    sizes = proportional(speeds, total)
+    sizes = proportional_sizes(speeds, total)
     exact = [total * speed / sum(speeds) for speed in speeds]
     assert all(abs(size - share) <= 1 for size, share in zip(sizes, exact, strict=True))
     if min(exact) >= 1:
@@ -78,7 +85,7 @@ def test_threads_without_a_sample_make_no_update():
 
 
 def test_fixed_sizes_do_not_look_at_counts():
-    assert Policy.fixed((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4
+    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4
 
 
 @pytest.mark.parametrize(
@@ -94,3 +101,38 @@ def test_fixed_sizes_do_not_look_at_counts():
 def test_configurations_that_make_no_sense_are_refused(fields, says):
     with pytest.raises(ValidationError, match=says):
         Hogbatch(**fields)
+
+
+def test_a_worker_without_work_sees_what_others_have_done_and_no_more():
+    """Of twenty batches that the other was given none counts before it is done."""
+    ahead = [[], [(0.001, 1.0)] * 20]
+    assert expected_updates(0, [3.0, 7.0], ahead) == [3.0, 7.0]
+
+
+def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins():
+    ahead = [[(0.5, 4.0), (0.5, 4.0)], [(0.3, 1.0)] * 9, [(2.0, 1.0)]]
+    # At 1.0 s the second has done three, which end at 0.9, and the third none.
+    assert expected_updates(0, [10.0, 20.0, 30.0], ahead) == [18.0, 23.0, 30.0]
+
+
+BATCHES = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 8)), max_size=12)
+
+
+@given(st.lists(BATCHES, min_size=1, max_size=4), st.data())
+def test_expected_updates_are_between_those_made_and_those_given(ahead, data):
+    worker = data.draw(st.integers(0, len(ahead) - 1))
+    found = expected_updates(worker, [0.0] * len(ahead), ahead)
+    given_out = [sum(updates for _, updates in batches) for batches in ahead]
+    assert found[worker] == given_out[worker]
+    assert all(0 <= one <= most for one, most in zip(found, given_out, strict=True))
+
+
+def test_two_equal_workers_keep_their_sizes_however_many_batches_lie_ahead():
+    """As if all but the last of the other were done, the first to be given some was doubled."""
+    policy = AdaptivePolicy((8, 8), (1, 1), (512, 512))
+    ahead, sizes = ([], []), [8, 8]
+    for worker in (0, 1) * 10:
+        updates = expected_updates(worker, [5.0, 5.0], ahead)
+        sizes[worker] = policy.next_batch(worker, updates, sizes)
+        ahead[worker].append((1.0, 1.0))
+    assert sizes == [8, 8]

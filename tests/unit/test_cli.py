@@ -247,7 +247,7 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
         (["train", "--help"], "--set FIELD=VALUE"),
         (["rehearse", "--help"], "--stretch <str>"),
         (["plan", "--help"], "--machine <str>"),
-        (["compare", "--help"], "[second]"),
+        (["compare", "--help"], "{runs}..."),
         (["report", "--help"], "{folder}"),
         (["--version"], version("paceline")),
     ],

@@ -253,3 +253,57 @@ def test_the_values_of_features_are_those_of_the_file(
     expected[[0, 1, 1, 2, 3, 4], [0, 1, 3, 2, 0, 1]] = [0.1, 1e-30, -7, 3, 2, 1]
     np.testing.assert_array_equal(inputs.numpy(), expected)
     assert targets.tolist() == [0, 1, 0, 1, 0]
+
+
+FORMATS = {
+    # Of each data set: its file, the samples here, values of a line, and how one is written.
+    "covtype": ("covtype.libsvm.binary", 400, 12, "{:.0f}"),
+    "w8a": ("w8a", 300, 12, "1"),
+    "delicious": ("Delicious_data.txt", 200, 18, "{:.6f}"),
+    "real-sim": ("real-sim.bz2", 200, 52, "{:.17g}"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_in_the_published_format_hold_what_was_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows as in the published files, as wide as these: the arrays they were written of come back.
+
+    LIBSVM's files end their lines with a space; the repository's have labels with commas.
+    """
+    known, (file, count, values, form) = PUBLISHED[name], FORMATS[name]
+    resize(monkeypatch, name, counts=(count, 100) if known.test else (count,))
+    total = PUBLISHED[name].num_samples
+    generator = np.random.default_rng(5)
+    inputs = np.zeros((total, known.num_features), np.float32)
+    lines, labels = [], []
+    for row in range(total):
+        columns = np.sort(generator.choice(known.num_features, values, replace=False))
+        texts = [form.format(value) for value in generator.uniform(0.01, 3000, values)]
+        inputs[row, columns] = [np.float32(text) for text in texts]
+        first = int(known.labels is not None)  # the repository counts from 0
+        pairs = " ".join(f"{at + first}:{text}" for at, text in zip(columns, texts, strict=True))
+        if known.labels is None:
+            own = np.sort(generator.choice(known.num_classes, 1 + row % 25, replace=False))
+            labels.append(own.tolist())
+            lines.append(f"{','.join(map(str, own))} {pairs}\n")
+        else:
+            label = known.labels[row % 2]
+            labels.append(row % 2)
+            lines.append(f"{'+' if label > 0 and name != 'covtype' else ''}{label} {pairs} \n")
+    head = f"{total} {known.num_features} {known.num_classes}\n" if known.labels is None else ""
+    text = (head + "".join(lines[:count])).encode()
+    (tmp_path / file).write_bytes(bz2.compress(text) if file.endswith(".bz2") else text)
+    if known.test:
+        (tmp_path / known.test).write_text("".join(lines[count:]))
+    found, targets = both(load(f"{name}:{tmp_path}"))
+    if known.is_scaled:
+        low, high = inputs.min(0), inputs.max(0)
+        inputs = (inputs - low) / np.where(high > low, high - low, 1)
+    # The split has its own order: rows are found again by their values.
+    place = {row.tobytes(): number for number, row in enumerate(np.round(inputs, 4))}
+    numbers = [place[row.tobytes()] for row in np.round(found.numpy(), 4)]
+    assert sorted(numbers) == list(range(total))
+    of_rows = [one.nonzero()[0].tolist() if one.ndim else int(one) for one in targets.numpy()]
+    assert of_rows == [labels[number] for number in numbers]

@@ -1,5 +1,6 @@
 """Commands that study this machine, a model or the papers, or look at finished runs."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import validated
+
+_STEP_BY_STEP = 2  # runs: the steps of more cannot be laid beside each other
 
 
 def probe(
@@ -104,14 +107,51 @@ def papers(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    second: Annotated[
-        Path | None, typer.Argument(help="Another run; without it, as it was predicted.")
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs; of one, it is compared with its plan.")
+    ],
+    page: Annotated[
+        Path | None,
+        typer.Option(help="The file of a page with the runs' losses, updates and utilisation."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare two runs, or a run with its prediction."""
+    """Compare runs with each other, or a run with its prediction."""
+    first, *others = runs
+    if page is not None and not others:
+        raise InvalidInput(f"page: shows several runs; paceline report {first} writes that of one")
+    are_steps = len(runs) <= _STEP_BY_STEP
+    if are_steps:
+        _compare_steps(first, others[0] if others else None, as_json=as_json)
+    if page is not None or not are_steps:
+        _compare_losses(runs, page, as_json=as_json, are_steps=are_steps)
+
+
+def _compare_losses(
+    runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
+) -> None:
+    """Lay runs beside each other: their losses, updates and utilisation."""
+    from paceline.report.page import write_page
+    from paceline.report.side_by_side import side_by_side
+    from paceline.report.side_by_side_page import drawn
+    from paceline.report.terminal import console, side_by_side_tables
+
+    sides = side_by_side(runs)
+    if page is not None:
+        write_page(page, *drawn(sides))
+    if not as_json:
+        out = console()
+        for table in side_by_side_tables(sides):
+            out.print(table)
+        if page is not None:
+            out.print(f"written    {page}", soft_wrap=True)
+    elif not are_steps:  # whose one object has been printed
+        print_json(sides.model_dump())
+
+
+def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
+    """Compare the steps of two runs, or of a run with its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
     from paceline.records.result import check_run, read_run

@@ -1,8 +1,10 @@
 """The C++ part of Paceline."""
 
 from paceline.native._native import (
+    Activation,
     Arena,
     Codebook,
+    DenseChain,
     DType,
     Fault,
     FourBitTable,
@@ -20,9 +22,11 @@ from paceline.native._native import (
 )
 
 __all__ = [
+    "Activation",
     "Arena",
     "Codebook",
     "DType",
+    "DenseChain",
     "Fault",
     "FourBitTable",
     "Goal",

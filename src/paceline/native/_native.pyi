@@ -133,3 +133,19 @@ def cast_into(
     num_threads: int,
     instruction_set: str = "fastest",
 ) -> int: ...
+
+class Activation(enum.Enum):
+    NONE = 0
+    RELU = 1
+    SIGMOID = 2
+
+class DenseChain:
+    def __init__(
+        self,
+        layers: Sequence[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]],
+        inputs: Tensor,
+        classes: Tensor,
+    ) -> None: ...
+    def forward(self, rows: Tensor) -> float: ...
+    def backward(self) -> None: ...
+    def step(self, rate: float, momentum: float) -> None: ...

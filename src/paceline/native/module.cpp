@@ -8,6 +8,7 @@ void bind_arena(nanobind::module_& m);
 void bind_codec(nanobind::module_& m);
 void bind_four_bit(nanobind::module_& m);
 void bind_cast(nanobind::module_& m);
+void bind_dense(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
     // A program may end without closing its arenas: the kernel takes their memory back.
@@ -18,4 +19,5 @@ NB_MODULE(_native, m) {
     bind_codec(m);
     bind_four_bit(m);
     bind_cast(m);
+    bind_dense(m);
 }

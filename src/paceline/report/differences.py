@@ -64,7 +64,7 @@ def differences(left: RunResult, right: RunResult, table: Comparison) -> Differe
         for (name, unit), value in one.items()
         if (name, unit) in other
     )
-    settings = _different(_settings(left), _settings(right))
+    settings = _different(settings_of(left), settings_of(right))
     machine = _different(left.machine, right.machine)
     sentences = tuple(_sentences(figures, settings, machine, table))
     return Differences(figures=figures, settings=settings, machine=machine, sentences=sentences)
@@ -92,7 +92,8 @@ def _figures(result: RunResult) -> dict[tuple[str, str], float]:
     return values
 
 
-def _settings(result: RunResult) -> dict[str, Any]:
+def settings_of(result: RunResult) -> dict[str, Any]:
+    """Return the settings by which runs can differ, those of the strategy one by one."""
     settings = result.settings.model_dump(mode="json", exclude=_INDIFFERENT)
     options = settings.pop("options", {})
     settings |= {f"{name} (of the strategy)": value for name, value in options.items()}

@@ -1,5 +1,6 @@
 """The page: its frame, and which sections a folder's result gets."""
 
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -36,13 +37,18 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
             title, body = scale.drawn(result)
         case ProfileResult():
             title, body = profile.drawn(result, folder)
+    path = folder / "report.html"
+    write_page(path, title, body)
+    return path
+
+
+def write_page(path: Path, title: str, body: Iterable[Html]) -> None:
+    """Write a page with these sections, which opens without a network."""
     sections, code = "\n".join(body), ""
     if "<figure>" in sections:
         # Plotly's code is four megabytes. As text it stands at the end, where the page's script
         # runs it once the rest is to be seen.
         code = element("script", Html(get_plotlyjs()), type="text/plain", id="plotly")
     frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
-    title = element("title", f"{title} - Paceline")
-    path = folder / "report.html"
-    write_text(path, frame.substitute(title=title, body=sections, code=code))
-    return path
+    named = element("title", f"{title} - Paceline")
+    write_text(path, frame.substitute(title=named, body=sections, code=code))

@@ -12,6 +12,7 @@ from paceline.records.result import PlanRow, RunResult
 from paceline.report.differences import Differences
 from paceline.report.format import duration, nbytes, optional_share, score_text, share
 from paceline.report.format import number as plain
+from paceline.report.side_by_side import SideBySide, epoch_rows, summary_rows, time_rows
 
 _MOST_PLANS = 12
 
@@ -130,6 +131,16 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
             rows.append((one.name.replace("_", " "), *values))
         if rows:
             yield table(f"{what} that differ", ("", sides.left, sides.right), (), rows)
+
+
+def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
+    """Yield the runs, and their losses against time and against epochs."""
+    head, rows = summary_rows(sides)
+    note = f"Runs beside each other; below, the {sides.loss} over the lowest of all"
+    yield table(note, head[:2], head[2:], rows)
+    names = [run.name for run in sides.runs]
+    yield table("By time", ("after",), names, time_rows(sides))
+    yield table("By epoch", ("epoch",), names, epoch_rows(sides))
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:

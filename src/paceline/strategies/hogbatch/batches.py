@@ -24,7 +24,7 @@ class BatchReader:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._samples, self._name = recipe.samples, recipe.name
+        self.samples, self._name = recipe.samples, recipe.name
         self._is_tensors = isinstance(recipe.samples, TensorSamples)
         self._reading = nullcontext() if self._is_tensors else Lock()
 
@@ -33,7 +33,7 @@ class BatchReader:
         indices: Any = rows if self._is_tensors else rows.tolist()
         try:
             with self._reading:
-                return self._samples.__getitems__(indices)
+                return self.samples.__getitems__(indices)
         except PacelineError:
             raise
         except Exception as error:

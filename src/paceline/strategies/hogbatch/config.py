@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import DeviceKind
 
 PolicyName = Literal["hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive"]
@@ -20,6 +20,7 @@ MOST_WORKERS = 256
 _MOST_THREADS = 4096
 _FORM = "cpu:THREADS, cpu:THREADS@slow=FACTOR or gpu:INDEX"
 _ITEM = re.compile(r"(cpu|gpu):([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
+_OWN_POLICY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -33,6 +34,16 @@ def _in_order(thresholds: tuple[int, int]) -> tuple[int, int]:
     return thresholds
 
 
+def _known_policy(name: str) -> str:
+    known = get_args(PolicyName)
+    if name not in known and not _OWN_POLICY.fullmatch(name):
+        raise ValueError(
+            f"{shown(name)} is none of {', '.join(known)}, and not of the form "
+            "package.module:Policy"
+        )
+    return name
+
+
 Thresholds = Annotated[tuple[int, int], AfterValidator(_in_order)]
 
 
@@ -40,6 +51,7 @@ Thresholds = Annotated[tuple[int, int], AfterValidator(_in_order)]
 class Hogbatch:
     """A coordinator hands out batches to idle workers; `policy` decides how large they are.
 
+    It is one of `PolicyName`, or package.module:Policy of one's own (docs/hogbatch.md).
     `threads` are those of a worker on cores, by default its share of the host's. `cpu_batch` and
     `gpu_batch` are the smallest and the largest batch: the first of each thread, the second of a
     GPU, by default a 64th of the workload's batch and all of it. Policy `cpu_gpu` gives CPUs the
@@ -52,7 +64,7 @@ class Hogbatch:
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
-    policy: PolicyName = "adaptive"
+    policy: Annotated[str, AfterValidator(_known_policy)] = "adaptive"
     threads: Annotated[int, Field(ge=1)] | None = None
     cpu_batch: Thresholds = (16, 64)
     gpu_batch: Thresholds | None = None

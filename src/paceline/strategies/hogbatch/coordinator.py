@@ -255,12 +255,7 @@ class Coordinator:
 
     def _assign(self, worker: WorkerProcess) -> None:
         assert self.policy is not None
-        updates = []
-        for one in self._active:
-            # As if its assigned batches were done; of others the last may well not be by then.
-            expected = list(one.assigned) if one is worker else list(one.assigned)[:-1]
-            made = (policy.updates_of(one.spec, work.size, self._config.beta) for work in expected)
-            updates.append(one.updates + sum(made))
+        updates = self._expected_updates(worker)
         sizes = [one.size for one in self._active]
         worker.size = self.policy.next_batch(self._active.index(worker), updates, sizes)
         taken, counts = self._queue.take(worker.size), self._counts
@@ -274,6 +269,24 @@ class Coordinator:
         counts.num_batches += 1
         work = ExecuteWork(Command.TRAIN, number, taken.start, len(taken), rate, traced)
         worker.assign(work, counts.num_updates - worker.num_updates)
+
+    def _expected_updates(self, worker: WorkerProcess) -> list[float]:
+        """Return the updates of the active workers when this one begins its next batch.
+
+        What is done is read from shared memory: workers report several batches at once, and later.
+        """
+        made, ahead = [], []
+        for one in self._active:
+            committed = int(self._committed[one.number])
+            counted = [
+                (work, policy.updates_of(one.spec, work.size, self._config.beta))
+                for work in one.assigned
+            ]
+            made.append(one.updates + sum(n for work, n in counted if work.batch <= committed))
+            ahead.append(
+                [(one.expected_s(work.size), n) for work, n in counted if work.batch > committed]
+            )
+        return policy.expected_updates(self._active.index(worker), made, ahead)
 
     def _hand_out_to_idle(self) -> None:
         for worker in self._active:

@@ -5,21 +5,66 @@ updates that each worker has made (u of algorithm 2), and the sizes of the lates
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isinf
-from typing import Self
+from typing import Protocol
 
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.own_policy import OwnPolicy, own_policy
 
 MOST_REPORTED = 32  # batches in one message of a worker
 _PREFETCHED_S = 0.05  # of work; asking for the next batch takes some 0.3 ms
 _LEFT_OVER_PREFETCHED = 10  # so that at the end of an epoch no worker waits for another's queue
 
 
+class Policy(Protocol):
+    """Decides how large the next batch of a worker is.
+
+    One is made for some workers, and anew whenever one joins or is lost. `most`: the largest batch
+    of each, for which there has to be memory, and samples.
+    """
+
+    @property
+    def most(self) -> Sequence[int]:
+        """The largest batch of each worker."""
+
+    def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
+        """Return the size of the batch that the worker gets now, at least 1.
+
+        `updates` and `sizes` are those of all workers; a size is 0 before the first batch.
+        """
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that a policy is made for, and what was asked for.
+
+    `specs`: their devices, by `kind`, `threads` and `slow`. `speeds`: their samples/s with batches
+    of `batch_size`, the workload's; before they are known all are equal. `config`: the settings of
+    the strategy, such as `cpu_batch` and `alpha`.
+    """
+
+    specs: tuple[WorkerSpec, ...]
+    speeds: tuple[float, ...]
+    batch_size: int
+    config: Hogbatch
+
+
 @dataclass(frozen=True, slots=True)
-class Policy:
+class FixedPolicy:
+    """Batches that never change."""
+
+    most: tuple[int, ...]
+
+    def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
+        """Return the worker's size."""
+        return self.most[worker]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptivePolicy:
     """Algorithm 2: a worker behind all others in updates gets less, one ahead of all gets more.
 
     A size is divided or multiplied by `alpha`, down to the worker's `least` and up to its `most`,
@@ -31,16 +76,8 @@ class Policy:
     most: tuple[int, ...]
     alpha: float = 2.0
 
-    @classmethod
-    def fixed(cls, sizes: Sequence[int]) -> Self:
-        """Return the policy whose batches never change (algorithm 1, if all sizes are equal)."""
-        return cls(tuple(sizes), tuple(sizes), tuple(sizes))
-
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the size of the batch that the worker gets now, at least 1.
-
-        `updates` and `sizes` are those of all workers; a size is 0 before the first batch.
-        """
+        """Return the size by algorithm 2."""
         size, least, most = sizes[worker], self.least[worker], self.most[worker]
         if not size or least == most:
             return self.first[worker]
@@ -52,7 +89,7 @@ class Policy:
         return size
 
 
-def proportional(speeds: Sequence[float], total: int) -> list[int]:
+def proportional_sizes(speeds: Sequence[float], total: int) -> list[int]:
     """Return sizes of batches of `total` samples together, in proportion to the workers' speeds.
 
     So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold.
@@ -66,31 +103,81 @@ def proportional(speeds: Sequence[float], total: int) -> list[int]:
     return [max(1, size) for size in sizes]
 
 
-def policy_of(
-    config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
-) -> Policy:
-    """Return the policy of a configuration for these workers and a workload's batch size.
+def hogwild(workers: Workers) -> FixedPolicy:
+    """Return the policy of one sample for each thread."""
+    return FixedPolicy(tuple(spec.threads for spec in workers.specs))
 
-    `speeds` are the workers' samples/s with batches of the workload's size.
-    """
-    match config.policy:
-        case "hogwild":
-            return Policy.fixed([spec.threads for spec in specs])
-        case "hogbatch":
-            return Policy.fixed([batch_size] * len(specs))
-        case "proportional":
-            return Policy.fixed(proportional(speeds, batch_size * len(specs)))
-    gpu_batch = config.gpu_batch or (max(1, batch_size // 64), batch_size)
+
+def hogbatch(workers: Workers) -> FixedPolicy:
+    """Return algorithm 1: the same batch for all."""
+    return FixedPolicy((workers.batch_size,) * len(workers.specs))
+
+
+def proportional(workers: Workers) -> FixedPolicy:
+    """Return the policy of batches in proportion to the speeds."""
+    total = workers.batch_size * len(workers.specs)
+    return FixedPolicy(tuple(proportional_sizes(workers.speeds, total)))
+
+
+def cpu_gpu(workers: Workers) -> FixedPolicy:
+    """Return the policy of small batches on cores and large ones on GPUs (section VI-B)."""
+    return FixedPolicy(adaptive(workers).first)
+
+
+def adaptive(workers: Workers) -> AdaptivePolicy:
+    """Return algorithm 2: cores begin with their smallest batch, GPUs with their largest."""
+    config, size = workers.config, workers.batch_size
+    gpu_batch = config.gpu_batch or (max(1, size // 64), size)
     first, least, most = [], [], []
-    for spec in specs:
+    for spec in workers.specs:
         on_cores = spec.kind == DeviceKind.CPU
         small, large = (spec.threads * n for n in config.cpu_batch) if on_cores else gpu_batch
         first.append(small if on_cores else large)
         least.append(small)
         most.append(large)
-    if config.policy == "cpu_gpu":
-        return Policy.fixed(first)
-    return Policy(tuple(first), tuple(least), tuple(most), config.alpha)
+    return AdaptivePolicy(tuple(first), tuple(least), tuple(most), config.alpha)
+
+
+POLICIES: dict[str, Callable[[Workers], Policy]] = {
+    one.__name__: one for one in (hogwild, hogbatch, cpu_gpu, proportional, adaptive)
+}
+
+
+def policy_of(
+    config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
+) -> Policy:
+    """Return the policy of a configuration for these workers and a workload's batch size.
+
+    `speeds` are the workers' samples/s with batches of the workload's size. InvalidInput if a
+    policy of the user's cannot be imported or made, or lacks what `Policy` has.
+    """
+    workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
+    if config.policy in POLICIES:
+        return POLICIES[config.policy](workers)
+    made = own_policy(config.policy, workers, len(specs))
+    return OwnPolicy(config.policy, made, tuple(made.most))
+
+
+def expected_updates(
+    worker: int, made: Sequence[float], ahead: Sequence[Sequence[tuple[float, float]]]
+) -> list[float]:
+    """Return the updates of all workers by the time at which a worker begins its next batch.
+
+    `made`: those that are in the model. `ahead`: of each worker the (seconds, updates) that are
+    expected of the batches that it was given and has not done. A worker that has none asks when all
+    it did is known: then the others count with what they have done, and with nothing more.
+    """
+    begins_s = sum(seconds for seconds, _ in ahead[worker])
+    found = []
+    for other, (done, batches) in enumerate(zip(made, ahead, strict=True)):
+        left_s, counted = begins_s, done
+        for seconds, updates in batches:
+            left_s -= seconds
+            if left_s < 0 and other != worker:
+                break
+            counted += updates
+        found.append(counted)
+    return found
 
 
 def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:

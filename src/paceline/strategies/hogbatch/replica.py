@@ -26,6 +26,7 @@ from paceline.record.clock import HostClock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.config import WorkerSpec
+from paceline.strategies.hogbatch.dense import DenseThread
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9
@@ -109,12 +110,16 @@ class ScaledOptimizer:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._clip_norm = clip_norm
 
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rates to `rate` times those of the settings."""
+        for group, own in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = own * rate
+
     def step(self, rate: float) -> None:
         """Update the parameters with the learning rates times `rate`, and drop the gradients."""
         if self._clip_norm is not None:
             clip_grad_norm_(self.parameters, self._clip_norm)
-        for group, own in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = own * rate
+        self.set_rate(rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -148,8 +153,14 @@ class _Thread:
         self.optimizer = ScaledOptimizer(model, make, learning.clip_norm)
         self._reader, self._learning, self._name, self._slow = reader, learning, name, slow
         self._owed_ns = 0.0  # below zero after a wait that was too long
+        self._dense = DenseThread.of(model, reader.samples, self.optimizer.optimizer, learning)
 
-    def train(self, rows: Tensor, rate: float, started_ns: int) -> _ThreadResult:
+    def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
+        """Train on a part of a batch; `traced` ones by torch, whose hooks see the layers."""
+        if self._dense is not None and not traced:
+            value = self._dense.forward(rows)
+            if isfinite(value):
+                return self._train_dense(self._dense, value * len(rows), rate, started_ns)
         batch = Batch.of(self._reader.read(rows))
         loss = loss_of(self.model, batch, self._learning, self._name, _CPU)
         value = float(loss.detach())
@@ -164,6 +175,20 @@ class _Thread:
             ended_ns = self._wait(backward_ns)
         ends = (computed_ns, passed_ns)
         return _ThreadResult(value * len(rows), forward_ns, backward_ns, ended_ns, ends)
+
+    def _train_dense(
+        self, dense: DenseThread, loss: float, rate: float, started_ns: int
+    ) -> _ThreadResult:
+        """Go on behind forward of a dense batch, with the waits that torch's has."""
+        computed_ns = time.monotonic_ns()
+        forward_ns = self._wait(started_ns)
+        dense.backward()
+        passed_ns = time.monotonic_ns()
+        backward_ns = self._wait(forward_ns)
+        self.optimizer.set_rate(rate)
+        dense.step()
+        ended_ns = self._wait(backward_ns)
+        return _ThreadResult(loss, forward_ns, backward_ns, ended_ns, (computed_ns, passed_ns))
 
     def _wait(self, since_ns: int) -> int:
         """Wait in proportion to the time since then, and return the time after the wait."""
@@ -249,7 +274,7 @@ class CpuReplica:
         """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
-        parts = self._in_parts(rows, rate, started_ns)
+        parts = self._in_parts(rows, rate, started_ns, step is not None)
         first, ended_ns = parts[0], max(part.ended_ns for part in parts)
         if step is not None:
             self._trace(step, len(rows), started_ns, first, ended_ns)
@@ -265,16 +290,18 @@ class CpuReplica:
             ended_ns=ended_ns,
         )
 
-    def _in_parts(self, rows: Tensor, rate: float, started_ns: int) -> list[_ThreadResult]:
+    def _in_parts(
+        self, rows: Tensor, rate: float, started_ns: int, traced: bool
+    ) -> list[_ThreadResult]:
         if self._others is None:
-            return [self._threads[0].train(rows, rate, started_ns)]
+            return [self._threads[0].train(rows, rate, started_ns, traced)]
         cut = rows.tensor_split(min(len(self._threads), len(rows)))
         rates = [rate * len(part) / len(rows) for part in cut]
         beside = [
-            self._others.submit(thread.train, part, own, started_ns)
+            self._others.submit(thread.train, part, own, started_ns, traced)
             for thread, part, own in zip(self._threads[1:], cut[1:], rates[1:], strict=False)
         ]
-        first = self._threads[0].train(cut[0], rates[0], started_ns)
+        first = self._threads[0].train(cut[0], rates[0], started_ns, traced)
         return [first, *(part.result() for part in beside)]
 
     def _trace(

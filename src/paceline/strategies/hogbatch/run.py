@@ -341,7 +341,7 @@ def _check(
     for number, (spec, most) in enumerate(zip(specs, policy.most, strict=True)):
         if most > num_samples:
             by_kind = "cpu_batch" if spec.kind == DeviceKind.CPU else "gpu_batch"
-            field = _BOUNDED_BY.get(config.policy, by_kind)
+            field = _BOUNDED_BY.get(config.policy, "policy" if ":" in config.policy else by_kind)
             raise InvalidInput(
                 f"{field}: policy {config.policy} gives worker {number} "
                 f"({spec}) batches of up to {most:,} samples, but there are {num_samples:,} "

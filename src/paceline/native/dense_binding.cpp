@@ -1,0 +1,105 @@
+// Chains of fully-connected layers, for Python. Sizes are checked here.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "dense.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using namespace paceline;
+
+using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Integers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Layer = std::tuple<Matrix, std::optional<Vector>, std::optional<Matrix>,
+                         std::optional<Vector>, Activation>;
+
+DenseLayer layer_of(const Layer& given) {
+    const auto& [weight, bias, weight_momentum, bias_momentum, activation] = given;
+    const std::size_t outputs = weight.shape(0), inputs = weight.shape(1);
+    const bool fits = (!bias || bias->size() == outputs) &&
+                      (!weight_momentum || (weight_momentum->shape(0) == outputs &&
+                                            weight_momentum->shape(1) == inputs)) &&
+                      (!bias_momentum || bias_momentum->size() == outputs);
+    if (!fits) throw nb::value_error("a layer's tensors do not fit together");
+    return {weight.data(),
+            bias ? bias->data() : nullptr,
+            weight_momentum ? weight_momentum->data() : nullptr,
+            bias_momentum ? bias_momentum->data() : nullptr,
+            inputs,
+            outputs,
+            activation};
+}
+
+// A chain, and what keeps its memory.
+class Chain {
+public:
+    Chain(std::vector<Layer> layers, Matrix inputs, Integers classes)
+        : layers_(std::move(layers)),
+          inputs_(std::move(inputs)),
+          classes_(std::move(classes)),
+          chain_(all_of(layers_), inputs_.data(), classes_.data(), inputs_.shape(0)) {
+        if (classes_.size() != inputs_.shape(0)) {
+            throw nb::value_error("each sample has one class");
+        }
+        if (std::get<0>(layers_.front()).shape(1) != inputs_.shape(1)) {
+            throw nb::value_error("the first layer does not take the samples");
+        }
+    }
+
+    double forward(const Integers& rows) {
+        const nb::gil_scoped_release released;
+        return chain_.forward(rows.data(), rows.size());
+    }
+
+    void backward() {
+        const nb::gil_scoped_release released;
+        chain_.backward();
+    }
+
+    void step(float rate, float momentum) {
+        const nb::gil_scoped_release released;
+        chain_.step(rate, momentum);
+    }
+
+private:
+    static std::vector<DenseLayer> all_of(const std::vector<Layer>& layers) {
+        std::vector<DenseLayer> found;
+        for (const Layer& layer : layers) found.push_back(layer_of(layer));
+        return found;
+    }
+
+    std::vector<Layer> layers_;
+    Matrix inputs_;
+    Integers classes_;
+    DenseChain chain_;
+};
+
+}  // namespace
+
+void bind_dense(nb::module_& m) {
+    nb::enum_<Activation>(m, "Activation")
+        .value("NONE", Activation::none)
+        .value("RELU", Activation::relu)
+        .value("SIGMOID", Activation::sigmoid);
+    nb::class_<Chain>(m, "DenseChain")
+        .def(nb::init<std::vector<Layer>, Matrix, Integers>(), nb::arg("layers"),
+             nb::arg("inputs"), nb::arg("classes"))
+        .def("forward", &Chain::forward, nb::arg("rows"),
+             "Return the mean cross entropy of these samples; NaN for what torch has to look at.")
+        .def("backward", &Chain::backward, "Compute the gradients of the last batch.")
+        .def("step", &Chain::step, nb::arg("rate"), nb::arg("momentum"),
+             "Update the weights in place with the last batch's gradients, without locks.");
+}

@@ -1,0 +1,198 @@
+"""Any number of trained runs beside each other: figures 5 to 8 of Ma, Rusu et al. 2020.
+
+Loss against seconds of training and against epochs, each worker's share of the updates, and the
+share of the time in which each device computed. As in the paper, losses are also divided by the
+lowest that any of the runs has reached.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+from pydantic import Field
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import Record
+from paceline.records.result import RunResult, read_run
+from paceline.report.differences import settings_of
+from paceline.report.format import duration, loss_text, number, share
+
+_NUM_TIMES = 6  # rows of the loss against time
+_MOST_EPOCHS = 12  # rows of the loss against epochs
+
+
+class Point(Record):
+    """The loss after an epoch, when so many seconds had been trained."""
+
+    epoch: int
+    seconds: float
+    loss: float
+
+
+class Side(Record):
+    """One of the runs. `differs`: the settings by which it differs from the others, as text.
+
+    `update_shares` and `utilisation` by worker, where the result has them. `reached_s`: the seconds
+    after which it had the loss that all runs have reached.
+    """
+
+    name: str
+    differs: str
+    points: tuple[Point, ...]
+    samples_per_s: float
+    reached_s: float | None
+    num_updates: int | None
+    update_shares: dict[str, float] = Field({})
+    utilisation: dict[str, float] = Field({})
+
+    @property
+    def lowest(self) -> float:
+        """The lowest of its losses."""
+        return min(point.loss for point in self.points)
+
+    def loss_at(self, seconds: float) -> float | None:
+        """Return the loss of the last epoch that had ended by then; None before the first."""
+        losses = [point.loss for point in self.points if point.seconds <= seconds]
+        return losses[-1] if losses else None
+
+
+class SideBySide(Record):
+    """The runs; `loss` names what is compared, and `reached` is one that all have reached."""
+
+    loss: str
+    lowest: float
+    reached: float
+    runs: tuple[Side, ...]
+
+    @cached_property
+    def times(self) -> tuple[float, ...]:
+        """Times up to the end of the run that was over first, at equal distances."""
+        end_s = min(run.points[-1].seconds for run in self.runs)
+        return tuple(end_s * number / _NUM_TIMES for number in range(1, _NUM_TIMES + 1))
+
+
+def side_by_side(folders: Sequence[Path]) -> SideBySide:
+    """Return the runs of these folders; InvalidInput if one has no epochs to be compared by."""
+    results = [read_run(folder) for folder in folders]
+    for folder, result in zip(folders, results, strict=True):
+        if not result.epochs:
+            raise InvalidInput(f"{folder}: has no epochs, and no loss to lay beside others'")
+    is_tested = all(one.test_loss is not None for each in results for one in each.epochs)
+    names = _names(folders)
+    texts = _differences(results)
+    curves = [_points(result, is_tested) for result in results]
+    lows = [min(point.loss for point in curve) for curve in curves]
+    reached = max(lows)
+    runs = (
+        _side(name, text, result, curve, reached)
+        for name, text, result, curve in zip(names, texts, results, curves, strict=True)
+    )
+    loss = "test loss" if is_tested else "train loss"
+    return SideBySide(loss=loss, lowest=min(lows), reached=reached, runs=tuple(runs))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the folders' own names, or their paths if two are called the same."""
+    short = [folder.resolve().name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def _differences(results: Sequence[RunResult]) -> list[str]:
+    """Return the settings of each run that are not the same in all, in a line."""
+    settings = [settings_of(result) for result in results]
+    names = dict.fromkeys(name for own in settings for name in own)
+    unlike = [name for name in names if len({str(own.get(name)) for own in settings}) > 1]
+    written = {name: name.removesuffix(" (of the strategy)").replace("_", " ") for name in unlike}
+    return [
+        ", ".join(f"{written[name]} {own[name]}" for name in unlike if own.get(name) is not None)
+        for own in settings
+    ]
+
+
+def _points(result: RunResult, is_tested: bool) -> tuple[Point, ...]:
+    ends = accumulate(epoch.seconds for epoch in result.epochs)
+    losses = (one.test_loss if is_tested else one.train_loss for one in result.epochs)
+    return tuple(
+        Point(epoch=epoch.number + 1, seconds=end_s, loss=loss)
+        for epoch, end_s, loss in zip(result.epochs, ends, losses, strict=True)
+        if loss is not None
+    )
+
+
+def _side(
+    name: str, text: str, result: RunResult, points: tuple[Point, ...], reached: float
+) -> Side:
+    made = result.updates.by_worker if result.updates is not None else {}
+    total = sum(made.values())
+    return Side(
+        name=name,
+        differs=text,
+        points=points,
+        samples_per_s=result.samples_per_s,
+        reached_s=next((one.seconds for one in points if one.loss <= reached), None),
+        num_updates=result.updates.count if result.updates is not None else None,
+        update_shares={worker: count / total for worker, count in made.items()} if total else {},
+        utilisation=result.utilisation,
+    )
+
+
+Rows = list[tuple[str, ...]]
+
+
+def summary_rows(sides: SideBySide) -> tuple[tuple[str, ...], Rows]:
+    """Return the head and the rows of the table with a line for each run."""
+    head: tuple[str, ...] = (
+        "run",
+        "differs in",
+        f"lowest {sides.loss}",
+        f"to {sides.reached:.4f}",
+        "samples/s",
+    )
+    head += ("updates", "share of each worker", "busy")
+    rows: Rows = [
+        (
+            run.name,
+            run.differs,
+            loss_text(run.lowest),
+            "-" if run.reached_s is None else duration(run.reached_s),
+            number(run.samples_per_s),
+            "-" if run.num_updates is None else f"{run.num_updates:,}",
+            _listed(run.update_shares),
+            _listed(run.utilisation),
+        )
+        for run in sides.runs
+    ]
+    return head, rows
+
+
+def _listed(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share(value)}" for name, value in shares.items()) or "-"
+
+
+def time_rows(sides: SideBySide) -> Rows:
+    """Return the losses at equal times, divided by the lowest of all: a column for each run."""
+    return [
+        (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
+        for at_s in sides.times
+    ]
+
+
+def epoch_rows(sides: SideBySide) -> Rows:
+    """Return the losses after epochs, divided by the lowest of all: a column for each run."""
+    losses = [{point.epoch: point.loss for point in run.points} for run in sides.runs]
+    epochs = sorted(set().union(*losses))
+    every = -(-len(epochs) // _MOST_EPOCHS)
+    return [
+        (str(epoch), *(_divided(own.get(epoch), sides) for own in losses))
+        for epoch in epochs[every - 1 :: every]
+    ]
+
+
+def _divided(loss: float | None, sides: SideBySide) -> str:
+    return "-" if loss is None else f"{normalised(loss, sides):.3f}"
+
+
+def normalised(loss: float, sides: SideBySide) -> float:
+    """Return a loss divided by the lowest of all runs; as it is where that is zero."""
+    return loss / sides.lowest if sides.lowest else loss

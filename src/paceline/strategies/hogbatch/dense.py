@@ -1,0 +1,192 @@
+"""A thread's training on a few samples of a plain network, in C++ and without the GIL.
+
+In torch a batch of one sample costs about as much as one of sixteen: forward and backward of each
+layer, and the update of each parameter, are calls of Python and of torch's dispatcher, most of them
+under the GIL, so that the threads of a worker wait for each other. `DenseChain` takes all layers in
+three calls. It knows one kind of network, and only what is exactly that is given to it.
+"""
+
+from math import nan
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.optim import Optimizer
+
+from paceline.data.dataset import IndexedSamples, TensorSamples
+from paceline.exchange.step import Learning
+from paceline.native import Activation, DenseChain
+from paceline.recipes.classification import class_loss
+
+MOST_SAMPLES = 256
+# Beyond so many samples, or multiplications, torch's matrix products win back what it takes to get
+# to them: 0.8 ms, with two to eight layers.
+_FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
+
+_ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}  # fields of SGD
+_MOMENTUM = "momentum_buffer"  # in the state of torch's SGD
+_Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
+
+
+class DenseLayer(NamedTuple):
+    """A fully-connected layer, and what its outputs go through."""
+
+    linear: nn.Linear
+    activation: Activation
+
+
+class DenseThread:
+    """One thread's batches of up to `most_samples`, on the model and momenta of torch.
+
+    The momenta lie in the optimizer's state, where torch's own steps use them, too.
+    """
+
+    def __init__(
+        self, layers: list[DenseLayer], samples: TensorSamples, optimizer: torch.optim.SGD
+    ) -> None:
+        self._layers, self._samples, self._optimizer = layers, samples, optimizer
+        self._chain: DenseChain | None = None
+        num_weights = sum(one.linear.weight.numel() for one in layers)
+        self.most_samples = min(MOST_SAMPLES, max(_FEW_SAMPLES, _MOST_PRODUCTS // num_weights))
+        optimizer.register_load_state_dict_post_hook(self._forget)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, samples: IndexedSamples, optimizer: Optimizer, learning: Learning
+    ) -> "DenseThread | None":
+        """Return the thread of a network, or None if anything is not what `DenseChain` computes."""
+        layers = _layers_of(model)
+        if layers is None or not _is_plain(layers, samples, learning):
+            return None
+        assert isinstance(samples, TensorSamples)
+        if samples.inputs.ndim != 2 and not _flattens_samples(_leaves_of(model)[0]):
+            return None
+        if type(optimizer) is not torch.optim.SGD or not _steps_alone(optimizer):
+            return None
+        group = optimizer.param_groups[0]
+        known = [one for layer in layers for one in layer.linear.parameters()]
+        is_whole = {id(one) for one in group["params"]} == {id(one) for one in known}
+        is_whole = is_whole and len(group["params"]) == len(known)  # none is tied
+        if not is_whole or any(group[name] != value for name, value in _PLAIN.items()):
+            return None
+        return cls(layers, samples, optimizer)
+
+    def forward(self, rows: Tensor) -> float:
+        """Return the mean loss of these samples; NaN for batches that torch has to look at."""
+        if not 0 < len(rows) <= self.most_samples:
+            return nan
+        return self._known_chain().forward(rows)
+
+    def backward(self) -> None:
+        """Compute the gradients of that batch."""
+        self._known_chain().backward()
+
+    def step(self) -> None:
+        """Update the model with these gradients, at the optimizer's learning rate."""
+        group = self._optimizer.param_groups[0]
+        self._known_chain().step(float(group["lr"]), group["momentum"])
+
+    def _known_chain(self) -> DenseChain:
+        if self._chain is None:
+            inputs, classes = self._samples.inputs, self._samples.targets
+            layers = [self._tensors(one) for one in self._layers]
+            self._chain = DenseChain(layers, inputs.flatten(1), classes)
+        return self._chain
+
+    def _tensors(self, layer: DenseLayer) -> _Tensors:
+        """Return the weight and the bias of a layer, their momenta, and the activation."""
+        weight, bias = layer.linear.weight, layer.linear.bias
+        values = weight.detach(), None if bias is None else bias.detach()
+        if not self._optimizer.param_groups[0]["momentum"]:
+            return (*values, None, None, layer.activation)
+        momenta = self._momentum(weight), None if bias is None else self._momentum(bias)
+        return (*values, *momenta, layer.activation)
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        """Return a parameter's momentum, which is zero before the first step, as in torch."""
+        state = self._optimizer.state[parameter]
+        if state.get(_MOMENTUM) is None:
+            state[_MOMENTUM] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        momentum: Tensor = state[_MOMENTUM]
+        return momentum
+
+    def _forget(self, optimizer: Optimizer) -> None:
+        self._chain = None  # the state has other tensors now
+
+
+def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:
+    """Return True if samples, loss and gradients are those that `DenseChain` knows."""
+    if learning.loss is not class_loss or learning.bfloat16 or learning.clip_norm is not None:
+        return False
+    if not isinstance(samples, TensorSamples):
+        return False
+    inputs, targets = samples.inputs, samples.targets
+    is_known = inputs.dtype == torch.float32 and targets.dtype == torch.int64
+    if not (is_known and inputs.is_contiguous() and targets.is_contiguous() and targets.ndim == 1):
+        return False
+    widths = [(one.linear.in_features, one.linear.out_features) for one in layers]
+    ends = [inputs[0].numel(), *(outputs for _, outputs in widths)]
+    return inputs.ndim > 1 and [inputs_of for inputs_of, _ in widths] == ends[:-1]
+
+
+def _steps_alone(optimizer: Optimizer) -> bool:
+    """Return True if its step, with one learning rate, is all that happens in a step."""
+    own: dict[str, Any] = optimizer.__dict__
+    hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
+    return len(optimizer.param_groups) == 1 and not hooks and "step" not in own
+
+
+def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
+    """Return the layers of a chain that torch would run exactly so; None for any other model."""
+    found: list[DenseLayer] = []
+    if _has_any_global_hook():
+        return None
+    for number, leaf in enumerate(_leaves_of(model)):
+        kind = type(leaf)
+        if not _is_untouched(leaf) or not leaf.training:
+            return None
+        if kind is nn.Linear and isinstance(leaf, nn.Linear):
+            found.append(DenseLayer(leaf, Activation.NONE))
+        elif kind in _ACTIVATIONS and found and found[-1].activation is Activation.NONE:
+            found[-1] = found[-1]._replace(activation=_ACTIVATIONS[kind])
+        elif number > 0 or not _flattens_samples(leaf):
+            return None
+    return found if found and all(map(_is_learnt, found)) else None
+
+
+def _flattens_samples(leaf: nn.Module) -> bool:
+    if not isinstance(leaf, nn.Flatten) or type(leaf) is not nn.Flatten:
+        return False
+    return leaf.start_dim == 1 and leaf.end_dim == -1
+
+
+def _leaves_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a nest of `nn.Sequential` calls in turn, others as they are."""
+    runs_its_modules = isinstance(model, nn.Sequential) and all(
+        getattr(type(model), name) is getattr(nn.Sequential, name)
+        for name in ("forward", "__iter__", "__call__")
+    )
+    if not runs_its_modules or not _is_untouched(model):
+        return [model]
+    return [leaf for child in model.children() for leaf in _leaves_of(child)]
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Return True if nobody has hooked into a module, or replaced its forward."""
+    own: dict[str, Any] = module.__dict__
+    return not any(own[name] for name in _HOOKS) and "forward" not in own
+
+
+def _is_learnt(layer: DenseLayer) -> bool:
+    """Return True if all of a layer is trained, in float32 and without hooks."""
+    return all(
+        one.requires_grad
+        and one.dtype == torch.float32
+        and one.is_contiguous()
+        and not one._backward_hooks
+        and not getattr(one, "_post_accumulate_grad_hooks", None)
+        for one in layer.linear.parameters()
+    )

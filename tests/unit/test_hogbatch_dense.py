@@ -1,0 +1,258 @@
+"""Small batches of plain networks in C++: torch's own steps are the oracle."""
+
+import copy
+from math import isnan, nan
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hogbatches import classifying
+from paceline.core.errors import InvalidInput
+from paceline.data.dataset import TensorSamples
+from paceline.exchange.step import Learning
+from paceline.links.shared_memory import SharedTensors
+from paceline.models.networks import MLP, SigmoidMLP
+from paceline.native import Activation, DenseChain
+from paceline.recipes.classification import class_loss
+from paceline.recipes.optimizers import optimizer_of
+from paceline.strategies.hogbatch.dense import MOST_SAMPLES, DenseThread
+from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+
+WIDTHS = (37, 50, 33, 5)  # none of which is a whole number of vectors
+NETWORKS = {"rectifiers": lambda: MLP(WIDTHS), "sigmoids": lambda: SigmoidMLP(WIDTHS)}
+
+
+def samples(num: int = 300) -> TensorSamples:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(num, 37, generator=generator)
+    return TensorSamples(inputs, torch.randint(5, (num,), generator=generator))
+
+
+def built(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return NETWORKS[name]().train()
+
+
+def thread_of(model: nn.Module, learning: Learning | None = None, **options) -> DenseThread | None:
+    fields = {"lr": 0.1, **options}
+    optimizer = torch.optim.SGD(model.parameters(), **fields)
+    return DenseThread.of(model, samples(), optimizer, learning or Learning(class_loss))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("size", [1, 3, 14])
+def test_steps_are_those_of_torch_in_float64(network: str, momentum: float, size: int):
+    data, expected = samples(), built(network).double()
+    model = built(network)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum)
+    thread = DenseThread.of(model, data, optimizer, Learning(class_loss))
+    assert thread is not None
+    of_torch = torch.optim.SGD(expected.parameters(), 0.1, momentum)
+    for number in range(8):
+        rows = torch.arange(number, number + size)
+        for one in (optimizer, of_torch):
+            one.param_groups[0]["lr"] = 0.05 * (1 + number % 3)
+        loss = thread.forward(rows)
+        thread.backward()
+        thread.step()
+        inputs, targets = data.__getitems__(rows)
+        other = cross_entropy(expected(inputs.double()), targets)
+        of_torch.zero_grad()
+        other.backward()
+        of_torch.step()
+        assert loss == pytest.approx(float(other.detach()), rel=1e-5)
+    for own, right in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own.double(), right, rtol=1e-4, atol=1e-6)
+
+
+def test_small_and_large_batches_share_the_momentum():
+    """Those of C++ and of torch in turn, as one process of torch does it; also after a restore."""
+    data, rows = samples(), [torch.arange(n) for n in (2, 280, 5, 280, 1, 280)]
+    memory = SharedTensors.of(tensors_of(built("rectifiers")), "a model")
+    make = optimizer_of("sgd", 0.1, 0.9)
+    recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
+    replica = CpuReplica(recipe, memory.tensors, make, worker=0)
+    expected = built("rectifiers")
+    of_torch = make(expected.parameters())
+    for number, own in enumerate(rows):
+        if number == 3:
+            (optimizer,) = replica.optimizers
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        replica.train(own, 1.0, None)
+        inputs, targets = data.__getitems__(own)
+        of_torch.zero_grad()
+        cross_entropy(expected(inputs), targets).backward()
+        of_torch.step()
+    for name, tensor in tensors_of(expected).items():
+        torch.testing.assert_close(memory.tensors[name], tensor.detach(), rtol=1e-4, atol=1e-6)
+    memory.close()
+
+
+class Doubled(nn.Sequential):
+    """Looks like a chain, and is none."""
+
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+def hooked() -> nn.Module:
+    model = MLP(WIDTHS)
+    next(model.modules()).register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    return model
+
+
+def with_gradient_hook() -> nn.Module:
+    model = MLP(WIDTHS)
+    next(model.parameters()).register_hook(lambda gradient: 2 * gradient)
+    return model
+
+
+def replaced() -> nn.Module:
+    model = MLP(WIDTHS)
+    model.layers[1].forward = lambda inputs: inputs[:, :1].expand(-1, 50)
+    return model
+
+
+def frozen() -> nn.Module:
+    model = MLP(WIDTHS)
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(37, 37), nn.ReLU(), nn.Linear(37, 37), nn.Linear(37, 5))
+    model[2].weight = model[0].weight
+    return model
+
+
+def weight_normed() -> nn.Module:
+    model = MLP(WIDTHS)
+    nn.utils.parametrizations.weight_norm(model.layers[1])
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Doubled(nn.Linear(37, 5)),
+        lambda: nn.Sequential(nn.Linear(37, 9), nn.Dropout(0.5), nn.Linear(9, 5)),
+        lambda: nn.Sequential(nn.Linear(37, 9), nn.BatchNorm1d(9), nn.Linear(9, 5)),
+        lambda: nn.Sequential(nn.Linear(37, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)),
+        lambda: MLP(WIDTHS).double(),
+        lambda: MLP((38, 5)),
+        hooked,
+        with_gradient_hook,
+        replaced,
+        frozen,
+        tied,
+        weight_normed,
+    ],
+)
+def test_any_other_network_is_torch_s(make):
+    model = make().train()
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    assert DenseThread.of(model, samples(), optimizer, Learning(class_loss)) is None
+
+
+@pytest.mark.parametrize(
+    ("learning", "options"),
+    [
+        (Learning(lambda outputs, targets: class_loss(outputs, targets)), {}),
+        (Learning(class_loss, bfloat16=True), {}),
+        (Learning(class_loss, clip_norm=1.0), {}),
+        (Learning(class_loss), {"weight_decay": 0.1}),
+        (Learning(class_loss), {"momentum": 0.9, "nesterov": True}),
+        (Learning(class_loss), {"momentum": 0.9, "dampening": 0.5}),
+    ],
+)
+def test_any_other_way_to_learn_is_torch_s(learning: Learning, options: dict):
+    assert thread_of(built("rectifiers")) is not None
+    assert thread_of(built("rectifiers"), learning, **options) is None
+
+
+def test_an_optimizer_with_hooks_or_a_scheduler_is_torch_s():
+    model = built("rectifiers")
+    learning = Learning(class_loss)
+    hooked_one = torch.optim.SGD(model.parameters(), 0.1)
+    hooked_one.register_step_post_hook(lambda *of_step: None)
+    scheduled = torch.optim.SGD(model.parameters(), 0.1)
+    torch.optim.lr_scheduler.ConstantLR(scheduled)  # which replaces the optimizer's step
+    two_rates = torch.optim.SGD([{"params": [one]} for one in model.parameters()], 0.1)
+    adam = torch.optim.Adam(model.parameters(), 0.1)
+    for optimizer in (hooked_one, scheduled, two_rates, adam):
+        assert DenseThread.of(model, samples(), optimizer, learning) is None
+
+
+def test_hooks_of_all_modules_are_called():
+    handle = nn.modules.module.register_module_forward_hook(lambda *of_module: None)
+    try:
+        assert thread_of(built("rectifiers")) is None
+    finally:
+        handle.remove()
+
+
+def test_images_need_a_network_that_flattens_them():
+    data = samples()
+    images = TensorSamples(data.inputs.reshape(-1, 1, 37), data.targets)
+    for model, is_known in ((MLP(WIDTHS), True), (nn.Sequential(nn.Linear(37, 5)), False)):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        thread = DenseThread.of(model, images, optimizer, Learning(class_loss))
+        assert (thread is not None) is is_known
+
+
+def test_what_is_not_finite_is_left_to_torch():
+    model = built("rectifiers")
+    thread, before = thread_of(model), copy.deepcopy(model.state_dict())
+    assert thread is not None
+    data = thread._samples
+    data.inputs[3, 7], data.targets[4], data.targets[5] = nan, -1, 5
+    assert all(isnan(thread.forward(torch.tensor([0, row]))) for row in (3, 4, 5))
+    assert all(isnan(thread.forward(torch.tensor([row]))) for row in (300, -1))
+    assert isnan(thread.forward(torch.arange(MOST_SAMPLES + 1)))
+    with torch.no_grad():
+        next(model.parameters())[0] = torch.inf
+    assert isnan(thread.forward(torch.tensor([0])))
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in list(before)[1:])
+
+
+def test_a_bad_class_is_the_error_that_torch_has():
+    data = samples()
+    data.targets[0] = 7
+    memory = SharedTensors.of(tensors_of(built("rectifiers")), "a model")
+    recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
+    replica = CpuReplica(recipe, memory.tensors, optimizer_of("sgd", 0.1, 0.0), worker=0)
+    with pytest.raises(InvalidInput, match="Target 7 is out of bounds"):
+        replica.train(torch.arange(2), 1.0, None)
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("widths", "most"), [((37, 5), 256), ((37, 512, 512, 5), 7), ((37, 1024, 1024, 5), 4)]
+)
+def test_the_wider_the_network_the_fewer_samples(widths, most):
+    thread = thread_of(MLP(widths))
+    assert thread is not None
+    assert thread.most_samples == most
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [],
+        [(torch.zeros(5, 36), None, None, None, Activation.NONE)],
+        [(torch.zeros(5, 37), torch.zeros(4), None, None, Activation.NONE)],
+        [
+            (torch.zeros(6, 37), None, None, None, Activation.RELU),
+            (torch.zeros(5, 7), None, None, None, Activation.NONE),
+        ],
+    ],
+)
+def test_memory_that_does_not_fit_is_refused(layers):
+    data = samples()
+    with pytest.raises(ValueError, match=r"fit|take|at least one"):
+        DenseChain(layers, data.inputs, data.targets)
