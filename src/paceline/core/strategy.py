@@ -88,6 +88,8 @@ class Strategy:
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
     `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
     with equal workers that exchange all gradients in each step.
+    `trial` names the module whose `with_possible_cut(model, inputs, workload, config)` tries where
+    a model can be cut in two; None: the strategy cuts none.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Strategy:
     is_asynchronous: bool = False
     is_rehearsed: bool = True
     caveat: Callable[[Any], str] | None = None
+    trial: str | None = None
 
     def runner(self) -> Any:
         """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""

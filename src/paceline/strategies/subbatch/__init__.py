@@ -11,6 +11,7 @@ STRATEGY = Strategy(
     run="paceline.strategies.subbatch.run",
     memory=plan.memory,
     symmetric=True,
+    trial="paceline.strategies.subbatch.trial",
     settings=frozenset({"port", "codec"}),
     refused_settings={
         "accumulate": "its head works on samples of all workers in sub-batches of one step; take a "

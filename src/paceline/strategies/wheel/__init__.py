@@ -20,6 +20,7 @@ STRATEGY = Strategy(
     is_asynchronous=True,
     roles=_roles,
     memory=plan.memory,
+    trial="paceline.strategies.wheel.trial",
     settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
     defaults={"momentum": MOMENTUM, "profile_s": 1.0},
     may_skip_profile=True,
