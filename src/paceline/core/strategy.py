@@ -9,6 +9,7 @@ from paceline.core.cost import Measured
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
+from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 
 
@@ -90,6 +91,9 @@ class Strategy:
     with equal workers that exchange all gradients in each step.
     `trial` names the module whose `with_possible_cut(model, inputs, workload, config)` tries where
     a model can be cut in two; None: the strategy cuts none.
+    `shares_devices`: several workers may alternate on a device, so there may be more than devices.
+    `limit(machine, config, timeline)`: a sentence about what keeps more workers from gaining, to
+    stand beside a forecast, or None.
     """
 
     name: str
@@ -118,6 +122,8 @@ class Strategy:
     is_rehearsed: bool = True
     caveat: Callable[[Any], str] | None = None
     trial: str | None = None
+    shares_devices: bool = False
+    limit: Callable[[Machine, Any, Timeline], str | None] | None = None
 
     def runner(self) -> Any:
         """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""

@@ -171,6 +171,7 @@ def forecast(
     # The difference of two windows: the first step starts cold, the last one overlaps with none.
     period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
     num_taken = num_steps * per_period
+    limit = strategy.limit(machine, config, timeline) if strategy.limit is not None else None
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
     if per_period > 1:
@@ -188,7 +189,11 @@ def forecast(
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=notes if strategy.caveat is None else (*notes, strategy.caveat(config)),
+        notes=(
+            *notes,
+            *(() if limit is None else (limit,)),
+            *(() if strategy.caveat is None else (strategy.caveat(config),)),
+        ),
         steps_per_update=per_update,
         slowdown=slowdown,
     )
