@@ -23,13 +23,15 @@ def alexnet(samples: int) -> Workload:
     return found
 
 
-def two_layers(samples: int, head_share: float) -> Workload:
+def two_layers(samples: int, head_share: float, sample_nbytes: int = 64) -> Workload:
     """Return a body of a second on each device, and a head of that share of it."""
 
     def layer(name: str, shape: tuple[int, ...], seconds: float) -> Layer:
         work = Cost(flops=seconds / 3 * FLOPS_PER_S)
         twice = Cost(flops=2 * work.flops)
-        return Layer(name, (Parameter(f"{name}.weight", shape),), 64 * samples, work, twice)
+        return Layer(
+            name, (Parameter(f"{name}.weight", shape),), sample_nbytes * samples, work, twice
+        )
 
     layers = layer("body", (4, 4, 3, 3), 1.0), layer("head", (16, 16), head_share)
     return Workload("two", samples, layers, (1, 0), 64 * samples)
@@ -78,3 +80,11 @@ def test_the_plan_says_nothing_of_a_hub_that_keeps_up() -> None:
     found = forecast_one(lambda n: two_layers(n, 0.2), MACHINE, WHEEL, config, 6 * 16)
     assert found.notes == ()
     assert found.step_s == pytest.approx(2 * 1.0, rel=0.1)  # two workers on each device
+
+
+def test_the_plan_does_not_blame_a_hub_that_waits_for_the_network() -> None:
+    config = Wheel(workers=6, head="head")
+    nbytes = 50 * 2**20  # of a sample: 7 s of the link for each message of 16
+    found = forecast_one(lambda n: two_layers(n, 1.5, nbytes), MACHINE, WHEEL, config, 6 * 16)
+    assert found.step_s > 2 * 6 * 1.5
+    assert found.notes == ()

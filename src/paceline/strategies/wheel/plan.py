@@ -35,6 +35,7 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
+_SATURATED = 0.8  # of a window's time, which begins and ends with bodies alone
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 
 
@@ -75,7 +76,8 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     """Return a sentence if heads and updates of a hub take longer than its bodies; else None.
 
     Their seconds over those that a body's device computes are p k / t of section 3.4.1, with the
-    updates: then more devices with heads are needed, and more workers of this hub gain nothing.
+    updates: then more devices with heads are needed, and more workers of this hub gain nothing. It
+    is None, too, where the hub waits for something else for much of the time.
     """
     placement = place(machine, config)
     busy: dict[str, float] = defaultdict(float)
@@ -92,13 +94,14 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
         return busy[hub.name] * len(bodies) / sum(bodies)
 
     busiest = max(served, key=ratio_of)
-    if (ratio := ratio_of(busiest)) <= 1:
+    ratio, share = ratio_of(busiest), busy[busiest.name] / timeline.makespan_s
+    if ratio <= 1 or share < _SATURATED:  # messages, or turns of one lane, take longer than both
         return None
     needed = len(served) * ceil(ratio)
     return (
         f"{busiest.name} is what limits: heads and updates keep it busy {ratio:.2f} times as long "
-        f"as a body's device computes (p k / t); {needed} devices with heads would keep up, as by "
-        f"child_hubs={needed}, or fewer bodies"
+        f"as a body's device computes (p k / t); {needed} devices with heads would keep up (child "
+        "hubs), or fewer bodies"
     )
 
 
