@@ -130,6 +130,20 @@ def test_a_built_in_model_is_tried_where_a_layer_is_named() -> None:
         )
 
 
+def test_a_model_without_a_head_is_not_built_to_be_tried() -> None:
+    with_values = []
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+        with_values.append(not model[0].weight.is_meta)
+        return model
+
+    images = recipe(build, torch.randn(8, 1, 8, 8), 10)
+    ranking = plan(images, "k40-gigabit", workers=2, strategies=["wheel", "subbatch"])
+    assert not ranking.forecasts
+    assert not any(with_values)
+
+
 def test_planning_leaves_a_users_module_as_it_is() -> None:
     calls = []
 

@@ -194,6 +194,7 @@ def _trying(
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
         assert strategy.memory is not None  # those that cut a model say what each half needs
+        strategy.memory(workload, machine, config)  # a model without a head need not be built
         return strategy.memory(tried(workload, config), machine, config)
 
     return replace(strategy, plan=plan_of, memory=memory_of)
