@@ -19,6 +19,7 @@ from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
 from paceline.rpc.keys import generate_keys  # noqa: E402
 
 _HUB = f"tcp://{ADDRESSES[0]}:5555"
+_CHILDREN = tuple(f"tcp://{address}:5556" for address in ADDRESSES)  # one on each host
 _ENVIRONMENT = {**KEEPING_MEMORY, "OMP_NUM_THREADS": "1"}
 _PACELINE = (sys.executable, "-m", "paceline")
 
@@ -54,15 +55,50 @@ def carried_out(
         roles: list[list[list[str]]] = [[[*_PACELINE, *words, *sizes, *place]], []]
         for number, host in enumerate(bodies):
             own = range(number * lanes, min((number + 1) * lanes, workers))
-            listed = ",".join(map(str, own))
-            joining = ("--connect", _HUB, "--keys", str(keys), "--workers", listed)
-            options = ("--device", "cpu", "--threads", "1", "--deadline-s", "120")
-            roles[host].append([*_PACELINE, "worker", *joining, *options])
+            roles[host].append(_body(_HUB, keys, own))
         finished = _finished(hosts, roles, deadline_s)
         if trace is not None:
             (written,) = Path(folder).glob("*/trace.json")
             copyfile(written, trace)
-    result: dict[str, Any] = json.loads(finished[0].out)
+    return _whole(json.loads(finished[0].out))
+
+
+def tree_carried_out(
+    hosts: TwoHosts, words: Sequence[str], *, lanes: int, gather: int, deadline_s: float = 600.0
+) -> dict[str, Any]:
+    """Return the result of `paceline WORDS` as a root hub, whose heads are on both hosts.
+
+    Each host has a child hub, which answers one body with `lanes` workers on the same host, and
+    sends the root, on the first host, the mean gradients of `gather` steps.
+    """
+    with TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        generate_keys(keys)
+        number = len(_CHILDREN)
+        sizes = ("--workers", str(number * lanes), "--set", f"child_hubs={number}")
+        means = ("--set", f"lanes={lanes}", "--set", f"gather={gather}")
+        place = ("--bind", _HUB, "--keys", str(keys), "--output", folder, "--json")
+        roles = [[[*_PACELINE, *words, *sizes, *means, *place]], []]
+        for child, address in enumerate(_CHILDREN):
+            parent = ("--connect", _HUB, "--as", str(child), "--parent-keys", str(keys))
+            own = ("--workers", str(lanes), "--set", f"lanes={lanes}", "--gather", str(gather))
+            options = ("--bind", address, "--keys", str(keys), "--deadline-s", "120")
+            roles[child].append([*_PACELINE, "hub", *parent, *own, *options])
+            roles[child].append(_body(address, keys, range(lanes)))
+        _finished(hosts, roles, deadline_s)
+        # A child hub on the root's host writes to the same output.
+        (written,) = Path(folder).glob("*/result.json")
+        return _whole(json.loads(written.read_text()))
+
+
+def _body(hub: str, keys: Path, workers: range) -> list[str]:
+    joining = ("--connect", hub, "--keys", str(keys), "--workers", ",".join(map(str, workers)))
+    options = ("--device", "cpu", "--threads", "1", "--deadline-s", "120")
+    return [*_PACELINE, "worker", *joining, *options]
+
+
+def _whole(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result if no worker was lost; the program ends otherwise."""
     if result["lost"]:
         sys.exit("\n".join(result["lost"]))
     return result

@@ -1,6 +1,6 @@
 """What strategy wheel sends, and what it gains where the network is slow.
 
-    python benchmarks/wheel/main.py [bytes] [rehearsed] [real] [turns] [epochs] [--quick]
+    python benchmarks/wheel/main.py [bytes] [rehearsed] [heads] [real] [turns] [epochs] [--quick]
 
 Without a part all are measured; all but epochs need root, for two network namespaces. With --quick
 a few steps show that everything works; the figures mean nothing, and are not written.

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import epochs  # noqa: E402
+import heads  # noqa: E402
 import real  # noqa: E402
 import rehearsed  # noqa: E402
 import traffic  # noqa: E402
@@ -24,6 +25,7 @@ from readme import Part, fill, under_title  # noqa: E402
 PARTS = {
     "bytes": Part("Bytes on the wire", traffic.measure, traffic.text),
     "rehearsed": Part("Figure 8, rehearsed", rehearsed.measure, rehearsed.text),
+    "heads": Part("Heads on two hosts, rehearsed", heads.measure, heads.text),
     "real": Part("Real arithmetic", real.measure, real.text),
     "turns": Part("Figure 4, from a real run", turns.measure, turns.text),
     "epochs": Part("Figure 7, on the digits", epochs.measure, epochs.text),

@@ -2,14 +2,16 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
+from paceline.core.simulate import simulate
 from paceline.core.wire_format import Purpose
 from paceline.recipes.named import workload_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import messages, split
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis
-from paceline.studies.papers.wheel import paper, ungrouped_alexnet
+from paceline.studies.papers.wheel import Runs, paper, ungrouped_alexnet
 from paper_markdown import markdown
 
 
@@ -116,6 +118,25 @@ def test_networks_are_cut_before_their_fully_connected_layers(name, samples, fir
             split(work, Wheel())
     else:
         assert split(work, Wheel()).head.layers[0].name == first
+
+
+def test_figure_6_is_ours_with_the_copies_that_our_hub_does_not_need():
+    runs, num_steps = Runs.calibrated(), 16
+    config = Wheel(workers=6)
+    timeline = simulate(runs.plan(config, num_steps), runs.cost)
+    hub = [span for span in timeline.spans if compute_lane("gpu0") in span.on]
+    busy_s = sum(span.duration_s for span in hub) / num_steps / config.workers
+    between_s = runs.period_s(config) / config.workers  # two answers
+    in_head, in_all = 58_631_144 * 4, runs.workload.gradient_nbytes  # Table 1: 58.6 M
+
+    def usage(nbytes: int, bytes_per_s: float) -> float:
+        return (busy_s + nbytes / bytes_per_s) / between_s
+
+    assert usage(0, 1) == pytest.approx(0.41, abs=0.005)
+    assert usage(2 * in_head, 10e9) == pytest.approx(0.57, abs=0.005)
+    assert usage(2 * in_head + 2 * in_all, 10e9) == pytest.approx(0.75, abs=0.005)
+    assert usage(2 * in_head + 2 * in_all, 8.6e9) == pytest.approx(0.80, abs=0.005)
+    assert usage(2 * in_head + 2 * in_all, 6.9e9) == pytest.approx(0.90, abs=0.005)
 
 
 def test_the_readme_has_the_tables_of_the_code(wheel):

@@ -1,14 +1,17 @@
 """The verbs that predict: plan, sweep and forecast. Built-in models are planned without torch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.strategy import Strategy
+from paceline.core.plan import Plan
+from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
 from paceline.planner.measured import MeasuredRate, calibrated
@@ -64,7 +67,8 @@ def plan(
     workload, known = _question(
         model, machine, batch_size, input_shape, workers, precision, measured, profile
     )
-    return search(workload, known, named or _usual(known), batch_size, workers, own)
+    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
+    return search(workload, known, chosen, batch_size, workers, own)
 
 
 def sweep(
@@ -91,7 +95,7 @@ def sweep(
     workload, known = _question(
         model, machine, batch_size, input_shape, workers, precision, measured, profile
     )
-    chosen = named or _usual(known)
+    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
     return sweep_links(workload, known, chosen, batch_size, parse_range(over), workers, own)
 
 
@@ -126,6 +130,7 @@ def forecast(
     count = min(known.num_devices, batch_size) if workers is None else workers
     given = dict(options or {})
     config = check_options(named, given, count)
+    named = _trying(named, model, input_shape, given)
     return forecast_one(
         workload,
         known,
@@ -159,6 +164,40 @@ def _usual(machine: Machine) -> tuple[Strategy, ...]:
     """Return the strategies that are looked at where none is named."""
     on_cluster = isinstance(machine, Cluster)
     return tuple(one for one in STRATEGIES.values() if on_cluster or not one.is_for_clusters)
+
+
+def _trying(
+    strategy: Strategy,
+    model: "str | nn.Module | Recipe",
+    input_shape: tuple[int, ...] | None,
+    options: Mapping[str, Any],
+) -> Strategy:
+    """Return the strategy, planning only cuts of the model that were tried and are possible.
+
+    The usual cuts of built-in models are known to be: tests try them.
+    """
+    is_known = isinstance(model, str) and recorded(model, 1) is not None
+    if strategy.trial is None or (is_known and not options):
+        return strategy
+    from paceline.recipes.named import tried_with
+
+    attempt = import_module(strategy.trial).with_possible_cut
+
+    @cache
+    def tried(workload: Workload, config: Any) -> Workload:
+        own = partial(attempt, workload=workload, config=config)
+        found: Workload = tried_with(model, own, input_shape)
+        return found
+
+    def plan_of(workload: Workload, machine: Machine, config: Any, window: Window) -> Plan:
+        return strategy.plan(tried(workload, config), machine, config, window)
+
+    def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
+        assert strategy.memory is not None  # those that cut a model say what each half needs
+        strategy.memory(workload, machine, config)  # a model without a head need not be built
+        return strategy.memory(tried(workload, config), machine, config)
+
+    return replace(strategy, plan=plan_of, memory=memory_of)
 
 
 def _question(

@@ -10,6 +10,7 @@ from paceline.core.cost import Measured
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
+from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 
 
@@ -92,6 +93,11 @@ class Strategy:
     `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
     with equal workers that exchange all gradients in each step. `after_backward(phase)`: what the
     exchange of several workers leaves to be done after backward, and why (`core.after_backward`).
+    `trial` names the module whose `with_possible_cut(model, inputs, workload, config)` tries where
+    a model can be cut in two; None: the strategy cuts none.
+    `shares_devices`: several workers may alternate on a device, so there may be more than devices.
+    `limit(machine, config, timeline)`: a sentence about what keeps more workers from gaining, to
+    stand beside a forecast, or None.
     """
 
     name: str
@@ -121,6 +127,9 @@ class Strategy:
     is_rehearsed: bool = True
     caveat: Callable[[Any], str] | None = None
     after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
+    trial: str | None = None
+    shares_devices: bool = False
+    limit: Callable[[Machine, Any, Timeline], str | None] | None = None
 
     def runner(self) -> Any:
         """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""

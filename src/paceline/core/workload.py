@@ -95,6 +95,8 @@ class Workload:
     network with branches. `input_nbytes` is what a micro-batch loads. `num_accumulated` equal
     micro-batches come before it in the step, whose gradients are added up and not exchanged.
     `target_nbytes`: of what the loss compares the outputs with; None: a class number a sample.
+    `refused_cuts`: layers before which the model could not be cut in two when that was tried, each
+    with the reason.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Workload:
     input_nbytes: int
     num_accumulated: int = 0
     target_nbytes: int | None = None
+    refused_cuts: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

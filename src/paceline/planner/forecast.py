@@ -177,6 +177,7 @@ def forecast(
     if strategy.after_backward is not None and config.workers > 1:
         left = strategy.after_backward(BackwardPhase(plan, model, timeline))
     num_taken = num_steps * per_period
+    limit = strategy.limit(machine, config, timeline) if strategy.limit is not None else None
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
     if per_period > 1:
@@ -194,7 +195,11 @@ def forecast(
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=notes if strategy.caveat is None else (*notes, strategy.caveat(config)),
+        notes=(
+            *notes,
+            *(() if limit is None else (limit,)),
+            *(() if strategy.caveat is None else (strategy.caveat(config),)),
+        ),
         steps_per_update=per_update,
         slowdown=slowdown,
         after_backward=left,

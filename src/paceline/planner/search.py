@@ -45,7 +45,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
         of_host[device.host] += 1
     chosen: dict[frozenset[str], tuple[str, Machine]] = {}
     for name, devices in (
-        (_LISTED, machine.first_devices(workers)),
+        (_LISTED, machine.first_devices(min(workers, machine.num_devices))),
         ("spread", sorted(machine.devices, key=lambda device: turns[device.name])),
         ("fastest", sorted(machine.devices, key=lambda device: -device.flops_per_s)),
     ):
@@ -62,14 +62,18 @@ def _with_first(machine: Machine, names: Collection[str]) -> Machine:
     return machine.model_copy(update={"devices": ordered})
 
 
-def worker_counts(machine: Machine, batch_size: int, wanted: int | None) -> list[int]:
+def worker_counts(
+    machine: Machine, batch_size: int, wanted: int | None, shares_devices: bool = False
+) -> list[int]:
     """Return the wanted count, or all up to a few, then only doublings and the whole machine.
 
-    Of a cluster one worker, and then whole nodes.
+    Of a cluster one worker, and then whole nodes. With `shares_devices` there may be more workers
+    than devices, if so many are wanted.
     """
     num_devices, of_node = machine.num_devices, len(machine.devices)
     most = min(num_devices, batch_size)
     if wanted is not None:
+        most = batch_size if shares_devices else most
         if not 1 <= wanted <= most:
             raise InvalidInput(
                 f"workers: {wanted} do not fit; machine {machine.name} with batch_size "
@@ -104,7 +108,8 @@ def search(
     speeds: dict[tuple[float, ...], float] = {}
     forecasts: list[Forecast] = []
     refused: list[Refusal] = []
-    counts = worker_counts(machine, batch_size, workers)
+    shares_devices = any(one.shares_devices for one in known)
+    counts = worker_counts(machine, batch_size, workers, shares_devices)
     for count in counts:
         asked = workers is not None
         # A worker that is looked at beside others is what any strategy makes of one.
@@ -171,7 +176,7 @@ def forecast_one(
     With `any_chunk` the best one is taken, as in a search. `balanced`: with parts that follow the
     workers' speeds. InvalidInput if it cannot be planned, or does not fit in memory.
     """
-    (count,) = worker_counts(machine, batch_size, config.workers)
+    (count,) = worker_counts(machine, batch_size, config.workers, strategy.shares_devices)
     workload = workload_of(-(-batch_size // count))
     part = _part(machine, strategy, workload, count, asked=True)
     if any_chunk and hasattr(config, "chunk") and count > 1:
@@ -206,6 +211,8 @@ def _alone(
     chosen = machine if machine.num_devices > len(machine.devices) else place
     nodes, rest = divmod(count, len(chosen.devices))
     own = [_speed(workload, chosen, one, speeds) for one in chosen.devices]
+    if count > machine.num_devices:  # they share the devices, which compute no faster for it
+        return sum(own)
     return nodes * sum(own) + sum(own[:rest])
 
 

@@ -1,24 +1,29 @@
 """Recipes by name: built-in models with their data, and the user's package.module:factory."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import chain, count
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
 from paceline.data.dataset import Dataset
 from paceline.models.describe import describe
 from paceline.models.factory import architected, find, imported
+from paceline.models.layers import duplicate
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
+_NUM_TRIED = 2  # samples: a batch norm needs two
+_Found = TypeVar("_Found")
 _TEXTS = ("text", "masked-text")  # data sets of bytes
 _GIVEN = "given-recipe"  # of names, which stand in the settings of runs
 _given: dict[str, Recipe] = {}
@@ -149,6 +154,47 @@ def workload_of(
         return _workload_of_recipe(recipe, batch_size)
     assert isinstance(model, str)
     return (_of_builder if ":" in model else _of_name)(model, batch_size, input_shape)
+
+
+def tried_with(
+    model: str | nn.Module | Recipe,
+    attempt: Callable[[nn.Module, Any], _Found],
+    input_shape: tuple[int, ...] | None = None,
+) -> _Found:
+    """Return what `attempt` makes of a model like this one, in training mode, and of two inputs.
+
+    The model is one without values, on the meta device, or one with them where that fails. The
+    arguments are as in `workload_of`. Raises whatever `attempt` raises of the one with values.
+    """
+    with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
+        try:
+            with torch.device("meta"):
+                return attempt(*_instance(model, input_shape, torch.device("meta")))
+        except Exception:  # what fails is tried with values
+            return attempt(*_instance(model, input_shape, torch.device("cpu")))
+
+
+def _instance(
+    model: str | nn.Module | Recipe, input_shape: tuple[int, ...] | None, device: torch.device
+) -> tuple[nn.Module, Any]:
+    """Return a model of its own on the device, and inputs of two samples."""
+    recipe = own_recipe(model) if isinstance(model, str) else model
+    if isinstance(recipe, nn.Module):
+        example = _example(type(recipe).__name__, _NUM_TRIED, input_shape)
+        own = duplicate(recipe, partial(_copied, device=device))
+    elif recipe is not None:
+        own, example = new_model(recipe), recipe.example(_NUM_TRIED)
+    else:
+        assert isinstance(model, str)
+        architecture = find(model)
+        shape = input_shape or architecture.input_shape
+        own = architecture.build(None)
+        example = _example(model, _NUM_TRIED, shape, architecture.input_dtype)
+    return own.train(), tree_map(lambda leaf: leaf.to(device), example)
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    return torch.empty_like(tensor, device="meta") if device.type == "meta" else tensor.clone()
 
 
 def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:

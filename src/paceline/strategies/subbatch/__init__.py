@@ -12,6 +12,7 @@ STRATEGY = Strategy(
     memory=plan.memory,
     sizes=plan.sizes,
     symmetric=True,
+    trial="paceline.strategies.subbatch.trial",
     settings=frozenset({"port", "codec"}),
     refused_settings={
         "accumulate": "its head works on samples of all workers in sub-batches of one step; take a "

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from paceline.core.cutting import LayerName
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import WIRE_FORMATS, check_codec, remembers
 
@@ -36,7 +37,7 @@ class SubBatch:
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
-    head: str | None = None
+    head: LayerName | None = None
     activations: Annotated[str, AfterValidator(_check_fixed)] | None = None
     activation_gradients: Annotated[str, AfterValidator(_check_fixed)] | None = None
     gradients: Annotated[str, AfterValidator(check_codec)] | None = None

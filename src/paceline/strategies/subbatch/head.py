@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from paceline.core.cutting import refusal_of
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Parameter, Workload
 
@@ -29,7 +30,8 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     """Return the body and the head that begins with the layer `first`.
 
     By default the head is the longest run of layers at the end that can be split; the first layer
-    of a model always belongs to the body. Raises InvalidInput if a layer cannot be split.
+    of a model always belongs to the body. Cuts that were tried and refused are left out. Raises
+    InvalidInput if a layer cannot be split.
     """
     start = _found(workload) if first is None else _named(workload, first)
     for layer in workload.layers[start:]:
@@ -72,6 +74,8 @@ def _named(workload: Workload, first: str) -> int:
             f"head: {first!r} is the first layer of {workload.name}; "
             "the head begins after it, for what it works on has to be computed by a body"
         )
+    if why := refusal_of(workload, first):
+        raise InvalidInput(why)
     problem = _problem(workload, start)
     if problem is None and matrix_of(workload.layers[start]) is None:
         problem = f"layer {first!r} is not linear, and cannot be the first of a head"
@@ -87,8 +91,13 @@ def _found(workload: Workload) -> int:
     for start in range(len(layers) - 1, 0, -1):
         if _problem(workload, start) is not None or not _comes_first(workload, start):
             break
-        if matrix_of(layers[start]) is not None:
+        if (
+            matrix_of(layers[start]) is not None
+            and refusal_of(workload, layers[start].name) is None
+        ):
             found = start
+    if found is None and workload.refused_cuts:
+        raise InvalidInput(workload.refused_cuts[0][1])
     if found is None:
         last = layers[-1]
         reason = _problem(workload, len(layers) - 1)

@@ -25,7 +25,7 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.step import Share
 from paceline.measure.layers import with_idle_cores
 from paceline.measure.this_machine import this_machine
-from paceline.recipes.named import recipe_of, workload_of
+from paceline.recipes.named import recipe_of, tried_with, workload_of
 from paceline.record.clock import clock_for
 from paceline.strategies.subbatch.build import describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
@@ -38,6 +38,7 @@ from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+from paceline.strategies.subbatch.trial import with_possible_cut
 
 _PACED_COPIES = 3  # of a parameter that is rehearsed, as planned: with gradient and momentum
 
@@ -136,8 +137,11 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     batches = setups.share_batches(len(recipe.samples), settings.batch_size, settings.seed, group)
     found = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
+    workload = tried_with(
+        recipe, partial(with_possible_cut, workload=found.workload, config=session.config)
+    )
     model = split(
-        *(recipe.model, found.workload, session.config, group, settings.seed),
+        *(recipe.model, workload, session.config, group, settings.seed),
         inputs=recipe.example(1),
         rows_per_sample=found.rows_per_sample,
     )
@@ -146,7 +150,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     check_row_wise(optimizer)
     return model, setups.TrainingSetup(
         model=model.module,
-        workload=found.workload,
+        workload=workload,
         source=setups.epochs_of(batches, recipe.samples, group.device),
         epoch_steps=steps,
         samples_per_step=len(recipe.samples) / len(batches),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from paceline.core.cutting import LayerName
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
@@ -42,7 +43,7 @@ class Wheel:
     child_hubs: Annotated[int, Field(ge=0, le=4096)] = 0
     gather: Annotated[int, Field(ge=1)] | None = None
     hub: str | None = None
-    head: str | None = None
+    head: LayerName | None = None
     activations: _Codec | None = None
     activation_gradients: _Codec | None = None
     parameters: _Codec | None = None

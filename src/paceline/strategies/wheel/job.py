@@ -39,6 +39,7 @@ from paceline.strategies.wheel.cut import Halves, cut, tied
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.strategies.wheel.stand_in import PacedWhole, paced_recipe, stand_in
+from paceline.strategies.wheel.trial import with_possible_cut
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub: two are measured
@@ -125,7 +126,8 @@ def training_job(
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     model = built(recipe, settings.seed)
     workload = _described(recipe, model, ceil(settings.batch_size / config.workers), settings.model)
-    parts = _parts(workload, config, model)
+    workload = _tried(workload, config, model, recipe)
+    parts = split(workload, config)
     num_samples = len(recipe.samples)
     batches = ShardedBatches(num_samples, settings.batch_size, 0, config.workers, settings.seed)
     num_steps = sum(epoch_steps(len(batches), settings))
@@ -304,16 +306,20 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
     return replace(workload, target_nbytes=recipe.target_nbytes(size))
 
 
-def _parts(workload: Workload, config: Wheel, model: nn.Module) -> Split:
-    """Return the halves; InvalidInput says so if the head's parameters are those of the body."""
+def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
+    """Return the workload such that `split` takes a cut that the model allows.
+
+    InvalidInput if there is none; it says so if the head's parameters are those of the body.
+    """
     try:
-        return split(workload, config)
+        split(workload, config)
     except InvalidInput:
         if why := tied(model, config.head):
             raise InvalidInput(
                 f"wheel: model {workload.name} has no head to split off: {why}"
             ) from None
         raise
+    return with_possible_cut(model.train(), recipe.example(_NUM_EXAMPLES), workload, config)
 
 
 def _traced(session: TrainingSession, parts: Split, steps_per_epoch: int, **fields: Any) -> RunSpec:

@@ -17,13 +17,15 @@ shares the hub's device with the head workers, which read the head's parameters 
 tree of hubs (section 3.4.1) each worker has a child hub, and the server is the root (`hubs_plan`).
 """
 
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from math import ceil
 
 from paceline.core import cost as costs
 from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
+from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, TaskId
 from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, feature_nbytes
 from paceline.strategies.wheel.config import Wheel
@@ -33,6 +35,7 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
+_SATURATED = 0.8  # of a window's time, which begins and ends with bodies alone
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 
 
@@ -67,6 +70,39 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
     lane = num_copies * body + feature_nbytes(parts.body.layers) + parts.body.input_nbytes
     lanes = {device.name: lane * len(workers) for device, workers in placement.lanes.items()}
     return hubs | lanes
+
+
+def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
+    """Return a sentence if heads and updates of a hub take longer than its bodies; else None.
+
+    Their seconds over those that a body's device computes are p k / t of section 3.4.1, with the
+    updates: then more devices with heads are needed, and more workers of this hub gain nothing. It
+    is None, too, where the hub waits for something else for much of the time.
+    """
+    placement = place(machine, config)
+    busy: dict[str, float] = defaultdict(float)
+    for span in timeline.spans:
+        if span.kind in COMPUTE:
+            for resource in span.on:
+                busy[resource.owner] += span.duration_s
+    served: dict[Device, set[Device]] = defaultdict(set)
+    for hub, body in zip(placement.heads, placement.bodies, strict=True):
+        served[hub].add(body)
+
+    def ratio_of(hub: Device) -> float:
+        bodies = [busy[body.name] for body in served[hub]]
+        return busy[hub.name] * len(bodies) / sum(bodies)
+
+    busiest = max(served, key=ratio_of)
+    ratio, share = ratio_of(busiest), busy[busiest.name] / timeline.makespan_s
+    if ratio <= 1 or share < _SATURATED:  # messages, or turns of one lane, take longer than both
+        return None
+    needed = len(served) * ceil(ratio)
+    return (
+        f"{busiest.name} is what limits: heads and updates keep it busy {ratio:.2f} times as long "
+        f"as a body's device computes (p k / t); {needed} devices with heads would keep up (child "
+        "hubs), or fewer bodies"
+    )
 
 
 def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> int:

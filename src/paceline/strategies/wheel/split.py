@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
+from paceline.core.cutting import refusal_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
@@ -77,7 +78,8 @@ def split(workload: Workload, config: Wheel) -> Split:
 
     Without a name the head is fully-connected layers, at the model's end; of a model that has such
     layers at each of several places of a sample, such as a transformer's tokens, the last one
-    alone. InvalidInput if there are none, or if data parallelism would send no more bytes than the
+    alone. Cuts that were tried and refused (`workload.refused_cuts`) are left out.
+    InvalidInput if there are none, or if data parallelism would send no more bytes than the
     best of these cuts, or if no layer has that name, or only the first.
     """
     if config.head is not None:
@@ -88,9 +90,13 @@ def split(workload: Workload, config: Wheel) -> Split:
                 f"head: {config.head!r} {why} of model {workload.name}; choose one of "
                 f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
             )
+        if refusal := refusal_of(workload, config.head):
+            raise InvalidInput(refusal)
         return Split.before(workload, names.index(config.head))
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
+    if best is None and workload.refused_cuts:
+        raise InvalidInput(workload.refused_cuts[0][1])
     if best is None:
         raise InvalidInput(_nothing_connected(workload))
     sent = messages(best, config)
@@ -188,7 +194,7 @@ def _possible(workload: Workload) -> Iterator[int]:
         if dimensions[i] > _MATRIX or (is_matrix and not is_head):
             ahead = i
     for first in reversed(range(ahead + 1, len(layers))):
-        if dimensions[first] == _MATRIX:
+        if dimensions[first] == _MATRIX and refusal_of(workload, layers[first].name) is None:
             yield first
 
 

@@ -1,0 +1,183 @@
+"""Where a model is cut by default: a layer before which it can be, in plans as in trainings."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils.data import TensorDataset
+
+import paceline
+from paceline.api.planning import forecast, plan
+from paceline.commands.options import fields_of
+from paceline.core.cost import compute_lane
+from paceline.core.errors import InvalidInput
+from paceline.models.factory import names
+from paceline.recipes.named import tried_with, workload_of
+from paceline.records.settings import check_options
+from paceline.strategies import find_strategy
+from paceline.strategies.subbatch import head
+from paceline.strategies.subbatch import trial as of_subbatch
+from paceline.strategies.subbatch.build import describe_recipe
+from paceline.strategies.subbatch.build import split as split_model
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.wheel import trial as of_wheel
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.cut import cut
+from paceline.strategies.wheel.split import split
+
+
+class Passed(nn.Module):
+    """Its input passes by `wide` and `narrow`: only before `last` one value crosses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.wide = nn.Linear(32, 256)
+        self.narrow = nn.Linear(256, 16)
+        self.last = nn.Linear(16, 100)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        hidden = torch.relu(self.wide(torch.relu(self.first(samples)) + samples))
+        return self.last(torch.relu(self.narrow(hidden)) + samples[:, :16])
+
+
+class Pooled(nn.Module):
+    """Tokens' embeddings meet without parameters of their own, so `emb` seems to be connected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.zeros(8, 16))
+        self.emb = nn.Embedding(12, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head1 = nn.Linear(16, 64)
+        self.head2 = nn.Linear(64, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.start + self.emb(tokens)
+        mixed = torch.softmax(hidden @ hidden.transpose(1, 2), 2) @ hidden
+        return self.head2(F.gelu(self.head1(self.norm(mixed.mean(1)))))
+
+
+def normalised() -> nn.Module:
+    """Return a head with GELU and a LayerNorm without parameters between its layers."""
+    plain = nn.LayerNorm(256, elementwise_affine=False)
+    body = nn.Linear(32, 16), nn.ReLU()
+    return nn.Sequential(*body, nn.Linear(16, 256), nn.GELU(), plain, nn.Linear(256, 10))
+
+
+def recipe(model: type[nn.Module] | object, inputs: Tensor, num_classes: int) -> paceline.Recipe:
+    targets = torch.arange(len(inputs)) % num_classes
+    return paceline.Recipe(model=model, train=TensorDataset(inputs, targets), loss=F.cross_entropy)
+
+
+PASSED = recipe(Passed, torch.randn(8, 32), 100)
+POOLED = recipe(Pooled, torch.randint(12, (8, 8)), 10)
+NORMALISED = recipe(normalised, torch.randn(8, 32), 10)
+
+
+def wheels_head(of: paceline.Recipe, config: Wheel) -> str:
+    """Return the first layer of the head that is planned, after trying."""
+    own = workload_of(of, 8)
+    found = tried_with(of, lambda m, x: of_wheel.with_possible_cut(m, x, own, config))
+    return split(found, config).head.layers[0].name
+
+
+def test_wheel_takes_the_next_best_layer_where_the_best_cannot_begin_a_head() -> None:
+    assert split(workload_of(PASSED, 8), Wheel()).head.layers[0].name == "wide"
+    assert wheels_head(PASSED, Wheel()) == "last"
+
+
+def test_wheel_does_not_cut_a_transformer_before_its_embedding() -> None:
+    assert split(workload_of(POOLED, 8), Wheel()).head.layers[0].name == "emb"
+    first = wheels_head(POOLED, Wheel())
+    assert first == "head1"
+    cut(Pooled(), torch.randint(12, (2, 8)), first)  # as the training will
+
+
+def test_subbatch_splits_the_layers_behind_what_cannot_be_split() -> None:
+    found = describe_recipe(NORMALISED, 8).workload
+    assert [one.name for one in head.cut(found, None, 2).head] == ["2", "5"]
+    config = SubBatch(workers=2)
+    found = tried_with(NORMALISED, lambda m, x: of_subbatch.with_possible_cut(m, x, found, config))
+    group = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    made = split_model(normalised, found, config, group, 0, NORMALISED.example(1))
+    assert list(made.shardings) == ["5"]
+
+
+def test_a_plan_has_the_cut_of_the_training() -> None:
+    spans = forecast(PASSED, "k40-gigabit", "wheel", workers=2, batch_size=16).timeline.spans
+    computed = {one.part for one in spans if one.on[0] == compute_lane("gpu0")}  # the hub's
+    assert computed == {"last", ""}
+    spans = forecast(PASSED, "k40-gigabit", "subbatch", workers=2, batch_size=16).timeline.spans
+    gathered = {one.part.partition(":")[0] for one in spans if ":" in one.part}
+    assert gathered == {"last"}
+
+
+def test_a_named_layer_that_will_not_do_is_refused_in_plans_with_one_that_would() -> None:
+    with pytest.raises(InvalidInput, match=r"model's input is used behind .*; head=last would do"):
+        forecast(PASSED, "k40-gigabit", "wheel", options={"head": "wide"}, workers=2)
+    ranking = plan(PASSED, "k40-gigabit", strategy="wheel", options={"head": "wide"}, workers=2)
+    assert not ranking.forecasts
+    assert "head=last would do" in ranking.refused[0].why
+
+
+def test_a_built_in_model_is_tried_where_a_layer_is_named() -> None:
+    with pytest.raises(InvalidInput, match="2 values are used behind the cut"):
+        forecast(
+            "resnet50", "k40-gigabit", "wheel", options={"head": "stages.0.1.conv2.0"}, workers=2
+        )
+
+
+def test_a_model_without_a_head_is_not_built_to_be_tried() -> None:
+    with_values = []
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+        with_values.append(not model[0].weight.is_meta)
+        return model
+
+    images = recipe(build, torch.randn(8, 1, 8, 8), 10)
+    ranking = plan(images, "k40-gigabit", workers=2, strategies=["wheel", "subbatch"])
+    assert not ranking.forecasts
+    assert not any(with_values)
+
+
+def test_planning_leaves_a_users_module_as_it_is() -> None:
+    calls = []
+
+    class Counted(Passed):
+        def forward(self, samples: Tensor) -> Tensor:
+            calls.append(isinstance(samples, fx.Proxy) or samples.is_meta)
+            return super().forward(samples)
+
+    model = Counted().eval()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    plan(model, "k40-gigabit", input_shape=(32,), workers=2, strategies=["wheel", "subbatch"])
+    assert all(calls), "it ran with values"
+    assert not model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_usual_cuts_of_built_in_models_are_possible(name: str) -> None:
+    own = workload_of(name, 8)
+    for config, trial in ((Wheel(), of_wheel), (SubBatch(), of_subbatch)):
+        try:
+            split(own, config) if trial is of_wheel else head.cut(own, None, 2)
+        except InvalidInput:
+            continue  # it is not planned either
+        found = tried_with(name, lambda m, x, c=config, t=trial: t.with_possible_cut(m, x, own, c))
+        assert not found.refused_cuts
+
+
+@pytest.mark.parametrize("strategy", ["wheel", "subbatch"])
+def test_a_layer_of_sequential_is_named_by_its_number(strategy: str) -> None:
+    known = find_strategy(strategy)
+    assert check_options(known, fields_of(["head=7"], "--set"), 2).head == "7"
+    assert check_options(known, fields_of(['head="7.10"'], "--set"), 2).head == "7.10"
+    with pytest.raises(InvalidInput, match="quotes"):  # 7.10 and 7.1 are the same number
+        check_options(known, fields_of(["head=7.10"], "--set"), 2)
