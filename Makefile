@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline
 .PHONY: demo test test-gpu gpu-evidence check format clean
 
 demo: .venv/installed
-	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
+	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy auto --epochs 25 --learning-rate 0.1
 
 # Three processes for two cores, because many tests wait; those that take minutes begin first. Each
 # has one thread: threads of torch that share a core wait for each other. Bytecode is kept, because

@@ -4,8 +4,6 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from plotly.offline import get_plotlyjs
-
 from paceline.core.errors import InvalidInput
 from paceline.files.writing import write_text
 from paceline.records.profile import ProfileResult
@@ -38,11 +36,17 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
             title, body = profile.drawn(result, folder)
     sections, code = "\n".join(body), ""
     if "<figure>" in sections:
-        # Plotly's code is four megabytes. As text it stands at the end, where the page's script
-        # runs it once the rest is to be seen.
-        code = element("script", Html(get_plotlyjs()), type="text/plain", id="plotly")
-    frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
+        # Plotly's code is a megabyte. As text it stands at the end, where the page's script runs it
+        # once the rest is to be seen.
+        plotly = _beside("plotly-basic.min.js")
+        code = element("script", Html(plotly), type="text/plain", id="plotly")
+    frame = Template(_beside("page.html"))
     title = element("title", f"{title} - Paceline")
     path = folder / "report.html"
     write_text(path, frame.substitute(title=title, body=sections, code=code))
     return path
+
+
+def _beside(name: str) -> str:
+    """Return a file of this package."""
+    return files("paceline.report").joinpath(name).read_text("utf-8")
