@@ -1,6 +1,7 @@
 """README and tutorial: short sentences in the field's words, figures and links that exist."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from urllib.parse import urldefrag
@@ -98,3 +99,8 @@ def test_links_of_the_documentation_exist(page):
         path = urldefrag(link).url
         if path and "://" not in path:
             assert (page.parent / path).exists(), link
+
+
+def test_the_reference_is_that_of_the_records():
+    made = runpy.run_path(str(ROOT / "docs" / "build" / "reference.py"))["page"]()
+    assert (ROOT / "docs" / "reference.md").read_text() == made, "python docs/build/reference.py"
