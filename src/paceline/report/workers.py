@@ -130,8 +130,8 @@ def _staleness(made: Updates) -> Html:
         shares = [times / total for times in bars.values()]
         colour = {"color": COLOURS[i % len(COLOURS)]}
         figure.add_bar(x=list(bars), y=shares, name=escaped(name), marker=colour)
-    missed = (min(most, _MOST_MISSED) for counted in made.staleness.values() for most in counted)
-    ticks = whole_numbers(max(missed, default=0))
+    shown = [min(most, _MOST_MISSED) for counted in made.staleness.values() for most in counted]
+    ticks = whole_numbers(max(shown, default=0))
     figure.update_xaxes(title_text="updates of others that a batch missed", **ticks)
     figure.update_yaxes(title_text="share of batches", tickformat=".0~%")
     mean, most = f"{made.mean_staleness:.2f} on average", _MOST_MISSED

@@ -110,8 +110,7 @@ class TerminalProgress:
         each = self.samples_per_step if unit == "steps" else 1.0
         if self._num_epochs is not None:
             self._num_samples = total * each / self._num_epochs
-        fields = {"unit": unit, "doing": self._doing}
-        self._bar.update(self._task, total=total, description="", **fields)
+        self._bar.update(self._task, total=total, description="", unit=unit, doing=self._doing)
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:
