@@ -4,10 +4,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.[ch]pp)
 
-.PHONY: demo test test-gpu gpu-evidence check format clean
+.PHONY: demo test test-gpu gpu-evidence check docs format clean
 
 demo: .venv/installed
-	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy allreduce --epochs 25 --learning-rate 0.1
+	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy auto --epochs 25 --learning-rate 0.1
 
 # Three processes for two cores, because many tests wait; those that take minutes begin first. Each
 # has one thread: threads of torch that share a core wait for each other. Bytecode is kept, because
@@ -29,6 +29,10 @@ check: .venv/developed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site, in build/site; a link or an anchor that leads nowhere is an error.
+docs: .venv/developed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: .venv/developed
 	$(BIN)/ruff check --fix .

@@ -3,8 +3,15 @@
 Importing it touches no device, starts no thread, and does not import torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":
+    raise ImportError(
+        f"Paceline runs on Linux only, for it needs futexes and memfd; this is {sys.platform}. "
+        "On Windows install it in WSL 2, on macOS in a Linux container."
+    )
 
 if TYPE_CHECKING:
     from paceline.api.planning import forecast, plan, sweep

@@ -86,7 +86,7 @@ def test_the_search_tries_chunks_while_it_is_rehearsed_and_prints_them(run):
     assert list(trials) == [1, 2]
     assert result["config"]["chunk"] == min(trials, key=lambda size: trials[size]["rehearsed_s"])
     assert all(row["predicted_s"] > sum(LEAST_S.values()) for row in trials.values())
-    table = done.out[done.out.index("Chunk sizes tried") : done.out.index("Seconds per step ")]
+    table = done.out[done.out.index("Chunk sizes tried") : done.out.index("Seconds per step,")]
     assert "predicted" in table
     assert "rehearsed" in table
     assert table.count("chosen") == 1

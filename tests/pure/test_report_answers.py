@@ -19,7 +19,7 @@ from paceline.records.result import (
     RankingRows,
     RunResult,
 )
-from paceline.report.insights import of_asynchronous, of_epochs, of_run
+from paceline.report.insights import brought, of_asynchronous, of_epochs, of_run
 from paceline.report.markup import insights
 from paceline.report.planned import of_plan
 from plan_rows import plan_row
@@ -134,6 +134,15 @@ class TestOfRun:
         assert sentence.startswith("Prepare the samples beforehand")
         assert "10.0 s instead of 20.0 s, at best 2.00 times" in sentence
 
+    def test_what_another_worker_brought_is_one_sentence(self) -> None:
+        # One alone: 2 * 12 + 0.4 s, for 20 s.
+        sentence = brought(run(EXCHANGES))
+        assert sentence is not None
+        assert sentence.startswith("with the second worker training is 1.22 times as fast as one")
+        alone = TrainSettings(model="net", workers=1)
+        assert brought(run(EXCHANGES, settings=alone)) is None
+        assert brought(run(EXCHANGES, shares=(40, 24))) is None
+
     def test_more_and_fewer_workers(self) -> None:
         found = said(run(EXCHANGES))["workers"]
         # One alone: 2 * 12 + 0.4 s. Three: 12 * 2 / 3 + 8 s.
@@ -148,7 +157,7 @@ class TestOfRun:
 
     @pytest.mark.parametrize(("error", "than"), [(0.05, "no more than"), (-0.5, "more than")])
     def test_the_prediction_is_judged(self, error: float, than: str) -> None:
-        sentence = said(run(COMPUTES, predicted_step_s=100 * (1 + error)))["method"].sentence
+        sentence = said(run(COMPUTES, predicted_step_s=100 * (1 + error)))["prediction"].sentence
         assert f"off by {error:+.1%}, {than} the".replace("%", " %") in sentence
 
     def test_memory(self) -> None:
@@ -161,7 +170,7 @@ class TestOfRun:
     @given(st.lists(st.just(0.0) | st.floats(1e-9, 1e6), min_size=6, max_size=6).filter(any))
     def test_gains_are_never_losses(self, seconds: list[float]) -> None:
         found = said(run(dict(zip(EXCHANGES, seconds, strict=True))))
-        assert {"limit", "change", "method", "workers"} <= found.keys()
+        assert {"prediction", "limit", "change", "workers"} <= found.keys()
         for one in found.values():
             assert "nan" not in one.sentence
             if "at best" in one.sentence:
@@ -174,7 +183,8 @@ class TestOfEpochs:
         ("losses", "says"),
         [
             ((2, 1), "still fell by 50.0 % in the last epoch"),
-            ((1, 0.999), "fell by only 0.1 %"),
+            ((2, 1, 0.999), "fell by only 0.1 %"),
+            ((2.303, 2.303, 2.302), "the model has not learnt"),
             ((1, 0.5, 0.6), "lowest after epoch 2 of 3, and is 20.0 % higher now: train for fewer"),
             ((1, 0.5, 0.502), "has hardly changed since"),
         ],

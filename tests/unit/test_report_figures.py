@@ -1,12 +1,25 @@
+import json
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.cost import compute_lane, exchange_lane, link_lane
-from paceline.core.outcome import Epoch
+from paceline.core.outcome import Epoch, Updates
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
-from paceline.report.figures import KINDS, PARTS, learning_curves, step_parts
+from paceline.report.figures import (
+    KINDS,
+    PARTS,
+    decades,
+    learning_curves,
+    step_parts,
+    whole_numbers,
+)
 from paceline.report.steps import excerpt, steps_in_time, thinned, through_time
+from paceline.report.workers import _updates
 
 CPU0, CPU1 = compute_lane("cpu0"), compute_lane("cpu1")
 EXCHANGE = (
@@ -193,3 +206,36 @@ def test_a_timeline_of_many_rows_is_cut_and_says_so() -> None:
     shown = excerpt(Timeline(spans, "predicted"))
     assert shown.title == "predicted: 2 of 4 steps, 40 of 50 rows"
     assert len(shown.rows) == 40
+
+
+class TestAxes:
+    @given(st.integers(1, 10**7))
+    def test_counts_have_few_ticks_and_all_at_whole_numbers(self, highest: int) -> None:
+        axis = whole_numbers(highest)
+        assert axis["dtick"] == int(axis["dtick"]) >= 1
+        assert highest / axis["dtick"] <= 8
+
+    @given(st.lists(st.floats(1e-3, 1e6), min_size=1))
+    def test_a_logarithmic_axis_names_each_decade(self, values: list[float]) -> None:
+        axis = decades(values)
+        low, high = (10**end for end in axis["range"])
+        assert low <= min(values) <= max(values) <= high
+        inside = [
+            10.0**power for power in range(-4, 8) if min(values) <= 10.0**power <= max(values)
+        ]
+        assert all(pytest.approx(decade) in axis["tickvals"] for decade in inside)
+        assert axis["tickvals"]
+
+    def test_a_run_without_a_score_has_losses_alone(self) -> None:
+        epochs = [Epoch(number=0, train_loss=2, test_loss=1, score=None, seconds=1)]
+        names = {curve.name for curve in learning_curves(epochs, "loss").data}
+        assert names == {"train loss", "test loss"}
+
+
+def test_no_line_runs_backwards_in_time() -> None:
+    # As workers write their updates down: in turns, and not in the order of their clocks.
+    gaps = ((1.0, 1), (3.0, 2), (2.5, 1), (4.0, 0))
+    made = Updates(count=4, by_worker={}, staleness={}, gaps=gaps, mean_staleness=0.5)
+    page = _updates(made, ())
+    (described,) = re.findall(r'application/json">(.+?)</script>', page)
+    assert json.loads(described)["data"][0]["x"] == [1.0, 2.5, 3.0, 4.0]

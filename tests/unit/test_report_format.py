@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline.report.format import Quantity, duration, nbytes, number, share
+from paceline.report.format import Quantity, change_text, duration, nbytes, number, share
 from paceline.report.markup import table
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -134,3 +134,11 @@ def test_a_column_has_exact_numbers_below_one_unit_or_none() -> None:
     assert '<td class="number">5 B</td>' in drawn
     assert '<td class="number">-</td>' in drawn
     assert '<td class="number" data-value="50">50.0 %</td>' in drawn
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [(0.333, "+33.3 %"), (-1, "-100.0 %"), (8.9, "+890.0 %"), (252.983, "254 times"), (None, "-")],
+)
+def test_changes_beyond_tenfold_are_times(change: float | None, text: str) -> None:
+    assert change_text(change) == text

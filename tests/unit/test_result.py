@@ -176,7 +176,8 @@ def test_two_timelines_are_compared_with_units():
 def test_the_summary_says_accuracy_and_prediction_beside_measurement():
     *_, text = result_tables(RESULT, "runs/x")
     assert "50.0 %" in text
-    assert "predicted 11.0 ms, measured 10.0 ms (+10.0%)" in text
+    assert "predicted 11.0 ms (9.57 ms to 12.4 ms), measured 10.0 ms (+10.0%)" in text
+    assert "the median of the untraced steps" in text
     assert "6,400 samples/s with 2 workers" in text
     assert "runs/x/result.json" in text
 

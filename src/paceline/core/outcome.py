@@ -199,8 +199,8 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
     device: str | None = None
 
 
-Topic = Literal["method", "exchange", "workers", "limit", "change", "memory"]
-"""The question: which exchange, how many workers, what limits, what to change, what fits."""
+Topic = Literal["prediction", "limit", "change", "method", "exchange", "workers", "memory"]
+"""The question: was it predicted, what limits, what next, which exchange, how many, what fits."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 
 namespace paceline {
 
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
 extern const CastKernel avx2_cast_float16;
 extern const CastKernel avx2_cast_bfloat16;
 #endif
@@ -26,7 +26,7 @@ CastKernel kernel_for(InstructionSet set, DType dtype) {
         throw std::invalid_argument("float32 is cast to float16 or bfloat16");
     }
     const bool is_float16 = dtype == DType::float16;
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
     // Memory sets the pace: wider vectors would not be faster.
     if (set != InstructionSet::portable) return is_float16 ? avx2_cast_float16 : avx2_cast_bfloat16;
 #endif

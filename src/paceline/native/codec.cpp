@@ -9,7 +9,7 @@
 
 namespace paceline {
 
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
 extern const CodecKernels avx2_codec_kernels;
 extern const CodecKernels avx512_codec_kernels;
 #endif
@@ -51,7 +51,7 @@ Codebook::Codebook(const std::vector<float>& magnitudes_, const std::vector<floa
 
 const CodecKernels* codec_kernels_of(InstructionSet set) {
     if (kernels_of(set) == nullptr) return nullptr;
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
     if (set == InstructionSet::avx2) return &avx2_codec_kernels;
     if (set == InstructionSet::avx512) {
         const bool shifts_pairs = __builtin_cpu_supports("avx512vbmi2");

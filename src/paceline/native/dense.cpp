@@ -10,12 +10,12 @@
 
 namespace paceline {
 
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
 extern const DenseKernels dense_avx2, dense_avx512;
 #endif
 
 const DenseKernels& fastest_dense_kernels() {
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
     if (__builtin_cpu_supports("avx512f")) return dense_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return dense_avx2;
 #endif

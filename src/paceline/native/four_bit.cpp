@@ -11,7 +11,7 @@
 
 namespace paceline {
 
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
 extern const FourBitKernels avx2_four_bit_kernels;
 extern const FourBitKernels avx512_four_bit_kernels;
 #endif
@@ -24,7 +24,7 @@ const FourBitKernels& kernels_for(InstructionSet set) {
     if (kernels_of(set) == nullptr) {
         throw std::invalid_argument("this processor has no such instruction set");
     }
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
     if (set == InstructionSet::avx2) return avx2_four_bit_kernels;
     if (set == InstructionSet::avx512) return avx512_four_bit_kernels;
 #endif

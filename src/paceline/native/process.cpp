@@ -30,7 +30,7 @@ void die_with_parent(int parent_pid) {
 
 std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2")) names.emplace_back("avx2");
     if (__builtin_cpu_supports("fma")) names.emplace_back("fma");
@@ -46,5 +46,5 @@ void bind_process(nb::module_& m) {
     m.def("die_with_parent", &die_with_parent, nb::arg("parent_pid"),
           "Ask the kernel to kill this process with SIGKILL when its parent ends.");
     m.def("instruction_sets", &instruction_sets,
-          "Return the vector instruction sets that this processor has, narrowest first.");
+          "Return the instruction sets of this processor that kernels may use, narrowest first.");
 }

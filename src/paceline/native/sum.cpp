@@ -13,7 +13,7 @@
 
 namespace paceline {
 
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 #endif
@@ -36,7 +36,7 @@ constexpr Kernels portable_kernels = {
 
 const Kernels* kernels_of(InstructionSet set) {
     if (set == InstructionSet::portable) return &portable_kernels;
-#if defined(__x86_64__)
+#if defined(PACELINE_X86_KERNELS)
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
     if (set == InstructionSet::avx2 && has_avx2) return &avx2_kernels;

@@ -196,6 +196,14 @@ class RunResult(RunMetrics):
         return len(self.workers) or int(self.settings.workers)
 
     @property
+    def predicted_range_s(self) -> tuple[float, float] | None:
+        """The shortest and the longest step within the range of the prediction."""
+        for plan in self.plans:
+            if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
+                return (1 - plan.range_share) * plan.step_s, (1 + plan.range_share) * plan.step_s
+        return None
+
+    @property
     def prediction_error(self) -> float | None:
         """The error of the predicted step, as a share of the step that happened."""
         if self.predicted_step_s is None or not self.step_s:

@@ -6,9 +6,10 @@ palette, <https://jfly.uni-koeln.de/color/>. Pairs of kinds (there and back) sha
 differ by hatching.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import ceil, floor, log10
 from typing import Any
 
 import plotly.graph_objects as go
@@ -150,21 +151,52 @@ def figure_of(figure: go.Figure, name: str, *, zoomed: bool = False) -> Html:
 
 
 _FEW = 15  # points of a curve that are marked
+_MOST_TICKS = 8
+_FEW_DECADES = 2
+
+
+def whole_numbers(highest: int, lowest: int = 0) -> dict[str, Any]:
+    """Return plotly's settings of an axis of counts: ticks at whole numbers, each once."""
+    apart = max(1, -(-(highest - lowest) // _MOST_TICKS))
+    magnitude = 10 ** (len(str(apart)) - 1)
+    apart = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= apart)
+    return {"tickmode": "linear", "tick0": 0, "dtick": apart, "tickformat": ",d"}
+
+
+def decades(values: Iterable[float]) -> dict[str, Any]:
+    """Return plotly's settings of a logarithmic axis: ticks at 1, 2 and 5 of each decade."""
+    found = [value for value in values if value > 0]
+    low, high = min(found, default=1.0), max(found, default=1.0)
+    below, above = floor(log10(low)), ceil(log10(high))
+    digits = (1, 2, 5) if above - below <= _FEW_DECADES else (1,)
+    ticks = [digit * 10.0**power for power in range(below, above + 1) for digit in digits]
+    shown = [tick for tick in ticks if low / 2 < tick < 2 * high]
+    ends = [log10(min(low, shown[0])) - 0.05, log10(max(high, shown[-1])) + 0.05]
+    return {
+        "type": "log",
+        "tickvals": shown,
+        "ticktext": [f"{t:,.6g}" for t in shown],
+        "range": ends,
+    }
 
 
 def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
     """Return the losses, and beside them the test accuracy, called `score`, after each epoch."""
     test_score = f"test {escaped(score)}"
+    curves = [
+        (1, "train loss", [epoch.train_loss for epoch in epochs], TRAIN),
+        (1, "test loss", [epoch.test_loss for epoch in epochs], TEST),
+    ]
+    titles = ["Loss"]
+    if any(epoch.score is not None for epoch in epochs):
+        curves.append((2, test_score, [epoch.score for epoch in epochs], TEST))
+        titles.append(test_score.capitalize())
     figure = go.Figure().set_subplots(
-        rows=1, cols=2, subplot_titles=("Loss", test_score.capitalize()), horizontal_spacing=0.09
+        rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.09
     )
     numbers = [epoch.number + 1 for epoch in epochs]
     few = len(epochs) <= _FEW
-    for column, name, values, style in (
-        (1, "train loss", [epoch.train_loss for epoch in epochs], TRAIN),
-        (1, "test loss", [epoch.test_loss for epoch in epochs], TEST),
-        (2, test_score, [epoch.score for epoch in epochs], TEST),
-    ):
+    for column, name, values, style in curves:
         form = ".2%" if column == 2 and is_share(score) else ".4f"
         figure.add_scatter(
             x=numbers,
@@ -177,9 +209,10 @@ def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
             col=column,
             **style,
         )
-    figure.update_xaxes(title_text="epoch", tickmode="linear" if few else "auto", tickformat="d")
+    figure.update_xaxes(title_text="epoch", **whole_numbers(len(numbers)))
     figure.update_xaxes(range=[0.5, len(numbers) + 0.5])
-    figure.update_yaxes(tickformat=".2~%" if is_share(score) else ".3~g", col=2)
+    if len(titles) > 1:
+        figure.update_yaxes(tickformat=".2~%" if is_share(score) else ".3~g", col=2)
     return styled(figure, height=300)
 
 
@@ -207,7 +240,7 @@ def evaluation_curves(evaluations: Sequence[Evaluation], score: str) -> go.Figur
             col=column,
             **TEST,
         )
-    figure.update_xaxes(title_text="step", rangemode="tozero")
+    figure.update_xaxes(title_text="step", rangemode="tozero", **whole_numbers(steps[-1]))
     return styled(figure, height=300)
 
 

@@ -88,6 +88,15 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
     return Quantity(text, percent, "%")
 
 
+def change_text(change: float | None, missing: str = "-") -> str:
+    """Return a change as a signed share; from ten times up as "253 times", for None `missing`."""
+    if change is None:
+        return missing
+    if change < 9:
+        return share(change, signed=True)
+    return Quantity(f"{number(1 + change)} times", 100 * change, "%")
+
+
 def ratio(one: float, other: float) -> float:
     """Return a quotient, which is no number if the divisor is zero."""
     return one / other if other else nan

@@ -14,7 +14,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.planner import ERROR_BAR
 from paceline.planner.backward import after_backward_sentence, compared
 from paceline.records.result import PlanRow, RunResult
-from paceline.report.format import duration, loss_text, nbytes, number, optional_score, ratio, share
+from paceline.report.format import duration, loss_text, nbytes, number, ratio, score_text, share
 
 _GOOD, _FAIR = 0.9, 0.7  # shares of what could be reached
 WORTH = 0.03  # of a step: less is not worth a change
@@ -92,9 +92,9 @@ def of_run(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[
         best_other=min(others, key=lambda plan: plan.step_s, default=None),
     )
     if run.parts.step_s > 0:
+        yield _prediction_of_step(run)
         yield _limit(run)
         yield _change(run)
-        yield _method(run)
         yield from of_exchanges(result.plans)
         if result.shares is None:
             yield _workers(run, workers)
@@ -110,6 +110,26 @@ def of_exchanges(plans: Sequence[PlanRow]) -> Iterator[Insight]:
         left = [(name, plan.after_backward) for name, plan in compared(plans).items()]
         figures = [(f"left with {name}", duration(one.left_s)) for name, one in left if one]
         yield Insight("exchange", f"Predicted: {sentence}.", tuple(figures))
+
+
+def brought(result: RunResult) -> str | None:
+    """Return in a sentence what working together brought, by the parts of a traced step.
+
+    None where workers have no steps in common, have unequal parts of a batch, or are one.
+    """
+    if result.comparison is None or result.shares is not None or result.num_workers == 1:
+        return None
+    seconds = {row.quantity: row.right_s for row in result.comparison.rows}
+    together_s = seconds.get("step", 0.0)
+    if not together_s:
+        return None
+    divides = ("load", "forward", "backward", "train")
+    divides_s = sum(seconds.get(name, 0.0) for name in divides)
+    alone_s = result.num_workers * divides_s + seconds.get("update", 0.0)
+    times = f"{alone_s / together_s:.2f} times as fast as one of them with all samples of a step"
+    if result.num_workers == 2:
+        return f"with the second worker training is {times}, by the parts of a step"
+    return f"the {result.num_workers} workers are {times}, by the parts of a step"
 
 
 def _limit(run: _InStep) -> Insight:
@@ -170,7 +190,7 @@ def _advice(name: str, run: _InStep) -> str:
     return "Exchange less: larger batches, or gradients in fewer bytes (codec)"
 
 
-def _method(run: _InStep) -> Insight:
+def _prediction_of_step(run: _InStep) -> Insight:
     strategy, predicted_s = run.result.strategy, run.predicted_step_s
     sentence = (
         f"{strategy} took {duration(run.step_s)} a step, {run.result.origin}; the prediction was "
@@ -184,7 +204,7 @@ def _method(run: _InStep) -> Insight:
         long = f"{times:.2f} times as long{close}"
         sentence += f" Of the others, {other.strategy} was predicted to take {long}."
         figures.append((f"{other.strategy}, predicted", duration(other.step_s)))
-    return Insight("method", sentence, tuple(figures))
+    return Insight("prediction", sentence, tuple(figures))
 
 
 def _workers(run: _InStep, workers: int) -> Insight:
@@ -227,7 +247,12 @@ def of_epochs(epochs: Sequence[Epoch], score: str) -> Iterator[Insight]:
     highest = epochs[scores.index(max(scores))]
     since = f"The test loss was lowest after epoch {best.number + 1} of {len(epochs)}"
     fell = 1 - losses[-1] / losses[-2] if losses[-2] else 0.0
-    if best is last and fell > _HARDLY:
+    if _stands_still(losses) and _stands_still([epoch.train_loss for epoch in epochs]):
+        sentence = (
+            f"Neither loss has changed in {len(epochs)} epochs: the model has not learnt. Try "
+            "another learning rate, or more epochs."
+        )
+    elif best is last and fell > _HARDLY:
         fallen = f"The test loss still fell by {share(fell)} in the last epoch"
         sentence = f"{fallen}: train for more epochs."
     elif best is last:
@@ -244,9 +269,15 @@ def of_epochs(epochs: Sequence[Epoch], score: str) -> Iterator[Insight]:
     figures = (
         ("last test loss", loss_text(last.test_loss)),
         ("lowest", f"{loss_text(best.test_loss)} after epoch {best.number + 1}"),
-        (f"last {score}", optional_score(score, last.score)),
+        *(((f"last {score}", score_text(score, last.score)),) if last.score is not None else ()),
     )
     yield Insight("change", sentence, figures)
+
+
+def _stands_still(losses: Sequence[float]) -> bool:
+    """Whether a loss is nowhere far from where it began, and not near zero."""
+    first = losses[0]
+    return first > 0 and all(abs(loss / first - 1) <= _HARDLY for loss in losses)
 
 
 def of_asynchronous(result: RunResult) -> Iterator[Insight]:
@@ -315,4 +346,4 @@ def _prediction(result: RunResult) -> Iterator[Insight]:
     else:
         return
     sentence = f"The prediction of {what} was {_off_by(error)}"
-    yield Insight("method", sentence, (("predicted", predicted),))
+    yield Insight("prediction", sentence, (("predicted", predicted),))

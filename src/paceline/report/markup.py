@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from paceline.core.outcome import Insight, Topic
 from paceline.report.format import Quantity, duration, nbytes
 
-_TOPICS: dict[Topic, str] = {"limit": "what limits", "change": "what to change"}  # or as they are
+_TOPICS: dict[Topic, str] = {"limit": "what limits", "change": "what next"}  # or as they are
 
 
 class Html(str):

@@ -5,8 +5,6 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from plotly.offline import get_plotlyjs
-
 from paceline.core.errors import InvalidInput
 from paceline.files.writing import write_text
 from paceline.records.profile import ProfileResult
@@ -46,9 +44,15 @@ def write_page(path: Path, title: str, body: Iterable[Html]) -> None:
     """Write a page with these sections, which opens without a network."""
     sections, code = "\n".join(body), ""
     if "<figure>" in sections:
-        # Plotly's code is four megabytes. As text it stands at the end, where the page's script
-        # runs it once the rest is to be seen.
-        code = element("script", Html(get_plotlyjs()), type="text/plain", id="plotly")
-    frame = Template(files("paceline.report").joinpath("page.html").read_text("utf-8"))
+        # Plotly's code is a megabyte. As text it stands at the end, where the page's script runs it
+        # once the rest is to be seen.
+        plotly = _beside("plotly-basic.min.js")
+        code = element("script", Html(plotly), type="text/plain", id="plotly")
+    frame = Template(_beside("page.html"))
     named = element("title", f"{title} - Paceline")
     write_text(path, frame.substitute(title=named, body=sections, code=code))
+
+
+def _beside(name: str) -> str:
+    """Return a file of this package."""
+    return files("paceline.report").joinpath(name).read_text("utf-8")

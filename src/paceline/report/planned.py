@@ -8,10 +8,29 @@ import plotly.graph_objects as go
 from paceline.core.outcome import Insight
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
-from paceline.report.figures import COLOURS, HOVER, escaped, figure_of, styled
+from paceline.report.figures import (
+    COLOURS,
+    HOVER,
+    decades,
+    escaped,
+    figure_of,
+    styled,
+    whole_numbers,
+)
 from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.insights import WORTH, of_exchanges, verdict
-from paceline.report.markup import Drawn, Html, columns_of, folded, header, insights, section, table
+from paceline.report.markup import (
+    Drawn,
+    Html,
+    columns_of,
+    element,
+    folded,
+    header,
+    insights,
+    listed,
+    section,
+    table,
+)
 from paceline.report.steps import two_steps
 from paceline.strategies import EXCHANGES
 
@@ -19,7 +38,7 @@ _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _BEST = 12
 _HEAD = (
     *("strategy", "workers", "devices", "step", "samples/s", "efficiency", "exposed", "wire/step"),
-    *("memory", "why"),
+    "memory",
 )
 
 
@@ -74,12 +93,14 @@ def _plans(plans: Sequence[PlanRow]) -> Html:
         speed = duration(plan.step_s), number(plan.samples_per_s), optional_share(plan.efficiency)
         sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
         asked = _named(plan), str(plan.workers), plan.placement
-        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.explanation))
-    text = (0, 2, len(_HEAD) - 1)
-    content = [table(_HEAD, rows[:_BEST], text, class_="wide plan")]
+        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes))
+    content = [table(_HEAD, rows[:_BEST], (0, 2), class_="wide")]
     if len(rows) > _BEST:
-        content.append(folded(f"All {len(rows)}", table(_HEAD, rows, text, class_="wide plan")))
-    return section("Plans", note, *content)
+        content.append(folded(f"All {len(rows)}", table(_HEAD, rows, (0, 2), class_="wide")))
+    reasons = [f"{_described(plan)}: {plan.explanation}" for plan in plans]
+    why = element("h3", "Why each takes as long")
+    rest = [folded("The others", listed(reasons[_BEST:]))] if len(reasons) > _BEST else []
+    return section("Plans", note, *content, why, listed(reasons[:_BEST]), *rest)
 
 
 def _by_workers(plans: Sequence[PlanRow]) -> Html:
@@ -104,10 +125,9 @@ def _by_workers(plans: Sequence[PlanRow]) -> Html:
             hovertemplate=HOVER,
         )
     counts = {plan.workers for plan in plans}
-    kind = "log" if max(counts) > 32 * min(counts) else "linear"
-    figure.update_xaxes(title_text="workers", type=kind, tickformat="d")
-    if len(counts) <= 10:
-        figure.update_xaxes(tickvals=sorted(counts))
+    is_wide = max(counts) > 32 * min(counts)
+    ticks = decades(counts) if is_wide else whole_numbers(max(counts))
+    figure.update_xaxes(title_text="workers", **ticks)
     figure.update_yaxes(title_text="samples/s", rangemode="tozero")
     note = "Each strategy at its best on so many workers: codec, chunk and choice of devices."
     return section("How far it scales", note, figure_of(styled(figure, 330), "workers"))

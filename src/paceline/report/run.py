@@ -12,15 +12,14 @@ from paceline.records.result import RunResult, read_run
 from paceline.report import markup
 from paceline.report.figures import PARTS, evaluation_curves, figure_of, learning_curves, step_parts
 from paceline.report.format import (
+    change_text,
     counted,
     duration,
     loss_text,
     nbytes,
     number,
     optional_score,
-    optional_share,
     score_text,
-    share,
 )
 from paceline.report.insights import of_asynchronous, of_run
 from paceline.report.markup import Drawn, Html, element, folded, header, listed, section, table
@@ -101,7 +100,8 @@ def _sections(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterat
 def _header(result: RunResult) -> Html:
     settings = result.settings
     rehearsed = f"rehearsed, not trained: {result.devices}"
-    what = f"on {settings.data}" if settings.kind == "train" else rehearsed
+    data = "its own data" if settings.kind != "train" or settings.data is None else settings.data
+    what = f"on {data}" if settings.kind == "train" else rehearsed
     workers = f"workers {settings.workers}"
     if isinstance(settings.workers, int) or settings.workers.isdecimal():
         workers = counted(int(settings.workers), "worker")
@@ -116,28 +116,38 @@ def _header(result: RunResult) -> Html:
 
 
 def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
-    if result.epochs and (reached := result.epochs[-1].score) is not None:
-        note = f"after {counted(len(result.epochs), 'epoch')}"
-        yield f"test {result.score}", score_text(result.score, reached), note
-    if result.updates is not None and result.epochs:
-        yield "test loss", loss_text(result.epochs[-1].test_loss), "at the end"
-    if result.predicted_step_s is not None:
-        before = "before the rehearsal" if result.is_rehearsal else "before training"
-        yield "predicted step", duration(result.predicted_step_s), before
+    yield "samples/s", number(result.samples_per_s), result.origin
+    if result.tokens_per_s is not None:
+        yield "tokens/s", number(result.tokens_per_s), result.origin
     if result.step_s is not None:
         note = "median of the untraced steps"
         if result.is_rehearsal and result.lower_quartile_s and result.upper_quartile_s:
             lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
             note = f"quartiles {lower} and {upper}"
         yield f"{result.origin} step", duration(result.step_s), note
-    if result.prediction_error is not None:
-        error = share(result.prediction_error, signed=True)
-        yield "prediction error", error, f"predicted against {result.origin}"
-    if result.step_s is None and result.trained_s is not None:
+    elif result.trained_s is not None:
         yield "training", duration(result.trained_s), "without the tests between epochs"
-    yield "samples/s", number(result.samples_per_s), result.origin
-    if result.tokens_per_s is not None:
-        yield "tokens/s", number(result.tokens_per_s), result.origin
+    yield from _prediction(result)
+    if result.epochs and (reached := result.epochs[-1].score) is not None:
+        note = f"after {counted(len(result.epochs), 'epoch')}"
+        yield f"test {result.score}", score_text(result.score, reached), note
+    if result.updates is not None and result.epochs:
+        yield "test loss", loss_text(result.epochs[-1].test_loss), "at the end"
+
+
+def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
+    within = result.predicted_range_s
+    if result.predicted_step_s is not None:
+        note = "before the rehearsal" if result.is_rehearsal else "before training"
+        if within is not None:
+            note = f"9 of 10 steps: {duration(within[0])} to {duration(within[1])}"
+        yield "predicted step", duration(result.predicted_step_s), note
+    if result.prediction_error is not None:
+        note = f"predicted against {result.origin}"
+        if within is not None and result.step_s is not None:
+            lies = "within" if within[0] <= result.step_s <= within[1] else "outside"
+            note = f"the {result.origin} step is {lies} the range"
+        yield "prediction error", change_text(result.prediction_error), note
 
 
 def _plans(result: RunResult) -> Html:
@@ -177,8 +187,12 @@ def _learning(epochs: Sequence[Epoch], score: str) -> Html:
         rows.append((str(epoch.number + 1), *losses, *reached))
     head = ("epoch", "train loss", "test loss", f"test {score}", "time")
     figure = figure_of(learning_curves(epochs, score), "learning")
+    has_score = any(epoch.score is not None for epoch in epochs)
     return section(
-        f"Loss and {score}", "", figure, folded("The same in numbers", table(head, rows))
+        f"Loss and {score}" if has_score else "Loss",
+        "",
+        figure,
+        folded("The same in numbers", table(head, rows)),
     )
 
 
@@ -205,7 +219,7 @@ def _parts(comparison: Comparison) -> Html:
     for row in comparison.rows:
         fill = PARTS.get(row.quantity)
         name = swatched(fill) if fill else element("b", row.quantity)
-        error = optional_share(row.error, signed=True)
+        error = change_text(row.error)
         rows.append((name, duration(row.left_s), duration(row.right_s), error))
     head = ("per step", comparison.left, comparison.right, f"error of {comparison.left}")
     # The table below names the colours, and wraps as a legend would not.
@@ -224,7 +238,7 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Html:
         for seconds in columns.values():
             own_s = seconds.get(quantity, 0.0)
             error = own_s / measured_s - 1 if measured_s else None
-            row += [duration(own_s), optional_share(error, signed=True)]
+            row += [duration(own_s), change_text(error)]
         rows.append([*row, duration(measured_s)])
     head = ("per step", Origin.PREDICTED, "error", Origin.REHEARSED, "error", Origin.MEASURED)
     note = "A rehearsal paces the layers as a device would compute them; its exchange is real."

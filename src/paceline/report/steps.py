@@ -202,7 +202,8 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> go.Figure:
             line={"width": 1.5, "color": colour, "dash": _DASHES[i % len(_DASHES)]},
             hovertemplate=f"{name}, step %{{x}}: %{{y:.3~g}} {unit}<extra></extra>",
         )
-    figure.update_xaxes(title_text="step", tickformat="d")
+    num_steps = max(map(len, seconds.values()))
+    figure.update_xaxes(title_text="step", **figures.whole_numbers(num_steps))
     figure.update_yaxes(title_text=f"time, {unit}", rangemode="tozero")
     below = {"y": 0, "yanchor": "bottom"}  # the buttons are above
     return figures.styled(figure, 300).update_layout(legend=below, margin={"t": 34, "b": 84})

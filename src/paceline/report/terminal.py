@@ -10,8 +10,16 @@ from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Traffic, is_share
 from paceline.records.result import PlanRow, RunResult
 from paceline.report.differences import Differences
-from paceline.report.format import duration, nbytes, optional_share, score_text, share
+from paceline.report.format import (
+    change_text,
+    duration,
+    nbytes,
+    optional_share,
+    score_text,
+    share,
+)
 from paceline.report.format import number as plain
+from paceline.report.insights import brought
 from paceline.report.side_by_side import SideBySide, epoch_rows, summary_rows, time_rows
 
 _MOST_PLANS = 12
@@ -101,7 +109,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
-    """Return two timelines side by side, per step.
+    """Return the traced steps of two timelines side by side.
 
     With the error of the left one, a prediction of the right one; or, of two runs, with the change
     from the left to the right.
@@ -110,16 +118,16 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
     rows = []
     for row in comparison.rows:
         change = row.right_s / row.left_s - 1 if row.left_s else None
-        off = optional_share(change if two_runs else row.error, "", signed=True)
+        off = change_text(change if two_runs else row.error, "")
         rows.append((row.quantity, duration(row.left_s), duration(row.right_s), off))
-    return table("Seconds per step", ("",), sides, rows)
+    return table("Seconds per step, traced", ("",), sides, rows)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
     """Yield the figures of two runs, and the settings and facts that differ, if any do."""
     rows: list[Sequence[str]] = []
     for figure in changed.figures:
-        text = optional_share(figure.change, "", signed=True)
+        text = change_text(figure.change, "")
         if figure.unit == "share":  # of which a share would say nothing
             text = f"{100 * (figure.right - figure.left):+.2f} points"
         rows.append((figure.name, *figure.shown, text))
@@ -208,8 +216,10 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         happened = f"{result.origin} {duration(result.step_s)}"
         if result.predicted_step_s is not None and result.prediction_error is not None:
             predicted = f"predicted {duration(result.predicted_step_s)}"
+            if (within := result.predicted_range_s) is not None:
+                predicted += f" ({duration(within[0])} to {duration(within[1])})"
             happened = f"{predicted}, {happened} ({result.prediction_error:+.1%})"
-        yield "step", happened
+        yield "step", f"{happened}, the median of the untraced steps"
         if settings.kind == "rehearse" and result.lower_quartile_s and result.upper_quartile_s:
             lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
             yield "quartiles", f"{lower} and {upper}, of {settings.steps} steps"
@@ -217,6 +227,8 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     tokens = result.tokens_per_s
     of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
     yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
+    if (sentence := brought(result)) is not None:
+        yield "workers", sentence
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
         yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"

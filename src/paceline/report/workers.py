@@ -11,7 +11,16 @@ import plotly.graph_objects as go
 
 from paceline.core.outcome import UnevenWorker, Updates
 from paceline.records.result import RunResult
-from paceline.report.figures import COLOURS, TEST, TRAIN, escaped, figure_of, styled
+from paceline.report.figures import (
+    COLOURS,
+    TEST,
+    TRAIN,
+    decades,
+    escaped,
+    figure_of,
+    styled,
+    whole_numbers,
+)
 from paceline.report.format import nbytes, number, optional_share, share
 from paceline.report.markup import Html, section, table
 
@@ -87,7 +96,8 @@ def _updates(made: Updates, workers: Sequence[UnevenWorker]) -> Html:
     head = ("worker", "asked for", "tried", "samples", "updates", "share", "predicted")
     drawn = [table(head, rows, (0, 1))]
     if made.gaps:
-        times, gaps = zip(*made.gaps, strict=True)
+        # Workers note their updates in turns, so that their clocks' times may come out of order.
+        times, gaps = zip(*sorted(made.gaps), strict=True)
         figure = go.Figure(go.Scatter(x=times, y=gaps, mode="lines", line={"color": COLOURS[0]}))
         figure.update_xaxes(title_text="seconds of training", rangemode="tozero")
         figure.update_yaxes(title_text="updates ahead of the last", rangemode="tozero")
@@ -104,7 +114,8 @@ def _batch_sizes(workers: Sequence[UnevenWorker]) -> Html:
         style = {"color": colour, "dash": dash, "shape": "hv"}
         figure.add_scatter(x=times, y=sizes, name=escaped(worker.name), mode="lines", line=style)
     figure.update_xaxes(title_text="seconds of training", rangemode="tozero")
-    figure.update_yaxes(title_text="samples", type="log")
+    sizes = [size for worker in workers for _, size in worker.batch_sizes]
+    figure.update_yaxes(title_text="samples", **decades(sizes))
     drawn = figure_of(styled(figure, _HEIGHT), "sizes")
     return section("Batch size", "At the end of each batch; the policy decides.", drawn)
 
@@ -119,7 +130,9 @@ def _staleness(made: Updates) -> Html:
         shares = [times / total for times in bars.values()]
         colour = {"color": COLOURS[i % len(COLOURS)]}
         figure.add_bar(x=list(bars), y=shares, name=escaped(name), marker=colour)
-    figure.update_xaxes(title_text="updates of others that a batch missed")
+    shown = [min(most, _MOST_MISSED) for counted in made.staleness.values() for most in counted]
+    ticks = whole_numbers(max(shown, default=0))
+    figure.update_xaxes(title_text="updates of others that a batch missed", **ticks)
     figure.update_yaxes(title_text="share of batches", tickformat=".0~%")
     mean, most = f"{made.mean_staleness:.2f} on average", _MOST_MISSED
     note = f"{mean}. Bar {most} holds all that missed so many or more."

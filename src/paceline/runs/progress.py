@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -73,8 +74,9 @@ class TerminalProgress:
         self._num_epochs, self.board = num_epochs, board
         self._num_samples: float | None = None  # of an epoch, where all are whole
         self.samples_per_step = 1.0
+        self._doing = doing
         self._bar = Bar(
-            TextColumn(doing),
+            TextColumn("{task.fields[doing]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]} {task.description}"),
@@ -83,7 +85,7 @@ class TerminalProgress:
             transient=True,
             disable=not err.is_terminal,
         )
-        self._task = self._bar.add_task("", total=None, unit="")
+        self._task = self._bar.add_task("", total=None, unit="", doing=doing)
         self._is_shown = err.is_terminal and not err.quiet
         self._said_s = time.monotonic()
 
@@ -93,12 +95,22 @@ class TerminalProgress:
         if self.board is not None:
             self.board.close()
 
+    @contextmanager
+    def measuring(self, seconds: float) -> Iterator[None]:
+        """Show a bar while measurements of about so many seconds are made before the run."""
+        self._bar.update(self._task, doing="measuring", description=f"about {seconds:g} s")
+        self._bar.start()
+        try:
+            yield
+        finally:
+            self._bar.stop()  # or tables on standard output would be drawn above it
+
     def begin(self, total: int, unit: str) -> None:
         """Begin to count so many steps or samples."""
         each = self.samples_per_step if unit == "steps" else 1.0
         if self._num_epochs is not None:
             self._num_samples = total * each / self._num_epochs
-        self._bar.update(self._task, total=total, unit=unit)
+        self._bar.update(self._task, total=total, description="", unit=unit, doing=self._doing)
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:

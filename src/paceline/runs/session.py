@@ -64,7 +64,8 @@ def go_through(request: RunRequest, group: Group) -> None:
         folder = stack.enter_context(_folder_of(session)) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
-        forecasts = forecasts_of(session, runner)
+        with progress.measuring(settings.profile_s):
+            forecasts = forecasts_of(session, runner)
         _doubt(forecasts, group)
         if request.verb == "plan":
             ranking = ranking_of(session, forecasts)

@@ -1,0 +1,39 @@
+"""Draw a terminal with a command and what it prints: terminal.py FOLDER, for README.md."""
+
+import re
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+_COMMAND = (
+    "paceline plan resnet50 --machine two-laptops-gigabit --batch-size 32 "
+    "--strategy allreduce,host,tree"
+)
+_WIDTH = 92  # characters
+_FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # of another host
+
+
+def drawn(command: str) -> str:
+    """Return the SVG of a terminal in which the command was given."""
+    found = subprocess.run(
+        [sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True
+    )
+    console = Console(
+        record=True, file=StringIO(), width=_WIDTH, markup=False, highlight=False, emoji=False
+    )
+    console.print(f"$ {command}")
+    console.print(re.sub(" +$", "", found.stdout, flags=re.MULTILINE))
+    return _FONTS.sub("", console.export_svg(title="predicted, nothing has run"))
+
+
+def main() -> None:
+    """Write the picture into the folder."""
+    (folder,) = sys.argv[1:]
+    (Path(folder) / "plan.svg").write_text(drawn(_COMMAND))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""README and tutorial: short sentences in the field's words, figures and links that exist."""
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from urllib.parse import urldefrag
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/tutorial.md")
+GUIDES = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/how-to/*.md")))
+README = (ROOT / "README.md").read_text()
+RESULTS = (ROOT / "docs" / "results.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MOST_WORDS = 30
+# Words that readers of this field would not guess the meaning of: they were names of its parts.
+METAPHORS = frozenset(
+    re.findall(
+        r"\w+",
+        "desk desks door doors line lines ledger terms bearing bearings wake crew hand hands roll "
+        "rolls tally conduct keeper way ways trunk look looks say says strike passed lose loses",
+    )
+)
+
+
+def prose(text: str) -> str:
+    """The text without programs, code, pictures' files and addresses."""
+    text = re.sub(r"```.*?```", "\n\n", text, flags=re.S)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"^#+ (.*)$", r"\n\1\n", text, flags=re.M)
+    return re.sub(r"[*_]{2}", "", text)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences; a heading, an item of a list and a cell of a table are some, too."""
+    parts = []
+    for block in re.split(r"\n\s*\n|\n(?=[-|#] ?)|\|", prose(text)):
+        parts += re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
+    return [part for part in parts if re.search(r"\w", part)]
+
+
+def words(sentence: str) -> list[str]:
+    return re.findall(r"[\w'.,:-]*\w", sentence)
+
+
+def test_sentences_are_told_apart():
+    text = "# One\nTwo words. `a b`\nthree\n\n- four five\n- six\n| seven | eight |\n"
+    found = ["One", "Two words.", "CODE three", "- four five", "- six", "seven", "eight"]
+    assert [one.strip() for one in sentences(text)] == found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES])
+def test_no_sentence_is_long(page):
+    text = (ROOT / page).read_text()
+    long = [one for one in sentences(text) if len(words(one)) > MOST_WORDS]
+    assert not long
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES])
+def test_words_are_the_fields(page):
+    text = prose((ROOT / page).read_text()).lower()
+    assert not METAPHORS & set(re.findall(r"[a-z]+", text))
+
+
+def test_the_readme_is_short_and_shows_how_to_install():
+    assert len(README.splitlines()) <= 120
+    assert "\npip install paceline\n" in README
+
+
+def test_each_figure_of_the_readme_is_a_result_with_the_same_command():
+    table = README.partition("## Five figures")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 5
+    for row in rows:
+        _, _, figure, command, _ = row.split("|")
+        (result,) = [line for line in RESULTS.splitlines() if line.count(command) == 1]
+        numbers = re.findall(r"\d+(?:\.\d+)?", figure)
+        assert numbers
+        assert set(numbers) <= set(re.findall(r"\d+(?:\.\d+)?", result)), command
+
+
+def test_links_of_the_readme_are_absolute_and_their_files_exist():
+    home = PROJECT["urls"]["Repository"]
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links
+    for link in links:
+        match = re.fullmatch(rf"{re.escape(home)}/(?:blob|tree|raw)/main/(.+)", link)
+        assert match, link
+        assert (ROOT / match[1]).exists(), link
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.name)
+def test_links_of_the_documentation_exist(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path = urldefrag(link).url
+        if path and "://" not in path:
+            assert (page.parent / path).exists(), link
+
+
+def test_the_reference_is_that_of_the_records():
+    made = runpy.run_path(str(ROOT / "docs" / "build" / "reference.py"))["page"]()
+    assert (ROOT / "docs" / "reference.md").read_text() == made, "python docs/build/reference.py"
