@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 _DEADLINE_S = 300.0  # for a run of seconds on a machine that is busy
 _POLL_S = 0.002
-_GONE_S = 20.0  # for processes to end after the launcher has
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - is looked at, not written to
 _ROLES = {  # of processes that the launcher has started, by a word of their command lines
     "paceline.links.forkserver": "fork server",
@@ -53,13 +52,14 @@ class Attempt:
     """A command with a folder for temporary files of its own, by which its processes are known.
 
     `arguments` are Python's, `lead` is what the process that was asked is called: launcher, hub,
-    coordinator. Modules are found in `modules`.
+    coordinator. Modules are found in `modules`. Its processes have `gone_s` to end after the first.
     """
 
     arguments: Sequence[str]
     folder: Path
     lead: str
     modules: Path
+    gone_s: float = 20.0
 
     def __post_init__(self) -> None:
         self._shared = set(_SHARED_MEMORY.iterdir())
@@ -131,7 +131,7 @@ class Attempt:
     def _end(self) -> Ended:
         now_s = time.monotonic()
         self.process.wait(_DEADLINE_S)
-        until_s = time.monotonic() + _GONE_S
+        until_s = time.monotonic() + self.gone_s
         while (left := self.processes()) and time.monotonic() < until_s:
             time.sleep(_POLL_S)
         ended_s = time.monotonic() - now_s

@@ -49,6 +49,7 @@ SERVED: Mapping[str, Case] = {
 OWN_LOOP = "a user's loop"
 NAMES = (*LAUNCHED, *SERVED, OWN_LOOP)
 _OWN_STEPS, _OWN_RANKS, _SERVED_WORKERS = 4000, 2, 2
+_OWN_ENDS_S = 240.0  # for ranks whose torchrun was killed: nobody ends them before their last step
 
 
 class Trial:
@@ -104,7 +105,7 @@ class Trial:
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_OWN_RANKS)),
             *(str(HERE / "own_loop.py"), str(_OWN_STEPS), str(DEADLINE_S)),
         )
-        return Attempt(arguments, self.folder, "torchrun", MODULES)
+        return Attempt(arguments, self.folder, "torchrun", MODULES, _OWN_ENDS_S)
 
     def _asked(self, case: Case) -> tuple[str, ...]:
         recipe, options = f"small:{case.recipe}", case.options.split()
