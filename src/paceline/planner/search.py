@@ -75,10 +75,7 @@ def worker_counts(
     if wanted is not None:
         most = batch_size if shares_devices else most
         if not 1 <= wanted <= most:
-            raise InvalidInput(
-                f"workers: {wanted} do not fit; machine {machine.name} with batch_size "
-                f"{batch_size} allows 1 to {most}"
-            )
+            raise _too_many(machine, batch_size, wanted, most)
         return [wanted]
     if num_devices > of_node:
         nodes = num_devices // of_node
@@ -87,6 +84,13 @@ def worker_counts(
         counts = set(range(1, min(most, _FEW_DEVICES) + 1)) | {most}
         counts |= {_FEW_DEVICES << i for i in range(num_devices.bit_length())}
     return sorted(count for count in counts if count <= most)
+
+
+def _too_many(
+    machine: Machine, batch_size: int, wanted: int, most: int, *more: str
+) -> InvalidInput:
+    fits = f"machine {machine.name} with batch_size {batch_size} allows 1 to {most}"
+    return InvalidInput("; ".join((f"workers: {wanted} do not fit", fits, *more)))
 
 
 def search(
@@ -118,6 +122,11 @@ def search(
         found, why = _with_workers(*question)
         forecasts += found
         refused += why
+    fit = min(machine.num_devices, batch_size)
+    if workers is not None and workers > fit and not forecasts:
+        sharing = {one.name for one in known if one.shares_devices}
+        told = [f"{one.strategy}: {one.why}" for one in refused if one.strategy in sharing]
+        raise _too_many(machine, batch_size, workers, fit, *told)
     alone: list[Forecast] = []
     if 1 not in counts:
         alone, _ = _with_workers(workload_of, machine, known, batch_size, 1, speeds, asked=True)
