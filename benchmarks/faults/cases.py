@@ -84,7 +84,7 @@ class Trial:
             self.proxies.append(Proxy(port))
             arguments = (
                 *(*_COMMAND, "worker", "--connect", f"tcp://127.0.0.1:{self.proxies[-1].port}"),
-                *("--workers", str(number), "--keys", "keys", "--device", "cpu"),
+                *("--as", str(number), "--keys", "keys", "--device", "cpu"),
                 *("--threads", "1", "--deadline-s", str(DEADLINE_S)),
             )
             self.workers.append(Attempt(arguments, self.folder, f"worker {number}", MODULES))

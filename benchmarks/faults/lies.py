@@ -155,7 +155,7 @@ class _Trial:
     def _worker(self, address: str, number: int) -> Watched:
         return self._start(
             *("-m", "paceline", "worker", "--connect", address, "--keys", "keys"),
-            *("--workers", str(number), "--device", "cpu", "--threads", "1", "--deadline-s", "30"),
+            *("--as", str(number), "--device", "cpu", "--threads", "1", "--deadline-s", "30"),
         )
 
     def _liar_at(self, address: str) -> Watched:

@@ -76,7 +76,7 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.num_started += 1
-        own = ["--workers", str(self._number), "--threads", "1", "--device", "cpu"]
+        own = ["--as", str(self._number), "--threads", "1", "--device", "cpu"]
         known = ["--connect", f"tcp://127.0.0.1:{self.proxy.port}"]
         command = [sys.executable, "-m", "paceline", "worker", *known, *own, "--deadline-s", "600"]
         with (self._folder / f"worker-{self._number}.txt").open("ab") as said:

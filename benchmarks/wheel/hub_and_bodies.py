@@ -92,7 +92,7 @@ def tree_carried_out(
 
 
 def _body(hub: str, keys: Path, workers: range) -> list[str]:
-    joining = ("--connect", hub, "--keys", str(keys), "--workers", ",".join(map(str, workers)))
+    joining = ("--connect", hub, "--keys", str(keys), "--as", ",".join(map(str, workers)))
     options = ("--device", "cpu", "--threads", "1", "--deadline-s", "120")
     return [*_PACELINE, "worker", *joining, *options]
 

@@ -169,7 +169,7 @@ def test_a_hub_that_was_killed_goes_on_from_its_snapshot(start, paceline, tmp_pa
     keys, kept = ("--keys", "keys"), ("--checkpoint-every", "0.05s")
     hub = start(*HUB, *ONE, *keys, *kept, "--bind", "tcp://127.0.0.1:0")
     address = re.search(r"tcp://\S+", lines_until(hub, "listening on"))[0].rstrip(";")
-    joining = ("--connect", address, "--workers", "0", "--threads", "1", "--device", "cpu")
+    joining = ("--connect", address, "--as", "0", "--threads", "1", "--device", "cpu")
     worker = start("-m", "paceline", "worker", *joining, *keys)
     lines_until(hub, "epoch 2/3")
     hub.process.send_signal(signal.SIGKILL)

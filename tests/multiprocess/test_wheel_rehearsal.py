@@ -78,7 +78,7 @@ def test_workers_of_elsewhere_learn_from_the_hub_that_they_rehearse(start, pacel
     hub = start(*REHEARSE, *bind)
     address = listening(hub)
     join = ("-m", "paceline", "worker", "--connect", address, "--keys", "keys", "--run", "stage")
-    own = ("--device", "cpu", "--threads", "1", "--workers")
+    own = ("--device", "cpu", "--threads", "1", "--as")
     workers = [start(*join, *own, listed) for listed in ("0,1", "2,3")]
     done = hub.finish()
     assert done.code == 0, done.err

@@ -39,7 +39,7 @@ def worker(keys: str, seconds: float) -> int:
     words = [
         "--connect",
         ADDRESS,
-        "--workers",
+        "--as",
         "0",
         "--keys",
         keys,
