@@ -16,6 +16,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from paceline.core.machine import Machine
 from paceline.core.plan import Cost, Kind, PriceKey, Task, TaskId
+from paceline.core.transfer import Ring
 
 HOST = {
     "cores": 2,
@@ -96,6 +97,43 @@ def test_routes_take_the_fewest_hops_and_then_the_widest_way():
     assert names(m.route(m.devices[0], m.devices[1])) == ["gpu0->gpu1"]
     assert names(m.route(m.devices[0], m.devices[3])) == ["gpu0->gpu2", "gpu2->gpu3"]
     assert names(m.route(m.devices[3], m.devices[0])) == ["gpu3->gpu2", "gpu2->gpu0"]
+
+
+def with_a_switch(num_gpus: int, bus: str, own: str, together: str | None) -> Machine:
+    """Return GPUs of one host, each on its bus and on a switch between them."""
+    gpus = [(f"gpu{i}", "box", "gpu") for i in range(num_gpus)]
+    fields = machine(gpus, [(name, "box", bus) for name, _, _ in gpus]).model_dump()
+    shared = [] if together is None else [("links", "links", together)]
+    for one, other, width in [*((name, "links", own) for name, _, _ in gpus), *shared]:
+        link = {"between": [one, other], "bandwidth_bytes_per_s": width}
+        fields["links"] += ({**link, "latency_s": 0.0, "source": "-"},)
+    fields["switches"] = [{"name": "links", "source": "-"}]
+    return Machine.model_validate(fields)
+
+
+def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus():
+    m = with_a_switch(2, bus="16 GB/s", own="4 GB/s", together=None)
+    assert names(m.route(*m.devices)) == ["gpu0->links", "links->gpu1"]
+    assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->box"]
+
+
+def test_all_messages_through_a_switch_pass_what_they_share():
+    m = with_a_switch(2, bus="16 GB/s", own="4 GB/s", together="6 GB/s")
+    assert names(m.route(*m.devices)) == ["gpu0->links", "links->links", "links->gpu1"]
+    assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->box"]
+
+
+@pytest.mark.parametrize("num_gpus", [2, 3, 4, 8])
+@pytest.mark.parametrize("together", [1e9, 6e9, 12e9, 1e12])
+def test_cards_that_share_a_way_divide_it(num_gpus: int, together: float):
+    # Each of n cards sends 2 (n - 1) / n of the bytes at once: at its own rate, or an nth of all.
+    m = with_a_switch(num_gpus, "16 GB/s", "4 GB/s", f"{together / 1e9:g} GB/s")
+    ring, nbytes = Ring.at_once(m, m.devices, ()), 300e6
+    each = min(4e9, together / num_gpus)
+    expected = 2 * (num_gpus - 1) / num_gpus * nbytes / each
+    assert ring.seconds(nbytes) == pytest.approx(expected)
+    task = Task(TaskId(0, Kind.REDUCE, "t"), *ring.reduction(nbytes))
+    assert Roofline.of(m).seconds(task) == pytest.approx(expected)
 
 
 def test_cores_stand_where_their_host_stands():

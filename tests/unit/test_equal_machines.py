@@ -10,6 +10,7 @@ import paceline
 from paceline.commands.app import app
 from paceline.core.errors import InvalidInput
 from paceline.core.losses import Losses
+from paceline.core.transfer import Ring
 from paceline.records.catalogue import EqualDevices, by_name, known_link, known_model
 from paceline.records.machine_file import find_machine, machine_text, read_machine
 
@@ -67,19 +68,41 @@ def test_a_name_says_hosts_devices_and_network() -> None:
     part = machine.for_workers(12)
     assert len(part.hosts) == 3
     own = part.route(part.devices[0], part.devices[1])
-    assert {hop.link.bandwidth_bytes_per_s for hop in own} == {
-        known_link("pcie4-staged").bandwidth_bytes_per_s
-    }
+    staged = known_link("pcie4-staged")
+    assert [hop.link.bandwidth_bytes_per_s for hop in own] == [
+        staged.bandwidth_bytes_per_s,
+        staged.together_bytes_per_s,
+        staged.bandwidth_bytes_per_s,
+    ]
     far = part.route(part.devices[0], part.devices[-1])
     slowest = min(hop.link.bandwidth_bytes_per_s for hop in far)
     assert slowest == known_link("100gbe").bandwidth_bytes_per_s
     assert by_name("dgx1-v100") is None
 
 
+def test_cards_without_peer_copies_exchange_over_their_staged_link() -> None:
+    # Their bus is wider, but takes no messages from card to card.
+    machine = find_machine("2xrtx-2080-ti").reached
+    known = known_link("pcie3-staged")
+    rates = {hop.link.bandwidth_bytes_per_s for hop in machine.route(*machine.devices)}
+    assert rates == {known.share * known.bandwidth_bytes_per_s}
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_staged_copies_of_all_cards_share_the_hosts_memory(count: int) -> None:
+    machine = find_machine(f"{count}xrtx-3090").reached
+    known = known_link("pcie4-staged")
+    assert known.together_bytes_per_s is not None
+    each = min(known.share * known.bandwidth_bytes_per_s, known.together_bytes_per_s / count)
+    seconds = Ring.at_once(machine, machine.devices, ()).seconds(1e9)
+    latencies_s = 2 * (count - 1) * known.latency_s
+    assert seconds == pytest.approx(2 * (count - 1) / count * 1e9 / each + latencies_s)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("8xv101", "device: 'v101' is not known; did you mean 'v100'? Choose one of"),
+        ("8xv101", r"device: 'v101' is not known; did you mean 'v100'\? Choose one of"),
         ("2x8xv100", "network: several hosts need one between them"),
         ("2x8xv100+token-ring", "link: 'token-ring' is not known"),
         ("0xv100", "devices: .* greater than or equal to 1"),

@@ -32,7 +32,7 @@ class Link(Fact):
     `share` of it is what exchanges reach.
     Between a host and itself it is what processes on that host exchange messages through. There the
     processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
-    meanwhile.
+    meanwhile. Between a switch and itself it is what all messages share that pass the switch.
     """
 
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
@@ -70,8 +70,9 @@ class Hop(NamedTuple):
 class Network:
     """Links by their ends. A route is searched once, however many messages take it."""
 
-    def __init__(self, links: Iterable[Link]) -> None:
+    def __init__(self, links: Iterable[Link], switches: Collection[str] = ()) -> None:
         self.within: dict[str, Link] = {}  # of a place with itself
+        self._switches = switches
         self._hops: dict[str, list[Hop]] = {}
         self._routes: dict[tuple[str, str], tuple[Hop, ...] | None] = {}
         for link in links:
@@ -88,27 +89,40 @@ class Network:
         return self._hops.keys()
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
-        """Return the route of the fewest hops between two places, the widest of these, or None."""
+        """Return the route of the fewest hops between two places, the widest of these, or None.
+
+        Of as few hops those through switches alone come first: devices that a switch joins do not
+        send through a host. What a switch has for all its messages is no hop to be counted.
+        """
         if (start, goal) in self._routes:
             return self._routes[start, goal]
-        heap: list[tuple[int, float, int, str, tuple[Hop, ...]]] = [(0, 0.0, 0, start, ())]
+        heap: list[tuple[int, int, float, int, str, tuple[Hop, ...]]] = [(0, 0, 0.0, 0, start, ())]
         sequence = itertools.count(1)  # so that equally good routes keep the order of the links
         visited: set[str] = set()
         found = None
         while heap:
-            num_hops, seconds_per_byte, _, place, route = heapq.heappop(heap)
+            num_hops, num_stations, seconds_per_byte, _, place, route = heapq.heappop(heap)
             if place == goal:
                 found = route
                 break
             if place in visited:
                 continue
             visited.add(place)
+            if place != start:
+                num_stations += place not in self._switches
+                route += self._shared(place)
             for hop in self._hops.get(place, ()):
-                slower = max(seconds_per_byte, 1 / hop.link.bandwidth_bytes_per_s)
-                entry = (num_hops + 1, slower, next(sequence), hop.target, (*route, hop))
+                way = (*route, hop)
+                slower = max(seconds_per_byte, *(1 / one.link.bandwidth_bytes_per_s for one in way))
+                entry = (num_hops + 1, num_stations, slower, next(sequence), hop.target, way)
                 heapq.heappush(heap, entry)
         self._routes[start, goal] = found
         return found
+
+    def _shared(self, place: str) -> tuple[Hop, ...]:
+        """Return the hop that all messages through a switch share, if its file has such a link."""
+        link = self.within.get(place) if place in self._switches else None
+        return () if link is None else (Hop(place, place, link),)
 
     def reached_from(self, start: str) -> set[str]:
         """Return all places that can be reached, and the start itself."""
@@ -374,7 +388,7 @@ class Machine(Fact):
     @cached_property
     def network(self) -> Network:
         """The links, and the routes over them."""
-        return Network(self.links)
+        return Network(self.links, {switch.name for switch in self.switches})
 
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
         """Return the route with the fewest hops, the wider one where two are equal.

@@ -8,8 +8,8 @@
     link = "nvlink2"     # between the devices of a host; by default what the device has
     network = "25gbe"    # between hosts
 
-Devices of a host exchange messages over `link`, each at its full rate; to the host's memory and
-the network they go over PCI Express.
+Devices of a host exchange messages over `link`, each at its full rate but for what all of them
+share; to the host's memory and the network they go over PCI Express.
 """
 
 import re
@@ -37,14 +37,19 @@ _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?P<network>[a-z0-9-]+))?"
 )
-_SWITCH = "switch"
+_SWITCH, _LINKS = "switch", "links"  # between hosts, and between the devices of one
 
 
 class KnownLink(Fact):
-    """A link as its standard has it, the share of it that exchanges reach, and what it costs."""
+    """A link as its standard has it, the share of it that exchanges reach, and what it costs.
+
+    `together_bytes_per_s`: what messages of all devices of a host reach together, where they share
+    a way; None: each its own.
+    """
 
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     share: Annotated[float, Field(gt=0, le=1)]
+    together_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] | None = None
     latency_s: Annotated[Seconds, Field(ge=0)]
     source: Source
 
@@ -163,8 +168,17 @@ class EqualDevices(Fact):
         links = [_link((device, "host"), known_link(bus)) for device in own]
         if link == bus:
             return {"links": tuple(links)}
-        links += [_link((device, "links"), known) for device in own]
-        return {"links": tuple(links), "switches": (Switch(name="links", source=known.source),)}
+        links += [_link((device, _LINKS), known) for device in own]
+        if known.together_bytes_per_s is not None:
+            links.append(
+                Link(
+                    between=(_LINKS, _LINKS),
+                    bandwidth_bytes_per_s=known.together_bytes_per_s,
+                    latency_s=0.0,
+                    source=known.source,
+                )
+            )
+        return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
 
 
 def _link(between: tuple[str, str], known: KnownLink) -> Link:
