@@ -147,7 +147,7 @@ class _Trial:
             *("-m", "paceline", "hub", "small:Small", "--strategy", self._strategy),
             *("--workers", str(_NUM_WORKERS), "--bind", "tcp://127.0.0.1:0", "--keys", "keys"),
             *("--data", "digits", "--batch-size", "48", "--epochs", str(self._epochs)),
-            *("--deadline-s", str(_DEADLINE_S), "--profile-s", "0.05", "--wait-s", "60", "--json"),
+            *("--deadline-s", str(_DEADLINE_S), "--profile-s", "0.05", "--wait-s", "300", "--json"),
             *("--seed", str(self._seed), "--checkpoint-every", "1s", "--learning-rate", "0.02"),
             *of_strategy[self._strategy],
         )

@@ -200,7 +200,9 @@ def test_workers_that_all_fail_again_and_again_end_the_run_with_what_they_said(
 ) -> None:
     # At once, and not after ten minutes (wait_s): nobody of elsewhere can come.
     done = runs.train(*ROUNDS, recipe="local_recipes:failing").finish(1)
-    said = r"no worker is left; worker [01] has failed: RuntimeError\('bang'\)"
+    said = (
+        r"no worker is left; worker [01] has failed: RuntimeError: bang \(worker [01] at local_rec"
+    )
     assert re.search(said, one_line(done.err))
 
 
