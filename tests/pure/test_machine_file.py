@@ -91,7 +91,7 @@ def test_the_machine_files_can_be_read(name: str):
         (
             "cores = 2",
             "cores = 2\ncorse = 3",
-            "hosts.0.corse: Extra inputs are not permitted, not 3; did you mean 'cores'? Known are name, ",
+            "hosts.0.corse: Extra inputs are not permitted, not 3; did you mean 'cores'? ",
         ),
         (
             "[[links]]",

@@ -76,7 +76,7 @@ def test_strong_scaling_of_the_paper_keeps_the_batch_of_a_gpu_and_the_samples_of
 
 
 def test_one_worker_exchanges_with_itself_where_a_study_asks_for_the_overhead():
-    settings = ScaleSettings(model="lenet5", workers=(1, 2), batch=(8,), overhead=True)
+    settings = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(8,), overhead=True)
     for run in runs(settings):
         asked = run_arguments(run, settings, (1, 32, 32), Path("there"))
         assert ("--exchange-alone" in asked) == (run.workers == 1)

@@ -18,8 +18,8 @@ from paceline.planner.search import NO_OPTIONS, search
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
 _PREFIXES = dict(zip("numkKMGT", (1e-9, 1e-6, 1e-3, 1e3, 1e3, 1e6, 1e9, 1e12), strict=True))
-# A number of a unit without a prefix would be a bit or a second, which nobody means.
-_UNITS = {"bandwidth": "([kMGT])(?:bit/s|bit|b)?", "latency": "([num])s?"}
+# A number alone would be bits or seconds, which nobody means; seconds may be named.
+_UNITS = {"bandwidth": "([kMGT])(?:bit/s|bit|b)?", "latency": "([num]|(?=s))s?"}
 _EXAMPLES = "bandwidth=100M:10G, in bits a second or latency=10u:1m, in seconds"
 
 
@@ -45,7 +45,7 @@ def parse_range(text: str) -> Range:
         if quantity == name:
             number = rf"([0-9]+(?:\.[0-9]+)?)\s*{_UNITS[quantity]}"
             found = [re.fullmatch(number, part.strip()) for part in both.split(":")]
-            ends = [float(one[1]) * _PREFIXES[one[2]] if one else 0.0 for one in found]
+            ends = [float(one[1]) * _PREFIXES.get(one[2], 1.0) if one else 0.0 for one in found]
             if len(ends) == 2 and 0 < ends[0] < ends[1] < inf:
                 return Range(quantity, *ends)
     raise InvalidInput(f"sweep: {text!r} is no range from less to more, such as {_EXAMPLES}")
