@@ -19,7 +19,7 @@ from paceline.studies.launch.job import Job, JobSettings, words
 
 CLUSTER = ("--machine", "2x2xv100+25gbe", "--gpu", "V100")
 ALEXNET = ("alexnet", "--batch-size", "128")
-# Options of sbatch that its manual (version 25.05) lists, with what their values look like.
+# Options of sbatch, and what their values look like: written by hand, as Slurm brings no parser.
 SBATCH = {
     "job-name": r"[\w-]+",
     "nodes": r"\d+",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from signal import SIGTERM
 from types import FrameType
 from typing import Any
 
@@ -76,6 +77,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         if failed:
             raise _failure(workers, failed, failure(store))
     finally:
+        signal_follows(store, SIGTERM)
         end(workers, termination_s=TERMINATION_S)
         del store
 

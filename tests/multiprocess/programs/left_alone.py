@@ -1,6 +1,6 @@
-"""Rank 0 ends by the signal that is passed on to both; rank 1, slower, first finds its peer lost.
+"""Rank 0 ends by the signal that both get; rank 1, slower, first finds its peer lost.
 
-Without an argument it is the launcher.
+Without an argument it is the launcher, which passes SIGINT on, and leaves at SIGUSR1.
 """
 
 import os
@@ -17,8 +17,9 @@ from paceline.runs.launching import as_rank, leave
 
 
 def lose(group: Group) -> None:
-    ends, ignores = (lambda number, _: os._exit(128 + number)), signal.SIG_IGN
-    signal.signal(signal.SIGINT, ends if group.rank == 0 else ignores)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        ends = lambda number, _: os._exit(128 + number)  # noqa: E731
+        signal.signal(number, ends if group.rank == 0 else signal.SIG_IGN)
     distributed.barrier()
     if group.rank == 0:
         print("ready", flush=True)
@@ -27,6 +28,7 @@ def lose(group: Group) -> None:
 
 
 if len(sys.argv) == 1:
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
     launch([sys.executable, __file__, "rank"], 2)
 else:
     leave(as_rank(lose, 60.0, debug=False))
