@@ -5,14 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
 from command_line import Line
-from paceline.commands.app import app
+from paceline.commands.app import loaded
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
-_VERBS = typer.main.get_command(app).commands
 
 
 def commands() -> list[list[str]]:
@@ -38,7 +36,7 @@ def test_there_are_commands_to_test():
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_each_option_exists(arguments):
     verb, *rest = arguments
-    known = {name for one in _VERBS[verb].params for name in one.opts}
+    known = {name for one in loaded(verb).params for name in one.opts}
     assert {one for one in rest if one.startswith("--")} <= known
 
 

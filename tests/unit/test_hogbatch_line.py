@@ -18,7 +18,7 @@ def empty_folder(tmp_path: Path, monkeypatch) -> None:
     [
         (["--workers", "cpu"], "workers: 'cpu' (worker 0) is not of the form cpu:THREADS"),
         (["--workers", "cpu:4000"], "workers: 4000 threads do not fit on"),
-        (["--policy", "fair"], "strategy hogbatch: policy: Input should be 'hogwild', "),
+        (["--policy", "fair"], "strategy hogbatch: policy: 'fair' is none of hogwild, hogbatch"),
         (
             ["--policy", "hogwild", "--set", "policy=adaptive"],
             "policy: 'hogwild', but options say 'adaptive'",

@@ -1,16 +1,20 @@
 """Names that are not known, and the nearest of those that are."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from paceline.core.errors import InvalidInput, shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that names the closest of the known names; a full stop if none is."""
-    by_folded = {one.lower(): one for one in known}
-    close = get_close_matches(name.lower(), by_folded, n=1)
-    return f"; did you mean {by_folded[close[0]]!r}?" if close else "."
+    names = list(known)
+    close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
+    if not close:
+        return "."
+    alike = (one for one in names if one.lower() == close[0])  # but for capitals
+    nearest = max(alike, key=lambda one: SequenceMatcher(None, name, one).ratio())
+    return f"; did you mean {nearest!r}?"
 
 
 def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
