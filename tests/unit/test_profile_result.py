@@ -173,7 +173,10 @@ def test_the_typical_step_is_the_mean_of_the_middle_half() -> None:
     [
         (("--steps", 0), "steps: Input should be greater than or equal to 4, not 0"),
         (("--strategy", "ring"), "strategy: 'ring' is not known"),
-        (("--strategy", "hogbatch"), "strategy: 'hogbatch' can be trained with and planned, but its exchange"),
+        (
+            ("--strategy", "hogbatch"),
+            "strategy: 'hogbatch' can be trained with and planned, but its exchange",
+        ),
         (("--workers", 0), "workers: Input should be greater than or equal to 1, not 0"),
         (("--workers", 1000), "workers: 1000 do not fit on"),
         (("--memory", "8GiB"), "memory: goes only with largest_batch"),

@@ -121,7 +121,7 @@ def test_codecs_are_fields_of_the_configuration():
             {"options": {"activations": "threshold:1"}},
             "not one for activations and activation gradients",
         ),
-        ({"options": {"chunk": 2}}, "strategy subbatch: chunk"),
+        ({"options": {"chunk": 2}}, "strategy subbatch: field: 'chunk' is not known"),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(more: dict, message: str):
