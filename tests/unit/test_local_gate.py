@@ -52,10 +52,10 @@ def test_an_honest_part_arrives_as_it_was_sent(gate):
         ({"weight": 301}, "more samples than the 300 of 3 rounds"),
         ({"losses": [{"epoch": 1, "num_samples": 301, "total": 1.0}]}, "more samples than the 300"),
         ({"losses": [{"epoch": 5, "num_samples": 1, "total": 1.0}]}, "a loss of epoch 5 of 5"),
-        ({"weight": -1}, "part.weight: "),
-        ({"step_s": -1.0}, "part.step_s: "),
-        ({"unheard_of": 1}, "part.unheard_of: "),
-        ({"losses": [[[[]]]]}, "part.losses.0: "),
+        ({"weight": -1}, "part: weight: "),
+        ({"step_s": -1.0}, "part: step_s: "),
+        ({"unheard_of": 1}, "part: unheard_of: "),
+        ({"losses": [[[[]]]]}, "part: losses.0: "),
     ],
 )
 def test_a_header_that_cannot_be_is_refused(gate, changes: dict[str, object], why: str):
@@ -144,7 +144,7 @@ def test_running_means_have_their_size_and_are_finite_and_in_proportion(gate):
         ({"num_samples": 31, "loss": 1.0, "score": 1.0}, "31 samples, of 30 that there are"),
         ({"num_samples": 3, "loss": 1e300, "score": 1.0}, "has a test loss that is NaN"),
         ({"num_samples": 3, "loss": None, "score": 1.0}, "has a test loss that is NaN"),
-        ({"num_samples": 3, "loss": "much", "score": 1.0}, "tested.loss"),
+        ({"num_samples": 3, "loss": "much", "score": 1.0}, "tested: loss"),
     ],
 )
 def test_a_test_that_cannot_be_does_not_count(gate, fields: dict[str, object], why: str):

@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
+from paceline.core.reading import read_json, read_record
 from paceline.core.timeline import Span
 from paceline.rpc.proportion import Proportions, norm_of
-from paceline.rpc.reading import PerSecond, Seconds, check_spans, read_json, read_record
+from paceline.rpc.reading import PerSecond, Seconds, check_spans
 from paceline.rpc.workers import difference
 
 SPAN = Span(Kind.FORWARD, 3, "fc", 1, (compute_lane("cpu1"),), 1.0, 2.0)
@@ -59,7 +60,7 @@ def test_a_layout_of_any_shape_is_compared(value: object, other: object):
 @pytest.mark.parametrize("kind", [Seconds, PerSecond])
 def test_numbers_that_cannot_be_are_refused_by_name(value: str, kind: object):
     adapter: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, kind])  # type: ignore[valid-type]
-    with pytest.raises(InvalidInput, match=r"^profile\.a: Input should be "):
+    with pytest.raises(InvalidInput, match=r"^profile: a: Input should be "):
         read_record(adapter, f'{{"a": {value}}}'.encode(), "profile")
 
 

@@ -139,7 +139,7 @@ def test_a_kind_of_span_that_there_is_not_is_refused(gate, workers):
     workers.of(0).next_step = NUM_STEPS
     data = trace().replace(b'"load"', b'"nonsense"')
     assert data != trace()
-    with pytest.raises(InvalidInput, match=r"^trace\.spans\.0\.0: Input should be "):
+    with pytest.raises(InvalidInput, match=r"^trace: spans\.0\.0: Input should be "):
         gate.trace(0, of(Topic.DONE, data), is_child=False)
 
 

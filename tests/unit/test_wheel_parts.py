@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
+from paceline.core.reading import read_record
 from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.dataset import TensorSamples
 from paceline.rpc.frames import Message
-from paceline.rpc.reading import read_record
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.batches import SampleShare
 from paceline.strategies.wheel.config import Wheel
@@ -227,7 +227,7 @@ def test_a_record_travels_and_its_clock_is_set_right():
     found.add(read, ahead_s=4.0)
     assert found.spans == [span._replace(start_s=6.0, end_s=7.0)]
     assert found.sent == [MessageTime("labels", 0, 0, 7.0)]
-    with pytest.raises(InvalidInput, match=r"trace\.spans: Input should be a valid array"):
+    with pytest.raises(InvalidInput, match=r"trace: spans: Input should be a valid array"):
         read_record(TypeAdapter(Trace), b'{"spans": 3}', "trace")
 
 

@@ -1,7 +1,7 @@
 """Forecasts: the predicted seconds of a strategy's step on a machine, and the advice they give."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -161,11 +161,7 @@ def forecast(
         return planned(workload, machine, config, Window(num_steps))
 
     per_period = strategy.steps_per_period(config)
-    num_steps = _SHORT_WINDOW if len(window(1)) > _MANY_TASKS else _WINDOW
-    if per_period > 1:
-        num_steps = max(num_steps, _FEWEST_PERIODS)
-    alike = strategy.repeats_after(config)
-    num_steps = -(-num_steps // alike) * alike
+    num_steps = _window_steps(len(window(1)), per_period, strategy.repeats_after(config))
     plan = window(num_steps)
     timeline = simulate(plan, model)
     if (slowdown := _slowdown(timeline, machine, strategy, config)) != 1.0:
@@ -177,7 +173,6 @@ def forecast(
     if strategy.after_backward is not None and config.workers > 1:
         left = strategy.after_backward(BackwardPhase(plan, model, timeline))
     num_taken = num_steps * per_period
-    limit = strategy.limit(machine, config, timeline) if strategy.limit is not None else None
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
     if per_period > 1:
@@ -195,15 +190,29 @@ def forecast(
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=(
-            *notes,
-            *(() if limit is None else (limit,)),
-            *(() if strategy.caveat is None else (strategy.caveat(config),)),
-        ),
+        notes=(*notes, *_notes_of(strategy, machine, config, timeline)),
         steps_per_update=per_update,
         slowdown=slowdown,
         after_backward=left,
     )
+
+
+def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
+    """Return the steps of a window, of which each has so many tasks, in whole periods."""
+    num_steps = _SHORT_WINDOW if num_tasks > _MANY_TASKS else _WINDOW
+    if per_period > 1:
+        num_steps = max(num_steps, _FEWEST_PERIODS)
+    return -(-num_steps // alike) * alike
+
+
+def _notes_of(
+    strategy: Strategy, machine: Machine, config: Any, timeline: Timeline
+) -> Iterator[str]:
+    """Yield what the strategy says beside its forecast: what limits it, what is learnt."""
+    if strategy.limit is not None and (limit := strategy.limit(machine, config, timeline)):
+        yield limit
+    if strategy.caveat is not None:
+        yield strategy.caveat(config)
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:

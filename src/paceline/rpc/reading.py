@@ -1,16 +1,14 @@
-"""Read what a peer sends: bounded JSON, and records whose fields are checked before any other code.
+"""What fields of the records that peers send may hold, beside `paceline.core.reading`.
 
-What cannot be read is the peer's fault: InvalidInput, one line.
+What does not fit is the peer's fault: InvalidInput, one line.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from pydantic import FailFast, Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Resource
-from paceline.core.reading import Text, first_fault
-from paceline.core.reading import read_json as read_json
 from paceline.core.timeline import Span
 
 MOST_SPANS = 200_000  # that a worker may tell of
@@ -19,16 +17,7 @@ Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 # FailFast: an error for each of so many would take more memory than the message.
 Spans = Annotated[list[Span], FailFast(), Field(max_length=MOST_SPANS)]
-_T = TypeVar("_T")
 _MOST_RESOURCES, _LONGEST_NAME = 16, 200
-
-
-def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
-    """Return the record in JSON; InvalidInput names the first field that is wrong, as in `what`."""
-    try:
-        return kind.validate_json(bytes(data))
-    except ValidationError as error:
-        raise InvalidInput(first_fault(error, what)) from None
 
 
 def check_spans(spans: list[Span], worker: int, what: str) -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from paceline.core.blame import exit_code, told
 from paceline.core.errors import InvalidInput, PacelineError
+from paceline.core.reading import read_json
 from paceline.links import processes
 from paceline.links.group import physical_cores
 from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
@@ -25,7 +26,6 @@ from paceline.rpc.connecting import Connecting, ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
 from paceline.rpc.limits import Identity
-from paceline.rpc.reading import read_json
 
 logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"

@@ -68,18 +68,7 @@ def go_through(request: RunRequest, group: Group) -> None:
             forecasts = forecasts_of(session, runner)
         _doubt(forecasts, group)
         if request.verb == "plan":
-            ranking = ranking_of(session, forecasts)
-            plan = PlanResult(
-                id=request.run_id,
-                model=settings.model,
-                machine="this machine",
-                batch_size=settings.batch_size,
-                facts=facts(group.device),
-                ranking=RankingRows.of(ranking),
-            )
-            output = settings.output if request.keep and group.rank == 0 else None
-            more = _OF_TWO_MACHINES.format(model=settings.model)
-            show_plan(out, plan, ranking, output, title, request.as_json, more=more)
+            _show_ranking(request, session, forecasts, out, title)
             return
         if session.strategy.is_led:
             for forecast in forecasts:
@@ -108,6 +97,28 @@ def go_through(request: RunRequest, group: Group) -> None:
             return
         for shown in result_tables(result, str(folder)):
             out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+
+
+def _show_ranking(
+    request: RunRequest,
+    session: TrainingSession,
+    forecasts: Sequence[Forecast],
+    out: Console,
+    title: str,
+) -> None:
+    """Show the plans of this machine, best first, and keep them where that is asked for."""
+    settings, ranking = request.settings, ranking_of(session, forecasts)
+    plan = PlanResult(
+        id=request.run_id,
+        model=settings.model,
+        machine="this machine",
+        batch_size=settings.batch_size,
+        facts=facts(session.group.device),
+        ranking=RankingRows.of(ranking),
+    )
+    output = settings.output if request.keep and session.group.rank == 0 else None
+    more = _OF_TWO_MACHINES.format(model=settings.model)
+    show_plan(out, plan, ranking, output, title, request.as_json, more=more)
 
 
 def _model_file(folder: Path | None) -> AbstractContextManager[Path]:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from paceline.checkpoints import json_values
 from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.reading import read_record
 from paceline.rpc.frames import Message
 from paceline.rpc.proportion import LARGEST_LOSS, Proportions, check_buffers, norm_of
-from paceline.rpc.reading import check_spans, read_record
+from paceline.rpc.reading import check_spans
 from paceline.strategies.local.exchange import Exchanged
 from paceline.strategies.local.outer import is_finite
 from paceline.strategies.local.protocol import (

@@ -26,11 +26,12 @@ from torch import Tensor
 from paceline.codecs.codec import Payload
 from paceline.core.cost import PacedDevice
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.exchange.setup import TrainingSetup
 from paceline.rpc import workers
 from paceline.rpc.frames import Buffer, Message
-from paceline.rpc.reading import Seconds, read_record
+from paceline.rpc.reading import Seconds
 from paceline.strategies.local.config import Local
 
 _MOST = 2**53  # of counts: beyond it JSON numbers are not exact everywhere

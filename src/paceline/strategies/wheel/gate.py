@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_record
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import one_line
-from paceline.rpc.reading import check_spans, read_record
+from paceline.rpc.reading import check_spans
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.measure import DeviceProfile
