@@ -56,6 +56,15 @@ def test_time_between_operators_is_no_computation() -> None:
     assert said(agreement=tuple(rows))["limit"].startswith("Calls limit")
 
 
+def test_time_between_the_kernels_of_a_gpu_is_no_computation() -> None:
+    # Of a lane that is busy for 9 of 9.95 ms, kernels fill 0.9.
+    idle = said(agreement=(), kernels_s=0.9e-3)
+    assert idle["limit"].startswith("Calls limit: ")
+    assert "larger batches" in idle["change"]
+    full = said(agreement=(), kernels_s=9e-3)
+    assert full["limit"].startswith("Computation limits")
+
+
 def test_the_gain_of_a_change_is_what_a_step_is_without_it() -> None:
     # 30 of 39.75 ms are exposed: without them it would take 9.75 ms, 4.08 times as fast.
     change = said(stages={"exposed": 30.0})["change"]

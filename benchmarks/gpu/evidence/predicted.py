@@ -9,7 +9,7 @@ from part import Part
 _MODELS = {
     "lenet5": (64, "1x32x32,classes=10", 60),
     "alexnet": (128, "3x227x227,classes=1000", 12),
-    "resnet50": (32, "3x224x224,classes=1000", 30),
+    "resnet50": (32, "3x224x224,classes=1000", 32),
 }
 _SMOKE_MODELS = {"lenet5": (4, "1x32x32,classes=10", 8)}
 _FIELDS = (

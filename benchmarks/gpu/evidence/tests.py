@@ -52,7 +52,8 @@ def run(part: Part) -> None:
     outcomes = _Outcomes(part)
     at_once = [] if part.smoke or find_spec("xdist") is None else ["--numprocesses", _PROCESSES]
     usual = ["--rootdir", str(_ROOT), "-c", str(_ROOT / "pyproject.toml")]
-    usual += ["-p", "no:cacheprovider", "-q"]
+    # pytest-benchmark, where it is installed, warns of several at once, and warnings are errors.
+    usual += ["-p", "no:cacheprovider", "-p", "no:benchmark", "-q"]
     codes = [
         pytest.main([*usual, str(_TIMED)], [outcomes]),
         pytest.main([*usual, *at_once, "--ignore", str(_TIMED), str(_TESTS)], [outcomes]),

@@ -192,7 +192,8 @@ class ProfileResult(Record):
     `step` is the time of plain steps, `recorded_step` that of recorded ones, which took turns with
     them; `cost` is the relative difference. `stages` are means over the workers, from the timelines
     of the recorded steps; `recorded_typical_s` is the mean of the same steps by the clock alone.
-    Operators are those of worker 0.
+    Operators are those of worker 0, and so are `kernels_s`, the seconds in which a GPU's kernels
+    run, copies included; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"
@@ -212,6 +213,7 @@ class ProfileResult(Record):
     overheads: tuple[OverheadRow, ...]
     operators: tuple[OperatorRow, ...]
     agreement: tuple[AgreementRow, ...]
+    kernels_s: _Positive | None = None
     memory: TensorMemory
     workers: tuple[WorkerMemoryRow, ...]
     largest: LargestBatch | None

@@ -160,8 +160,18 @@ def _tables(result: ProfileResult) -> Iterator[Html]:
         rows.append((one.resource, duration(one.busy_s), duration(one.idle_s), busy))
     note = (
         "Per step. Lanes of devices are those of the recorded steps; processor cores are what the "
-        "kernel counted for a worker's process, on average over the cores that it may use."
+        "operating system counted for a worker's process, on average over the cores that it may "
+        "use."
     )
+    if result.kernels_s is not None:
+        of_step = result.kernels_s / result.step.median_s
+        idle_s = max(0.0, result.step.median_s - result.kernels_s)
+        row = ("kernels of worker 0's GPU", duration(result.kernels_s), duration(idle_s))
+        rows.append((*row, share(of_step)))
+        note += (
+            " A lane of a GPU is busy from one layer to the next; kernels, which torch.profiler "
+            "counts, do not fill it where the GPU waits for the host to launch the next one."
+        )
     yield section("Resources", note, table(("resource", "busy", "idle", "busy, of the step"), rows))
 
     head = ("operator", "time a step", "of all", "calls a step", "memory taken and kept")
@@ -174,7 +184,8 @@ def _tables(result: ProfileResult) -> Iterator[Html]:
         error, inside = share(row.error, signed=True), duration(row.in_operators_s)
         rows.append((row.phase, duration(row.ours_s), duration(row.torch_s), error, inside))
     note = "The same steps, of worker 0 by itself, under both at once; in seconds of such a step."
-    yield section("Agreement with torch.profiler", note, table(head, rows))
+    if rows:
+        yield section("Agreement with torch.profiler", note, table(head, rows))
 
 
 def _memory(result: ProfileResult) -> Html:

@@ -110,7 +110,19 @@ class TreeExchange(Exchange):
         self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
-        """Make a flat buffer for the gradients of each type, and one for children's, if any."""
+        """Make a flat buffer for the gradients of each type, and one for children's, if any.
+
+        InvalidInput if gradients on a GPU would be sent by gloo, which reads the host's memory only.
+        """
+        group = self._group
+        if group.device.type == "cuda" and "nccl" not in dist.get_backend_config(
+            group.process_group
+        ):
+            raise InvalidInput(
+                "tree sends gradients from GPU to GPU, and the process group's backend is gloo, "
+                "which cannot read a GPU's memory; make it with NCCL and a GPU for each rank, or "
+                "choose exchange='host'"
+            )
         self._flats = tuple(
             FlatGradients(layout, dtype, self._group.device, self._as_views, bool(self._children))
             for dtype in dict.fromkeys(slot.dtype for slot in layout.slots)

@@ -1,8 +1,9 @@
 """Record steps with torch.profiler: operators by name, the time between them, and totals.
 
 On a CPU an operator's time is that of its call, without the operators that it calls. On a GPU it is
-the time of its kernel, and the host's side is overhead; backward runs in a thread of its own there,
-so only the whole step is compared with our spans.
+the time of its kernel, and the host's side is overhead. Our spans on a GPU last from one layer to
+the next, and so include the gaps in which the GPU waits for the host to launch the next kernel:
+what the kernels take is a figure of its own there, and no agreement of two.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ from torch import nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined] # there, but not declared
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from paceline.core.plan import COMPUTE, Kind
+from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.devices import device_of
 from paceline.record.recorder import Recorder
@@ -60,9 +61,10 @@ class ThroughTorch:
     """Times by torch.profiler, per step: of operators, between them, and of `calls`.
 
     `calls` are those of the CUDA driver and of the exchange. With other ranks, `between` includes
-    waiting for them.
+    waiting for them. `kernels_s` is None on a CPU, where `agreement` has a row for each phase.
     """
 
+    kernels_s: float | None
     agreement: tuple[AgreementRow, ...]
     between: tuple[OverheadRow, ...]
     calls: tuple[OverheadRow, ...]
@@ -108,8 +110,10 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
     calls.sort(key=lambda row: -row.self_cpu_time_total)
     if kernels:
         between.insert(0, overhead("the host's side of operators", operators))
+    kernels_s = sum(row.self_device_time_total for row in kernels) * _US / num_steps
     return ThroughTorch(
-        tuple(_agreement(kernels, ranges, spans, num_steps)),
+        kernels_s if kernels else None,
+        () if kernels else tuple(_agreement(ranges, spans, num_steps)),
         tuple(between),
         tuple(overhead(row.key, [row], row.count / num_steps) for row in calls[:_MOST_CALLS]),
         _operator_rows(kernels or operators, num_steps),
@@ -117,17 +121,12 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
 
 
 def _agreement(
-    kernels: Sequence[Any], ranges: Mapping[str, Any], spans: Sequence[Span], num_steps: int
+    ranges: Mapping[str, Any], spans: Sequence[Span], num_steps: int
 ) -> Iterator[AgreementRow]:
-    """Yield our seconds beside torch's: of all kernels on a GPU, of each phase on a CPU."""
+    """Yield our seconds of each phase beside torch's."""
     ours_s: dict[Kind, float] = defaultdict(float)
     for span in spans:
         ours_s[span.kind] += span.duration_s / num_steps
-    if kernels:
-        seconds = sum(row.self_device_time_total for row in kernels) * _US / num_steps
-        ours = sum(ours_s[kind] for kind in COMPUTE)
-        yield AgreementRow(phase="kernels", ours_s=ours, torch_s=seconds, in_operators_s=seconds)
-        return
     for kind in _PHASES:
         found = ranges.get(f"{_PREFIX}{kind}")
         whole = 0.0 if found is None else found.cpu_time_total * _US / num_steps

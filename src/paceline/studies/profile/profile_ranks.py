@@ -152,6 +152,7 @@ def result_of(
             for row in found.together.operators[:_MOST_OPERATORS]
         ),
         agreement=found.alone.agreement,
+        kernels_s=found.alone.kernels_s,
         memory=found.memory,
         workers=tuple(held),
         largest=None,

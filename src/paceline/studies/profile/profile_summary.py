@@ -49,13 +49,21 @@ def insights_of(result: ProfileResult) -> Iterator[Insight]:
 
 
 def _shares(result: ProfileResult) -> dict[str, float]:
-    """Return the shares of a step; time between operators counts as calls, not computation."""
+    """Return the shares of a step.
+
+    Time between operators, and between a GPU's kernels, counts as calls and not as computation.
+    """
     seconds = {row.stage: row.seconds for row in result.stages}
     step = result.stages_s or 1.0
-    passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
-    between = sum(row.torch_s - row.in_operators_s for row in passes)
     computing = (seconds["forward"] + seconds["backward"]) / step
-    calls = computing * between / (sum(row.torch_s for row in passes) or 1.0)
+    if result.kernels_s is None:
+        passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
+        between = sum(row.torch_s - row.in_operators_s for row in passes)
+        calls = computing * between / (sum(row.torch_s for row in passes) or 1.0)
+    else:
+        # Kernels are those of the whole step, and its gaps those of all that the device does.
+        busy = computing + (seconds["load"] + seconds["update"]) / step
+        calls = min(computing, max(0.0, busy - result.kernels_s / step))
     return {
         "computation": computing - calls,
         "communication": seconds["exposed"] / step,
