@@ -27,14 +27,26 @@ def ran(start, *arguments: object) -> dict:
     return json.loads(done.out)
 
 
-def test_one_worker_trains_as_if_nobody_had_cut_the_model(start):
-    found = ran(start, "alone", 2)
+@pytest.mark.parametrize("head", ["fc1", "loss"])
+def test_one_worker_trains_as_if_nobody_had_cut_the_model(start, head: str):
+    """With the loss alone as the head, too, and then no byte of a head is counted."""
+    found = ran(start, "alone", 2, head)
     assert found["same"]
     assert all(found["same"].values()), found["same"]
     assert found["bytes"] == found["formula"]
+    assert (found["bytes"]["head_gradients"] > 0) == (head == "fc1")
     assert found["staleness"] == {"0": 60}
     assert found["samples"] == 2 * 1438
     assert (found["faults"], found["lost"]) == ([], [])
+
+
+def test_workers_train_a_model_without_a_head_asynchronously(start):
+    """It was refused; the paper's answer is asynchronous data parallelism."""
+    found = ran(start, "many", 3, 2, json.dumps({"head": "loss", "staleness": 4}))
+    assert found["bytes"] == found["formula"]
+    assert found["steps"] == [60] * 3
+    assert (found["faults"], found["lost"]) == ([], [])
+    assert found["accuracy"][-1] > 0.75
 
 
 @pytest.mark.parametrize(("workers", "lanes", "staleness"), [(3, 2, 1), (2, 1, 0)])

@@ -74,8 +74,10 @@ class Strategy:
     comes. `calibrate(machine, measurements, config=None)`: for strategies whose exchange of
     all gradients can be measured by itself. It returns the machine, which has one device a worker
     and no links, with links on which a small and a large exchange take as long as measured with
-    `config`. `symmetric`: tasks of one node's workers stand for those of all equal nodes, so that
-    any number can be planned, on `machine.for_workers(workers, symmetric=True)`. `is_for_clusters`:
+    `config`. `ends_together`: False if some rank is done with an exchange while its last bytes are
+    on their way to others, which a measurement has to wait for. `symmetric`: tasks of one node's
+    workers stand for those of all equal nodes, so that any number can be planned, on
+    `machine.for_workers(workers, symmetric=True)`. `is_for_clusters`:
     between hosts that no levels join, it would be what another strategy does already.
 
     `settings`: the optional settings of a run that it understands; others are refused. `defaults`:
@@ -112,6 +114,7 @@ class Strategy:
     variants: Callable[[int], Iterable[Any]] | None = None
     sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
     calibrate: Callable[..., Machine] | None = None
+    ends_together: bool = True
     symmetric: bool = False
     is_for_clusters: bool = False
     settings: frozenset[str] = frozenset()

@@ -236,7 +236,8 @@ class Probe:
     """Exchanges the float32 gradients of some layers each time it is called.
 
     `sizes` are the bytes of each parameter of each layer, in the order in which layers are ready.
-    `codec` names the one by which they travel.
+    `codec` names the one by which they travel. `barrier` is waited at after each exchange, if its
+    ranks do not end together.
 
     All ranks must make it, call it and close it together.
     """
@@ -247,11 +248,12 @@ class Probe:
         device: torch.device,
         replicate: Callable[[nn.Module], ModelReplica],
         codec: str | None = None,
+        barrier: Callable[[], None] | None = None,
     ) -> None:
         like = stand_ins_for(codec)
         layers = [_ProbeLayer(one, device, like) for one in reversed(sizes)]
         self._module = nn.Sequential(*layers)
-        self._replica = replicate(self._module)
+        self._replica, self._barrier = replicate(self._module), barrier
         self._scalar = torch.zeros((), device=device)
         # Exchanges with hooks around optimizer steps must see one.
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
@@ -259,6 +261,8 @@ class Probe:
     def __call__(self) -> None:
         """Exchange once."""
         self._replica(self._scalar).backward()
+        if self._barrier is not None:
+            self._barrier()
         self._optimizer.step()
         self._module.zero_grad()
 

@@ -60,6 +60,7 @@ def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
         device=group.device,
         replicate=lambda module: replica(module, config, group),
         codec=gradient_codec(config),
+        barrier=None if strategy.ends_together else group.barrier,
     )
     return Prober(strategy, config, make)
 

@@ -36,6 +36,7 @@ _STOPPED_KEY = "paceline/stopped"  # the line by which rank 0 has said that the 
 _REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
 _meetings = count()  # of this process; the ranks of a run have as many
+_before_sharing: list[tuple[set[int], int]] = []  # the cores and threads of this process
 
 
 def share_cores(device: torch.device) -> None:
@@ -52,12 +53,32 @@ def share_cores(device: torch.device) -> None:
     own = len(cores) // num_ranks
     if num_ranks == 1 or device.type != "cpu":
         return
+    _before_sharing.append((usable, torch.get_num_threads()))
     if own and len(usable) == os.cpu_count():
         first = own * int(os.environ.get("LOCAL_RANK", "0"))
         # Whole cores: two hardware threads of one core are no two cores.
         os.sched_setaffinity(0, {cpu for core in cores[first : first + own] for cpu in core})
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, own))
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Have the cores and threads that this process had before it shared them with other ranks."""
+    if not _before_sharing:
+        yield
+        return
+    now = os.sched_getaffinity(0), torch.get_num_threads()
+    _take(*_before_sharing[-1])
+    try:
+        yield
+    finally:
+        _take(*now)
+
+
+def _take(cores: set[int], num_threads: int) -> None:
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(num_threads)
 
 
 def physical_cores(usable: set[int]) -> list[tuple[int, ...]]:

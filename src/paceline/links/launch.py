@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 from paceline.links.group import failure, signal_follows, stopped
 from paceline.links.interruption import is_agreed
-from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
+from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
 from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
 
 _LOOPBACK = "127.0.0.1"
@@ -55,20 +55,12 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     )
     workers: list[Process] = []
     try:
-        for rank in range(num_workers):
-            place = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": num_workers,
-                "LOCAL_WORLD_SIZE": num_workers,
-                "MASTER_ADDR": _LOOPBACK,
-                "MASTER_PORT": port,
-                "TORCHELASTIC_USE_AGENT_STORE": True,  # the launcher keeps the store, not rank 0
-                "GLOO_SOCKET_IFNAME": "lo",
-                "NCCL_SOCKET_IFNAME": "lo",
-            }
-            environment = {name: str(value) for name, value in place.items()}
-            workers.append(start(command, environment=environment))
+        # A signal between a worker's start and its place in the list would leave it to find the
+        # store gone, and to say so.
+        with signals_held(command):
+            for rank in range(num_workers):
+                environment = _environment(rank, num_workers, port)
+                workers.append(start(command, environment=environment))
         with _passing_on(workers, store) as passed:
             failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
         codes = [process.poll() or 0 for process in failed]
@@ -80,6 +72,22 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         signal_follows(store, SIGTERM)
         end(workers, termination_s=TERMINATION_S)
         del store
+
+
+def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
+    """Return torchrun's description of a worker's place."""
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": num_workers,
+        "LOCAL_WORLD_SIZE": num_workers,
+        "MASTER_ADDR": _LOOPBACK,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # the launcher keeps the store, not rank 0
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    return {name: str(value) for name, value in place.items()}
 
 
 class _PassedOn:

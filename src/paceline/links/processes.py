@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -168,7 +168,7 @@ def start(
         if ADDRESS in os.environ and is_python:
             with suppress(OSError):  # else the ordinary way
                 return fork(command, whole, fds)
-    with signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext():
+    with signals_held(command):
         child = subprocess.Popen(  # noqa: S603 - a command of our own
             command,
             env=whole,
@@ -178,6 +178,14 @@ def start(
             pass_fds=pass_fds,
         )
     return Process(child)
+
+
+def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
+    """Have signals wait meanwhile if the command is a module of ours, which inherits that.
+
+    It unblocks them itself when it handles them; other programs would never get any.
+    """
+    return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
 
 
 def _number(file: int | IO[bytes] | None, default: int) -> int:

@@ -84,8 +84,10 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
     grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     grid.add_column("", justify="right", min_width=2)
     grid.add_column("strategy", no_wrap=True)
+    knows_efficiency = any(row.efficiency is not None for row in shown)
     for column in ("workers", "step", "samples/s", "eff.", "exposed", "wire/step", "memory"):
-        grid.add_column(column, justify="right", no_wrap=True)
+        if column != "eff." or knows_efficiency:
+            grid.add_column(column, justify="right", no_wrap=True)
     for number, row in enumerate(shown, 1):
         lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
         lines += ["balanced"] if row.is_balanced else []
@@ -96,7 +98,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
             str(row.workers),
             f"{duration(row.step_s)} ±{share(row.range_share, 0)}",
             f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
-            "" if row.efficiency is None else share(row.efficiency, 0),
+            *([_optional_share(row.efficiency)] if knows_efficiency else []),
             duration(row.exposed_s),
             nbytes(row.wire_nbytes_per_step),
             nbytes(row.fullest_nbytes),
@@ -106,6 +108,10 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
     if len(fastest) > len(shown):
         out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
+
+
+def _optional_share(value: float | None) -> str:
+    return "" if value is None else share(value, 0)
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:

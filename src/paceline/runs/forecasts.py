@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -16,6 +18,7 @@ from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.exchange.trials import Candidate, Checked
+from paceline.links.group import Group, all_cores
 from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
 from paceline.planner.search import with_best_chunk
 from paceline.record.clock import clock_for
@@ -58,30 +61,72 @@ def forecast_with(
     return forecast(runner.workload, machine, strategy, config, runner.samples_per_step, cost)
 
 
-def ranking_of(session: TrainingSession, forecasts: Sequence[Forecast]) -> Ranking:
+def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
     """Return the forecasts and those of the other strategies in step, best first, or why not.
 
     Their parts of a step are not those of a whole model, and are measured by themselves, of a model
-    of their own. All ranks must call it together.
+    of their own. So that none is first or last by what else the machine did just then, all are
+    measured twice in turns, and each has the faster forecast. Then rank 0 measures what one worker
+    would do with all of its machine. All ranks must call it together, and only rank 0 has all
+    forecasts.
     """
-    found, refusals = list(forecasts), []
-    settings = session.settings
     if session.strategy.is_led:  # alone in its group, where no ranks in step can be measured
-        return Ranking(tuple(found), (), settings.batch_size)
-    for name, strategy in IN_STEP.items():
-        if any(one.strategy == name for one in forecasts):
-            continue
-        asked = settings.model_copy(update={"strategy": name, "options": {}, "balance": None})
-        config = strategy.config(workers=session.group.world_size)
-        other = replace(session, settings=asked, strategy=strategy, config=config)
+        return Ranking(tuple(forecasts), (), session.settings.batch_size)
+    placement, refusals = forecasts[0].placement, list[Refusal]()
+    with ExitStack() as stack:
+        others = list[tuple[TrainingSession, Runner]]()
+        measured = [list(forecasts)]
+        for name, strategy in IN_STEP.items():
+            if any(one.strategy == name for one in forecasts):
+                continue
+            other = _beside(session, strategy)
+            try:
+                others.append((other, stack.enter_context(strategy.runner().start(other))))
+                measured.append(_measured(*others[-1]))
+            except InvalidInput as error:
+                refusals.append(Refusal(name, session.group.world_size, placement, str(error)))
+        if len(measured) > 1:
+            measured += [_measured(*each) for each in ((session, runner), *others)]
+    found = dict[str, Forecast]()
+    for one in rank(chain.from_iterable(measured)):
+        found.setdefault(one.strategy, one)
+    best = list(found.values())
+    if session.group.rank == 0 and session.group.world_size > 1:
         try:
-            logger.info("%s: profiling for %g s", name, settings.profile_s)
-            with strategy.runner().start(other) as runner:
-                found += forecasts_of(other, runner)
+            best.append(_of_one_worker(session))
         except InvalidInput as error:
-            workers = session.group.world_size
-            refusals.append(Refusal(name, workers, forecasts[0].placement, str(error)))
-    return Ranking(tuple(rank(found)), tuple(refusals), settings.batch_size)
+            refusals.append(Refusal(best[0].strategy, 1, placement, str(error)))
+    return Ranking(tuple(rank(best)), tuple(refusals), session.settings.batch_size)
+
+
+def _beside(session: TrainingSession, strategy: Strategy) -> TrainingSession:
+    """Return the session of the same training with another strategy, as it is by default."""
+    known = {"strategy": strategy.name, "options": {}, "balance": None}
+    settings = session.settings.model_copy(update=known)
+    config = strategy.config(workers=session.group.world_size)
+    return replace(session, settings=settings, strategy=strategy, config=config)
+
+
+def _measured(session: TrainingSession, runner: Runner) -> list[Forecast]:
+    logger.info("%s: profiling for %g s", session.strategy.name, session.settings.profile_s)
+    return forecasts_of(session, runner)
+
+
+def _of_one_worker(session: TrainingSession) -> Forecast:
+    """Measure and forecast one worker with the whole batch, in this process, and on all cores.
+
+    The other ranks have nothing to do any more: they end, and leave it the machine.
+    """
+    strategy = next(iter(EXCHANGES.values()))  # without others all exchanges are the same
+    alone = Group.alone(session.group.device, session.group.deadline_s)
+    session = _beside(replace(session, group=alone), strategy)
+    settings = session.settings.model_copy(update={"workers": 1})
+    session, config = replace(session, settings=settings), session.config
+    logger.info("one worker: profiling for %g s", settings.profile_s)
+    with all_cores(), strategy.runner().start(session) as runner:
+        assert isinstance(runner, ReplicaRunner)
+        runner.profile([(strategy, config)])
+        return forecast_with(session, runner, strategy, config)
 
 
 def train_best(

@@ -25,7 +25,7 @@ from paceline.exchange.session import Runner, SpeedRunner, TrainingSession
 from paceline.files.writing import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
-from paceline.planner import Forecast
+from paceline.planner import Forecast, Ranking
 from paceline.planner.admission import admit_profiled, admit_rounds
 from paceline.records.config_file import written_config
 from paceline.records.machine_file import find_device
@@ -68,7 +68,8 @@ def go_through(request: RunRequest, group: Group) -> None:
             forecasts = forecasts_of(session, runner)
         _doubt(forecasts, group)
         if request.verb == "plan":
-            _show_ranking(request, session, forecasts, out, title)
+            ranking = ranking_of(session, runner, forecasts)
+            _show_ranking(request, session, ranking, out, title)
             return
         if session.strategy.is_led:
             for forecast in forecasts:
@@ -102,12 +103,12 @@ def go_through(request: RunRequest, group: Group) -> None:
 def _show_ranking(
     request: RunRequest,
     session: TrainingSession,
-    forecasts: Sequence[Forecast],
+    ranking: Ranking,
     out: Console,
     title: str,
 ) -> None:
     """Show the plans of this machine, best first, and keep them where that is asked for."""
-    settings, ranking = request.settings, ranking_of(session, forecasts)
+    settings = request.settings
     plan = PlanResult(
         id=request.run_id,
         model=settings.model,
@@ -202,6 +203,8 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
     if isinstance(settings, TrainSettings) and request.verb == "train":
         resumed = read_state(settings, group)
         settings = as_learned(settings, resumed)
+    if request.verb == "plan":  # each is measured twice
+        settings = settings.model_copy(update={"profile_s": settings.profile_s / 2})
     if settings.strategy == AUTO:  # any of the exchanges begins
         strategy = next(iter(EXCHANGES.values()))
         config = strategy.config(workers=group.world_size)

@@ -1,6 +1,6 @@
 """Runs of strategy wheel on the digits, and the same training in one piece.
 
-    python turning.py alone EPOCHS       one worker, one lane, beside plain SGD
+    python turning.py alone EPOCHS HEAD  one worker, one lane, beside plain SGD
     python turning.py many WORKERS LANES [CONFIG]
 
 Worker processes import this file for its network, whose parameters are float64.
@@ -52,14 +52,14 @@ class Quiet:
         assert text.startswith("update ")
 
 
-def session_of(epochs: int, **config):
+def session_of(epochs: int, head: str = "fc1", **config):
     from paceline.core.settings import TrainSettings
     from paceline.exchange.session import TrainingSession
     from paceline.links.group import Group
     from paceline.strategies.wheel import STRATEGY
     from paceline.strategies.wheel.config import Wheel
 
-    wheel = Wheel(head="fc1", **config)
+    wheel = Wheel(head=head, **config)
     settings = TrainSettings(
         model="turning:Small",
         strategy="wheel",
@@ -130,7 +130,8 @@ def main() -> None:
     torch.set_num_threads(1)
     case, *rest = sys.argv[1:]
     if case == "alone":
-        found, own = trained(session_of(int(rest[0]), workers=1, lanes=1, staleness=0))
+        session = session_of(int(rest[0]), rest[1], workers=1, lanes=1, staleness=0)
+        found, own = trained(session)
         other = in_one_piece(int(rest[0]))
         same = {key: torch.equal(own[key], other[key]) for key in other}
         print(json.dumps(found | {"same": same}))

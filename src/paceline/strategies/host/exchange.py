@@ -142,13 +142,17 @@ class HostExchange:
             raise
         if self._guard is not None:
             self._guard.found(self._num_nonfinite())
-        self._transfer.took(time.monotonic() - started)
+        ended = time.monotonic()
+        self._transfer.took(ended - started)
         for chunk in self._chunks:
             posted, summed = self._arena.times(chunk.number)
             # What a chunk's exchange took before `finish` was called ran beside backward.
             self._transfer.took(hidden_s=max(0.0, min(summed, started) - posted))
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
+                if self._between is not None and not self._between.is_leader:
+                    # It waits for what its leader records, and joins in that.
+                    self.recorder.add_exchange(Kind.SEND, str(chunk.number), summed, ended)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
@@ -248,6 +252,11 @@ class LeaderAllReduce:
                 all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), group.deadline_s)
                 self._compression = all_reduce, choice_of(compression.codec, all_reduce)
             self._thread = transfer.SerialThread("between")
+
+    @property
+    def is_leader(self) -> bool:
+        """True if this rank exchanges for all of its machine."""
+        return self._thread is not None
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Begin a step: exchange its chunks as they are summed on this machine."""

@@ -13,13 +13,13 @@ A codec encodes these sums (`core.collective`); the first worker of each host do
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core import calibration
 from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
-from paceline.core.plan import Kind, Plan, Task, TaskId
+from paceline.core.plan import Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.step import ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
@@ -84,6 +84,9 @@ def _between_hosts(
 ) -> Callable[[str, Sequence[Layer]], _BetweenHosts]:
     machine, coding = memory.machine, None
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
+    # Not to be counted as idle: each worker waits for what its host exchanges.
+    waiting = tuple(Resource(device.name, Lane.NETWORK) for device in memory.devices)
+    ring = replace(ring, held=ring.held + waiting)
     if config.codec is not None:
         # The first worker of each host encodes: a GPU's sums lie in its host's memory.
         stations: dict[str, tuple[int, Station]] = {}

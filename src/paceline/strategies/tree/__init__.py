@@ -12,6 +12,7 @@ STRATEGY = Strategy(
     run="paceline.strategies.tree.run",
     memory=plan.memory,
     calibrate=plan.calibrate,
+    ends_together=False,  # the root sends the means last, and its kernel keeps them
     after_backward=after_backward,
     settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch"}),
 )

@@ -112,7 +112,7 @@ class TreeExchange(Exchange):
     def open(self, layout: Layout) -> None:
         """Make a flat buffer for the gradients of each type, and one for children's, if any.
 
-        InvalidInput if gradients on a GPU would be sent by gloo, which reads the host's memory only.
+        InvalidInput if gloo would send gradients of a GPU: it reads the memory of hosts only.
         """
         group = self._group
         if group.device.type == "cuda" and "nccl" not in dist.get_backend_config(

@@ -15,6 +15,7 @@ from paceline.core.wire_format import Purpose, check_codec
 # Of sgd, where nobody gives one: with gradients that come late, lr / (1 - momentum) has to be about
 # half of what is right with 0.9 and gradients that do not (docs/wheel.md has the figures).
 MOMENTUM = 0.8
+LOSS = "loss"  # the name of a head without layers
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -29,8 +30,10 @@ class Wheel:
     first device; they compute on its first device, and the bodies on the machine's other devices.
     In a tree of hubs the workers are shared equally by `child_hubs`, each on a device of its own;
     a child sends its parent the mean gradients of `gather` steps, by default one of each worker.
-    `head` is the head's first layer, by default found by `split`. `activations`, `parameters`,
-    `activation_gradients` and `gradients` (of the body) are the codecs by which each travels.
+    `head` is the head's first layer, by default found by `split`; "loss" leaves all layers to the
+    bodies, and the hub computes the loss alone: asynchronous data parallelism. `activations`,
+    `parameters`, `activation_gradients` and `gradients` (of the body) are the codecs by which each
+    travels.
 
     Of a run, not of the plan: no worker begins a step more than `staleness` steps before the
     slowest has completed as many; None lets it. With 0 child hubs wait for their parent's reply,
@@ -174,7 +177,7 @@ class RunSpec(Record):
 
     @property
     def head(self) -> str:
-        """The head's first layer."""
+        """The head's first layer, or "loss"."""
         assert self.config.head is not None
         return self.config.head
 

@@ -23,6 +23,7 @@ from paceline.core.errors import InvalidInput, first_line
 from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
 from paceline.models.layers import ROOT, layers_of
+from paceline.strategies.wheel.config import LOSS
 from paceline.strategies.wheel.graph import Called, is_unused_size, traced
 
 _DTYPES = (torch.float32, torch.float64)
@@ -69,9 +70,9 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     """Return the halves of `model`: all that runs before the layer `first` is called, and the rest.
 
     `first` is the name of a layer as `layers_of` has it; what has no parameters and stands before
-    it belongs to the body. The halves consist of the model's own modules: a module's mode, hooks,
-    buffers and random numbers are its own wherever it is called from. What the modules around
-    `first` compute themselves is as in training mode.
+    it belongs to the body. With "loss" the body is all of the model. The halves consist of the
+    model's own modules: a module's mode, hooks, buffers and random numbers are its own wherever it
+    is called from. What the modules around `first` compute themselves is as in training mode.
 
     `inputs` are those of two or more samples, on the model's device: halves and model must give the
     same outputs, a tensor or a pytree of tensors. The body is called as the model is, the head with
@@ -82,7 +83,8 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     apart = f"head: {label} cannot be cut before {first!r}"
     layers = layers_of(model)
     choices = [layer.name for layer in layers if layer.name != ROOT]
-    if first not in choices:
+    is_whole = first == LOSS and LOSS not in choices
+    if not is_whole and first not in choices:
         if why := tied(model, first):
             raise InvalidInput(f"{apart}: {why}")
         raise InvalidInput(f"head: {label} has no layer {first!r}; choose one of {choices}")
@@ -95,7 +97,10 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
             )
     with _as_it_was(model):
         model.train()
-        body, head = _halves(model, inputs, first, apart)
+        if is_whole:
+            body, head = model, nn.Identity()
+        else:
+            body, head = _halves(model, inputs, first, apart)
         used_by_body, used_by_head = (
             {id(tensor) for tensor in (*half.parameters(), *half.buffers())}
             for half in (body, head)

@@ -33,7 +33,7 @@ class HeadWorkers:
         self._crossing, self._steps_per_epoch = halves.crossing, job.steps_per_epoch
         self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
         self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
-        dtype, clock = halves.head_parameters[0].dtype, clock_for(device)
+        dtype, clock = halves.body_parameters[0].dtype, clock_for(device)
         marks = LayerMarks(layers_in(server.model, halves.head_names), clock)
         name = device_name(kind_of(device), 0)
         recorders = [

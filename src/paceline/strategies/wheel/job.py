@@ -324,7 +324,7 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
 
 def _traced(session: TrainingSession, parts: Split, steps_per_epoch: int, **fields: Any) -> RunSpec:
     """Return a spec of this machine with the steps to trace: the last ones of the second epoch."""
-    named = replace(session.config, head=parts.head.layers[0].name)
+    named = replace(session.config, head=parts.first)
     config, tree = named.of_root, named if named.child_hubs else None
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
     spec = RunSpec(boot_id=boot_id(), config=config, tree=tree, **own, **fields)

@@ -237,12 +237,22 @@ class _WindowTasks:
         yield from self._message(step, Purpose.LABELS, worker, (loaded,))
         done = self._end(step, Kind.FORWARD, worker)
         yield from self._message(step, Purpose.ACTIVATIONS, worker, (done,))
-        after = tuple(self._arrival(step, p, worker) for p in (Purpose.LABELS, Purpose.ACTIVATIONS))
+        after = self._uploaded(step, worker)
         yield from self._layers(step, Kind.FORWARD, head, worker, hub, after)
-        after = (self._end(step, Kind.FORWARD, worker, head),)
+        if head.layers:
+            after = (self._end(step, Kind.FORWARD, worker, head),)
         yield from self._layers(step, Kind.BACKWARD, head, worker, hub, after)
-        after = (self._end(step, Kind.BACKWARD, worker, head),)
+        after = self._answered(step, worker)
         yield from self._message(step, Purpose.ACTIVATION_GRADIENTS, worker, after)
+
+    def _uploaded(self, step: int, worker: int) -> _TaskIds:
+        return tuple(self._arrival(step, p, worker) for p in (Purpose.LABELS, Purpose.ACTIVATIONS))
+
+    def _answered(self, step: int, worker: int) -> _TaskIds:
+        """Return the tasks after which a step's head is done; the loss alone takes no time."""
+        if self.parts.head.layers:
+            return (self._end(step, Kind.BACKWARD, worker, self.parts.head),)
+        return self._uploaded(step, worker)
 
     def _backward(
         self, step: int, worker: int, before: _TaskIds
@@ -253,8 +263,7 @@ class _WindowTasks:
         yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, device, after)
         done = (self._end(step, Kind.BACKWARD, worker),)
         yield from self._message(step, Purpose.GRADIENTS, worker, done)
-        head_done = self._end(step, Kind.BACKWARD, worker, self.parts.head)
-        halves = (self._arrival(step, Purpose.GRADIENTS, worker), head_done)
+        halves = (self._arrival(step, Purpose.GRADIENTS, worker), *self._answered(step, worker))
         if self.hubs is not None:
             yield from self.hubs.add(step, worker, halves)
         else:

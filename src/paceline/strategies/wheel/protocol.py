@@ -55,12 +55,15 @@ class Topic(StrEnum):
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return a new vector of all values, one tensor after the other, each in row-major order."""
+    if not tensors:  # of a head without layers
+        return torch.empty(0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return views of a vector, one `like` each tensor; InvalidInput if size or type differ."""
-    sizes, dtype = [tensor.numel() for tensor in like], like[0].dtype
+    sizes = [tensor.numel() for tensor in like]
+    dtype = like[0].dtype if like else vector.dtype
     if vector.shape != (sum(sizes),) or vector.dtype != dtype:
         shape = "x".join(map(str, vector.shape)) or "1"
         came, belongs = (str(one).removeprefix("torch.") for one in (vector.dtype, dtype))

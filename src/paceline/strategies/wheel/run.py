@@ -85,7 +85,7 @@ class WheelRunner:
             + (f", of {config.child_hubs} child hubs" if config.child_hubs else "")
             + (f", paced as {session.device.label}" if session.device is not None else "")
         )
-        check_codecs(job.spec.config, job.halves.head_parameters[0].dtype)
+        check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
         optimizer = self._updating.optimizer(job.model)
         self._server = ParameterServer(
             *(job.model, job.halves, optimizer),

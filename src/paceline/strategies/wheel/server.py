@@ -155,7 +155,7 @@ class ParameterServer:
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         self._check_version(who, version)
-        dtype, crossing = self._head[0].dtype, self.halves.crossing
+        dtype, crossing = self._body[0].dtype, self.halves.crossing
         shape = tuple(activations.shape[1:])
         if activations.dtype != dtype or (crossing and shape != crossing):
             raise InvalidInput(

@@ -18,7 +18,7 @@ from paceline.core.cutting import refusal_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
-from paceline.strategies.wheel.config import PaceSpec, Wheel
+from paceline.strategies.wheel.config import LOSS, PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class travels as a 32-bit integer
 _MATRIX = 2  # dimensions
@@ -41,9 +41,17 @@ class Split(NamedTuple):
     body: Workload
     head: Workload
 
+    @property
+    def first(self) -> str:
+        """The name of the head's first layer, or "loss"."""
+        return self.head.layers[0].name if self.head.layers else LOSS
+
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Return the halves of which the head begins with the layer of that index."""
+        """Return the halves of which the head begins with the layer of that index.
+
+        Behind the last layer there is the loss alone.
+        """
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
         samples = workload.batch_size
@@ -78,12 +86,16 @@ def split(workload: Workload, config: Wheel) -> Split:
 
     Without a name the head is fully-connected layers, at the model's end; of a model that has such
     layers at each of several places of a sample, such as a transformer's tokens, the last one
-    alone. Cuts that were tried and refused (`workload.refused_cuts`) are left out.
-    InvalidInput if there are none, or if data parallelism would send no more bytes than the
-    best of these cuts, or if no layer has that name, or only the first.
+    alone. Cuts that were tried and refused (`workload.refused_cuts`) are left out. Where there are
+    none, or data parallelism would send no more bytes than the best of them, the head is the loss
+    alone, and that is what training is: asynchronous data parallelism (section 3.1).
+    InvalidInput if no layer has that name, or only the first; or if the model's outputs, which
+    cross then, are more bytes than its parameters.
     """
     if config.head is not None:
         names = [layer.name for layer in workload.layers]
+        if config.head == LOSS and LOSS not in names:
+            return Split.before(workload, len(names))
         if config.head not in names[1:]:
             why = "leaves nothing for the body" if config.head in names else "is no layer"
             raise InvalidInput(
@@ -95,24 +107,39 @@ def split(workload: Workload, config: Wheel) -> Split:
         return Split.before(workload, names.index(config.head))
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
-    if best is None and workload.refused_cuts:
+    if best is not None and _crossing_nbytes(best, config) < _within_hub_nbytes(best, config):
+        return best
+    whole = Split.before(workload, len(workload.layers))
+    # Gradients and parameters cross as well, and are what data parallelism would send.
+    if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
+        return whole
+    if best is not None:
+        raise InvalidInput(_not_worth(best))
+    if workload.refused_cuts:
         raise InvalidInput(workload.refused_cuts[0][1])
-    if best is None:
-        raise InvalidInput(_nothing_connected(workload))
-    sent = messages(best, config)
-    # With the head at the worker, too, its gradients would travel instead of the activations.
-    crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
-    within_hub = sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
-    if crossing >= within_hub:
-        crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
-        raise InvalidInput(
-            f"wheel: model {workload.name} has no head worth splitting off: the best begins with "
-            f"{best.head.layers[0].name}, before which activations and activation gradients of "
-            f"{workload.batch_size} samples are {crossing / 1e6:.3g} MB, but its parameters and "
-            f"gradients only {kept / 1e6:.3g} MB; choose a data-parallel strategy, or a smaller "
-            "batch, or name by head where to cut all the same"
-        )
-    return best
+    raise InvalidInput(_nothing_connected(workload))
+
+
+def _crossing_nbytes(parts: Split, config: Wheel) -> int:
+    sent = messages(parts, config)
+    return sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
+
+
+def _within_hub_nbytes(parts: Split, config: Wheel) -> int:
+    """Return what would travel in place of activations with the head at the worker, too."""
+    sent = messages(parts, config)
+    return sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
+
+
+def _not_worth(best: Split) -> str:
+    crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
+    return (
+        f"wheel: model {best.body.name} has no head worth splitting off: the best begins with "
+        f"{best.first}, before which activations and activation gradients of "
+        f"{best.body.batch_size} samples are {crossing / 1e6:.3g} MB, but its parameters and "
+        f"gradients only {kept / 1e6:.3g} MB; choose a data-parallel strategy, or a smaller "
+        "batch, or name by head where to cut all the same"
+    )
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
@@ -122,7 +149,7 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     values.
     """
     body, head = parts.body, parts.head
-    sizes = [p.element_size for layer in head.layers for p in layer.parameters]
+    sizes = [p.element_size for layer in (*head.layers, *body.layers) for p in layer.parameters]
     crossing = (parts.head.input_nbytes // (sizes[0] if sizes else 4), parts.head.input_nbytes)
     in_body = (body.num_parameters, body.gradient_nbytes)
     in_head = (head.num_parameters, head.gradient_nbytes)
@@ -164,7 +191,8 @@ def pace_of(
         count = len(parts.body.layers)
         forward_s[count - 1] += rate.sync_latency_s
         backward_s[parts.body.backward_order[-1]] += rate.sync_latency_s
-        backward_s[count + parts.head.backward_order[-1]] += rate.sync_latency_s
+        if parts.head.layers:
+            backward_s[count + parts.head.backward_order[-1]] += rate.sync_latency_s
     size, targets = parts.body.batch_size, parts.body.target_nbytes
     return PaceSpec(
         samples=size,

@@ -82,7 +82,7 @@ class HalfRecorder:
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
-        if number is None:
+        if number is None or (by_layers and not self._marks.names):  # the loss is no layer's
             yield
             return
         start = self._clock.mark()

@@ -96,6 +96,8 @@ class HubTraffic:
 
 def _vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
     """Return a part's values on the parameters' device; InvalidInput if not as many as theirs."""
+    if not parameters:
+        return protocol.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
     return protocol.values_of(part, like.dtype, count).to(like.device)
 

@@ -22,4 +22,4 @@ def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config:
 
 
 def _first_of(workload: Workload, config: Wheel) -> str:
-    return split(workload, config).head.layers[0].name
+    return split(workload, config).first
