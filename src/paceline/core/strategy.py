@@ -66,19 +66,20 @@ class Strategy:
     `run` names the module whose `start(session)` trains (see `paceline.exchange.session`), so that
     planning never imports torch; None: the strategy can be planned only.
 
-    `roles`: the processes of a run, by default equal ranks. `memory`: the bytes that each device,
-    and each host that holds anything, needs, by name; by default every device holds a replica.
-    `variants`: the configurations of so many workers that are worth looking at; by default the one
-    as it comes. `sizes(workload, config)`: configurations that differ in the size of what they
-    exchange at a time, from the largest on, one of which a search takes; by default the one as it
-    comes. `calibrate(machine, measurements, config=None)`: for strategies whose exchange of
-    all gradients can be measured by itself. It returns the machine, which has one device a worker
+    `roles`: the processes of a run, by default equal ranks. `memory`: the bytes that each
+    device, and each host that holds anything, needs, by name; by default every device holds a
+    replica. `variants`: the configurations of so many workers that are worth looking at; by
+    default the one as it comes. `sizes(workload, config)`: configurations that differ in the
+    size of what they exchange at a time, from the largest on, or in the devices that share a
+    part of the work; a search takes one of them, by default the one as it comes.
+    `calibrate(machine, measurements, config=None)`: for strategies whose exchange of all
+    gradients can be measured by itself. It returns the machine, which has one device a worker
     and no links, with links on which a small and a large exchange take as long as measured with
-    `config`. `ends_together`: False if some rank is done with an exchange while its last bytes are
-    on their way to others, which a measurement has to wait for. `symmetric`: tasks of one node's
-    workers stand for those of all equal nodes, so that any number can be planned, on
-    `machine.for_workers(workers, symmetric=True)`. `is_for_clusters`:
-    between hosts that no levels join, it would be what another strategy does already.
+    `config`. `ends_together`: False if some rank is done with an exchange while its last bytes
+    are on their way to others, which a measurement has to wait for. `symmetric`: tasks of one
+    node's workers stand for those of all equal nodes, so that any number can be planned, on
+    `machine.for_workers(workers, symmetric=True)`. `is_for_clusters`: between hosts that no levels
+    join, it would be what another strategy does already.
 
     `settings`: the optional settings of a run that it understands; others are refused. `defaults`:
     settings that are different with it when nobody gives them. `refused_options`: fields of

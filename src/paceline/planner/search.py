@@ -284,9 +284,14 @@ def _with_best_size(
     for other in strategy.sizes(workload, config):
         if num_longer > 1:
             break
-        if shortage(machine, memory(workload, machine, strategy, other)):
-            continue
-        step_s = _step_s(workload, machine, strategy, other, Roofline.of(machine))
+        try:
+            if shortage(machine, memory(workload, machine, strategy, other)):
+                continue
+            step_s = _step_s(workload, machine, strategy, other, Roofline.of(machine))
+        except InvalidInput:
+            if other == config:
+                raise
+            continue  # as with more devices than there are
         num_longer = 0 if step_s < shortest_s else num_longer + 1
         best, shortest_s = min((best, shortest_s), (other, step_s), key=itemgetter(1))
     chosen = [
@@ -294,7 +299,7 @@ def _with_best_size(
         for one in fields(best)
         if getattr(best, one.name) != getattr(config, one.name)
     ]
-    return best, (f"with {' '.join(chosen)}, the best of the sizes tried",) if chosen else ()
+    return best, (f"with {' '.join(chosen)}, the best that was tried",) if chosen else ()
 
 
 def _step_s(

@@ -166,8 +166,8 @@ def _tables(result: ProfileResult) -> Iterator[Html]:
     if result.kernels_s is not None:
         of_step = result.kernels_s / result.step.median_s
         idle_s = max(0.0, result.step.median_s - result.kernels_s)
-        row = ("kernels of worker 0's GPU", duration(result.kernels_s), duration(idle_s))
-        rows.append((*row, share(of_step)))
+        times = duration(result.kernels_s), duration(idle_s)
+        rows.append(("kernels of worker 0's GPU", *times, share(of_step)))
         note += (
             " A lane of a GPU is busy from one layer to the next; kernels, which torch.profiler "
             "counts, do not fill it where the GPU waits for the host to launch the next one."

@@ -101,7 +101,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
 
 def _beside(session: TrainingSession, strategy: Strategy) -> TrainingSession:
     """Return the session of the same training with another strategy, as it is by default."""
-    known = {"strategy": strategy.name, "options": {}, "balance": None}
+    known: dict[str, Any] = {"strategy": strategy.name, "options": {}, "balance": None}
     settings = session.settings.model_copy(update=known)
     config = strategy.config(workers=session.group.world_size)
     return replace(session, settings=settings, strategy=strategy, config=config)

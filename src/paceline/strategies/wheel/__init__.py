@@ -20,6 +20,7 @@ STRATEGY = Strategy(
     is_asynchronous=True,
     roles=_roles,
     memory=plan.memory,
+    sizes=plan.with_more_heads,
     shares_devices=True,
     limit=plan.limit,
     trial="paceline.strategies.wheel.trial",

@@ -97,10 +97,8 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
             )
     with _as_it_was(model):
         model.train()
-        if is_whole:
-            body, head = model, nn.Identity()
-        else:
-            body, head = _halves(model, inputs, first, apart)
+        halves = (model, nn.Identity()) if is_whole else _halves(model, inputs, first, apart)
+        body, head = halves
         used_by_body, used_by_head = (
             {id(tensor) for tensor in (*half.parameters(), *half.buffers())}
             for half in (body, head)

@@ -19,6 +19,7 @@ tree of hubs (section 3.4.1) each worker has a child hub, and the server is the 
 
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from math import ceil
 
 from paceline.core import cost as costs
@@ -28,7 +29,7 @@ from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, feature_nbytes
-from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.config import LOSS, Wheel
 from paceline.strategies.wheel.hubs_plan import HubExchanges
 from paceline.strategies.wheel.routes import place, routes
 from paceline.strategies.wheel.split import messages, split
@@ -36,6 +37,7 @@ from paceline.strategies.wheel.split import messages, split
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
 _SATURATED = 0.8  # of a window's time, which begins and ends with bodies alone
+_MOST_CHILD_HUBS = 8  # that are looked at
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 
 
@@ -70,6 +72,19 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
     lane = num_copies * body + feature_nbytes(parts.body.layers) + parts.body.input_nbytes
     lanes = {device.name: lane * len(workers) for device, workers in placement.lanes.items()}
     return hubs | lanes
+
+
+def with_more_heads(workload: Workload, config: Wheel) -> Iterator[Wheel]:
+    """Yield the configuration, and those whose heads are on more devices, those of child hubs.
+
+    How many pay is the rule of section 3.4.1 (`head_devices_needed`), of which the plan knows more:
+    the devices and the links that there are.
+    """
+    yield config
+    if config.child_hubs == 0 and config.head != LOSS:
+        for count in range(2, min(config.workers, _MOST_CHILD_HUBS) + 1):
+            if config.workers % count == 0:
+                yield replace(config, child_hubs=count)
 
 
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
