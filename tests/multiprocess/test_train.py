@@ -152,7 +152,7 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     assert [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
     # 61,706 float32 gradients: each of two ranks sends all of them through the host's link. By a
     # tree the gradients go one way and the parameters the other; the host's sum has no link.
-    sent = {row["strategy"]: row["wire_nbytes_per_step"] for row in rows}
+    sent = {row["strategy"]: row["wire_nbytes_per_step"] for row in rows if row["workers"] == 2}
     assert {name: sent[name] for name in ("allreduce", "tree", "host")} == {
         "allreduce": 2 * 4 * 61_706,
         "tree": 2 * 4 * 61_706,
@@ -162,6 +162,10 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     assert 2 * 4 * 2_572 < sent["subbatch"] < sent["allreduce"]
     assert plan["refused"] == []
     assert not (tmp_path / "runs").exists()
+    # One worker has been measured, too, or nobody knows what the second one brings.
+    [alone] = [row for row in rows if row["workers"] == 1]
+    assert (alone["wire_nbytes_per_step"], alone["memory_nbytes"].keys()) == (0, {"cpu0"})
+    assert "worth using" in plan["workers_sentence"]
 
 
 def test_a_plan_here_of_a_hub_is_of_nothing_else(paceline):

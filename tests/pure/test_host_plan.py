@@ -104,6 +104,18 @@ def test_a_gpu_without_a_figure_for_it_synchronises_in_the_time_of_a_call():
     assert Roofline.of(machine).seconds(task) == 1.5
 
 
+def test_what_a_worker_waits_for_between_hosts_is_communication_and_not_idle_time():
+    """A plan said "exposed 0.3 %" where nearly all of a step was the network."""
+    machine = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "b", 100.0)])
+    timeline = simulate(
+        plan(chain((1, NBYTES)), machine, HostReduce(workers=3), Window(1)), Roofline.of(machine)
+    )
+    for parts in breakdown_by_device(timeline).values():
+        # A ring of two hosts: half of the bytes, twice.
+        assert parts.exposed_s == pytest.approx(NBYTES / 100.0, rel=1e-6)
+        assert parts.idle_s == pytest.approx(0.0, abs=1e-6)
+
+
 def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
     # Three ranks on two hosts. Each host sends 2 (n - 1) / n of the bytes to the other.
     machine = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "b", 1000.0, 0.25)])
