@@ -95,12 +95,13 @@ def of_run(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[
         yield _prediction_of_step(run)
         yield _limit(run)
         yield _change(run)
-        yield from of_exchanges(result.plans)
         if result.shares is None:
             yield _workers(run, workers)
     if not result.is_rehearsal:
         yield from of_epochs(result.epochs, result.score)
         yield from _memory(result)
+    if run.parts.step_s > 0:
+        yield from of_exchanges(result.plans)
 
 
 def of_exchanges(plans: Sequence[PlanRow]) -> Iterator[Insight]:

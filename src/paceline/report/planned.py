@@ -152,7 +152,6 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
         )
     yield Insight("limit", sentence, tuple(figures))
     yield _change(ranking, best)
-    yield from of_exchanges(ranking.plans)
     if ranking.workers_sentence:
         rates: dict[int, float] = {}
         for plan in ranking.plans:
@@ -164,6 +163,7 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
         sentence = f"The fullest, {name}, needs {nbytes(best.memory_nbytes[name])} of memory."
         held = tuple((one, nbytes(count)) for one, count in best.memory_nbytes.items())
         yield Insight("memory", sentence, held[:4])
+    yield from of_exchanges(ranking.plans)
 
 
 def _described(plan: PlanRow) -> str:
