@@ -21,7 +21,7 @@ from paceline.strategies.host.config import HostReduce
 from ranks import Variant, alternate, compare, on_ranks, timed
 
 _HERE = Path(__file__).parent
-_COUNTS = {60_000_000: (8, 5), 60_000: (12, 100)}  # values: blocks, and sums in each
+_COUNTS = {60_000_000: (8, 5), 60_000: (12, 40)}  # values: blocks, and sums in each
 _SMOKE_COUNTS = {4_000: (2, 2)}
 _NUM_LAYERS = 16
 _BASELINE = "host"
