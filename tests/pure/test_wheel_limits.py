@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from boxes import box, link
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import forecast_one, search
@@ -11,6 +12,7 @@ from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine
 from paceline.strategies import find_strategy
 from paceline.strategies.wheel.config import Wheel
+from wheels import SAMPLES, model
 
 MACHINE = find_machine("k40-gigabit")  # four devices, so a hub and three for bodies
 FLOPS_PER_S = 1.31e12
@@ -88,3 +90,18 @@ def test_the_plan_does_not_blame_a_hub_that_waits_for_the_network() -> None:
     found = forecast_one(lambda n: two_layers(n, 1.5, nbytes), MACHINE, WHEEL, config, 6 * 16)
     assert found.step_s > 2 * 6 * 1.5
     assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("head_s", "num_devices", "child_hubs"), [(0.8, 5, 2), (0.01, 5, 0), (0.8, 4, 0)]
+)
+def test_heads_are_placed_on_more_devices_where_that_pays_and_there_are_any(
+    head_s: float, num_devices: int, child_hubs: int
+) -> None:
+    """Of four workers: one hub and two devices, or a root, two child hubs and two devices."""
+    machine = box(*["cpu"] * num_devices, links=[link("h", "h", 1e15)])
+    ranking = search(lambda _: model(head_s=head_s), machine, [WHEEL], 4 * SAMPLES, workers=4)
+    best = next(one for one in ranking if one.codec is None)
+    assert best.config.child_hubs == child_hubs
+    said = [note for note in best.notes if "--set child_hubs=2" in note]
+    assert bool(said) == bool(child_hubs)
