@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
+from paceline.devices import device_of
 from paceline.exchange.layout import Layout
 from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.group import Group
@@ -114,10 +115,9 @@ class TreeExchange(Exchange):
 
         InvalidInput if gloo would send gradients of a GPU: it reads the memory of hosts only.
         """
-        group = self._group
-        if group.device.type == "cuda" and "nccl" not in dist.get_backend_config(
-            group.process_group
-        ):
+        group, needs_nccl = self._group, device_of(self._group.device).backend == "nccl"
+        config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
+        if needs_nccl and "nccl" not in config:
             raise InvalidInput(
                 "tree sends gradients from GPU to GPU, and the process group's backend is gloo, "
                 "which cannot read a GPU's memory; make it with NCCL and a GPU for each rank, or "
