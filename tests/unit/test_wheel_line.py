@@ -1,5 +1,6 @@
 """What the command line says of a run of wheel that cannot be: before any process is started."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -66,10 +67,16 @@ def test_what_cannot_be_done_is_one_line(line, tmp_path, arguments: list[str], m
     assert message in said
 
 
-def test_a_model_without_a_head_is_told_to_be_data_parallel(line):
-    line("train", "resnet110", "--strategy", "wheel", "--data", "synthetic:3x32x32,classes=10")
-    assert line.code == 2
-    assert "choose a data-parallel strategy" in line.err.splitlines()[-1]
+def test_a_model_without_a_head_is_planned_as_data_parallelism(line):
+    """All of its parameters travel, there and back, beside the classes and their gradients."""
+    plan = ("plan", "resnet110", "--machine", "k40-gigabit", "--batch-size", "32", "--json")
+    line(*plan, "--strategy", "wheel", "--workers", "2", "--set", "lanes=1")
+    assert line.code == 0, line.err
+    [row] = [one for one in json.loads(line.out)["plans"] if one["workers"] == 2]
+    line("plan", "resnet110", *plan[2:], "--strategy", "allreduce", "--workers", "2")
+    [other] = [one for one in json.loads(line.out)["plans"] if one["workers"] == 2]
+    assert row["wire_nbytes_per_step"] >= other["wire_nbytes_per_step"] / 2
+    assert sum(row["memory_nbytes"].values()) > 0
 
 
 @pytest.mark.parametrize(
