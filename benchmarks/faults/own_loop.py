@@ -1,16 +1,20 @@
 """A user's loop under torchrun, which ends as Python does: Paceline installs nothing in it."""
 
 import sys
+from datetime import timedelta
 
 import torch
 from torch import distributed, nn
 
 import paceline
 
+_MEETING_S = 60.0
+
 
 def main(num_steps: int) -> None:
     """Train a small network on rows drawn at random."""
-    distributed.init_process_group("gloo")
+    # Else torch looks for the store of a torchrun that was killed meanwhile for half an hour.
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=_MEETING_S))
     torch.manual_seed(distributed.get_rank())
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
     model = paceline.DataParallel(net, deadline_s=float(sys.argv[2]))
