@@ -143,11 +143,16 @@ def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) ->
     """
     on_cores = tuple(core_lanes(devices))
     held = tuple(exchange_lane(host.name) for host in hosts)
-    held += tuple(Resource(device.name, Lane.NETWORK) for device in devices)
+    held += waiting(devices)
     if machine.peers(hosts).num_ranks != prod(machine.groups):
         return (replace(Ring.over(machine, hosts, on_cores), held=held),)
     flows = [(size, machine.flow(i)) for i, size in enumerate(machine.groups) if size > 1]
     return tuple(Ring(size, (flow.route,), flow.load, held, on_cores) for size, flow in flows)
+
+
+def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
+    """Return the lanes on which devices wait for what their hosts exchange: they are not idle."""
+    return tuple(Resource(device.name, Lane.NETWORK) for device in devices)
 
 
 @dataclass(frozen=True)

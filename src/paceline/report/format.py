@@ -102,9 +102,11 @@ def ratio(one: float, other: float) -> float:
     return one / other if other else nan
 
 
-def optional_share(fraction: float | None, missing: str = "-", signed: bool = False) -> str:
+def optional_share(
+    fraction: float | None, missing: str = "-", decimals: int = 1, signed: bool = False
+) -> str:
     """Return a fraction in percent, or what stands for a missing one."""
-    return missing if fraction is None else share(fraction, signed=signed)
+    return missing if fraction is None else share(fraction, decimals, signed)
 
 
 def number(value: float) -> Quantity:

@@ -98,7 +98,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
             str(row.workers),
             f"{duration(row.step_s)} ±{share(row.range_share, 0)}",
             f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
-            *([_optional_share(row.efficiency)] if knows_efficiency else []),
+            *([optional_share(row.efficiency, "", decimals=0)] if knows_efficiency else []),
             duration(row.exposed_s),
             nbytes(row.wire_nbytes_per_step),
             nbytes(row.fullest_nbytes),
@@ -108,10 +108,6 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
     if len(fastest) > len(shown):
         out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
-
-
-def _optional_share(value: float | None) -> str:
-    return "" if value is None else share(value, 0)
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:

@@ -81,8 +81,9 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
                 continue
             other = _beside(session, strategy)
             try:
-                others.append((other, stack.enter_context(strategy.runner().start(other))))
-                measured.append(_measured(*others[-1]))
+                each = other, stack.enter_context(strategy.runner().start(other))
+                measured.append(_measured(*each))
+                others.append(each)
             except InvalidInput as error:
                 refusals.append(Refusal(name, session.group.world_size, placement, str(error)))
         if len(measured) > 1:
@@ -119,14 +120,13 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
     """
     strategy = next(iter(EXCHANGES.values()))  # without others all exchanges are the same
     alone = Group.alone(session.group.device, session.group.deadline_s)
-    session = _beside(replace(session, group=alone), strategy)
     settings = session.settings.model_copy(update={"workers": 1})
-    session, config = replace(session, settings=settings), session.config
+    session = _beside(replace(session, group=alone, settings=settings), strategy)
     logger.info("one worker: profiling for %g s", settings.profile_s)
     with all_cores(), strategy.runner().start(session) as runner:
         assert isinstance(runner, ReplicaRunner)
-        runner.profile([(strategy, config)])
-        return forecast_with(session, runner, strategy, config)
+        runner.profile([(strategy, session.config)])
+        return forecast_with(session, runner, strategy, session.config)
 
 
 def train_best(

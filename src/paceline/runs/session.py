@@ -203,13 +203,13 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
     if isinstance(settings, TrainSettings) and request.verb == "train":
         resumed = read_state(settings, group)
         settings = as_learned(settings, resumed)
-    if request.verb == "plan":  # each is measured twice
-        settings = settings.model_copy(update={"profile_s": settings.profile_s / 2})
     if settings.strategy == AUTO:  # any of the exchanges begins
         strategy = next(iter(EXCHANGES.values()))
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
+    if request.verb == "plan" and not strategy.is_led:  # each is measured twice
+        settings = settings.model_copy(update={"profile_s": settings.profile_s / 2})
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(
         settings, strategy, config, request.run_id, group, progress, device, resumed

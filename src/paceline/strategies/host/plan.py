@@ -19,10 +19,10 @@ from paceline.core import calibration
 from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
-from paceline.core.plan import Kind, Lane, Plan, Resource, Task, TaskId
+from paceline.core.plan import Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring
+from paceline.core.transfer import Ring, waiting
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.host.config import HostReduce
 
@@ -84,9 +84,7 @@ def _between_hosts(
 ) -> Callable[[str, Sequence[Layer]], _BetweenHosts]:
     machine, coding = memory.machine, None
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
-    # Not to be counted as idle: each worker waits for what its host exchanges.
-    waiting = tuple(Resource(device.name, Lane.NETWORK) for device in memory.devices)
-    ring = replace(ring, held=ring.held + waiting)
+    ring = replace(ring, held=ring.held + waiting(memory.devices))
     if config.codec is not None:
         # The first worker of each host encodes: a GPU's sums lie in its host's memory.
         stations: dict[str, tuple[int, Station]] = {}

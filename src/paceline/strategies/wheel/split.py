@@ -88,7 +88,7 @@ def split(workload: Workload, config: Wheel) -> Split:
     layers at each of several places of a sample, such as a transformer's tokens, the last one
     alone. Cuts that were tried and refused (`workload.refused_cuts`) are left out. Where there are
     none, or data parallelism would send no more bytes than the best of them, the head is the loss
-    alone, and that is what training is: asynchronous data parallelism (section 3.1).
+    alone, and that is what training is: asynchronous data parallelism (section 3.4.4).
     InvalidInput if no layer has that name, or only the first; or if the model's outputs, which
     cross then, are more bytes than its parameters.
     """
@@ -107,7 +107,7 @@ def split(workload: Workload, config: Wheel) -> Split:
         return Split.before(workload, names.index(config.head))
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
-    if best is not None and _crossing_nbytes(best, config) < _within_hub_nbytes(best, config):
+    if best is not None and _saves(best, config):
         return best
     whole = Split.before(workload, len(workload.layers))
     # Gradients and parameters cross as well, and are what data parallelism would send.
@@ -120,15 +120,11 @@ def split(workload: Workload, config: Wheel) -> Split:
     raise InvalidInput(_nothing_connected(workload))
 
 
-def _crossing_nbytes(parts: Split, config: Wheel) -> int:
+def _saves(parts: Split, config: Wheel) -> bool:
+    """Return True if less crosses the cut than of a head at the worker, whose gradients would."""
     sent = messages(parts, config)
-    return sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
-
-
-def _within_hub_nbytes(parts: Split, config: Wheel) -> int:
-    """Return what would travel in place of activations with the head at the worker, too."""
-    sent = messages(parts, config)
-    return sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
+    crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
+    return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
 
 
 def _not_worth(best: Split) -> str:
