@@ -70,7 +70,8 @@ def test_these_tasks_and_no_others_are_a_round():
     machine = hosts(device={"codecs": {"eightbit": SPEED}})
     config = Local(sync_every=10, fragments=2, delay=2, codec="dynamic8")
     tasks = plan(two_layers(), machine, config, Window(2))
-    fragment = {"train[{}]", "encode[{}]", "send[{}.up]", "send[{}.down]", "decode[{}]", "step[{}]"}
+    fragment = {"train[{}]", "reduce[{}.gradient]", "encode[{}]", "send[{}.up]", "decode[{}.hub]"}
+    fragment |= {"send[{}.down]", "decode[{}]", "step[{}]"}
     expected = {
         f"{name.format(p)}@worker{w}" for name in fragment for p in range(2) for w in range(2)
     }
@@ -87,9 +88,10 @@ def test_these_tasks_and_no_others_are_a_round():
 def test_a_fragment_waits_for_all_workers_and_inner_steps_for_the_fragment_before():
     config = Local(workers=3, sync_every=10, fragments=2, delay=2)
     tasks = plan(two_layers(), hosts((1, 1, 1)), config, Window(2))
-    ups = {f"s0/send[1.up]@worker{w}" for w in range(3)}
-    assert set(after(tasks["s0/send[1.down]@worker2"])) == set(after(tasks["s0/reduce[1]"])) == ups
-    assert after(tasks["s1/train[0.beside]@worker2"]) == ("s0/train[1]@worker2",)
+    taken = {f"s0/decode[1.hub]@worker{w}" for w in range(3)}  # by the hub
+    for name in ("s0/send[1.down]@worker2", "s0/reduce[1]"):
+        assert set(after(tasks[name])) == taken
+    assert after(tasks["s1/train[0.beside]@worker2"]) == ("s0/reduce[1.gradient]@worker2",)
     assert set(after(tasks["s1/train[0]@worker2"])) == {
         "s0/step[1]@worker2",
         "s1/train[0.beside]@worker2",
@@ -298,7 +300,10 @@ def test_a_worker_that_takes_fewer_steps_than_there_are_fragments_sends_all_of_t
     assert steps == (19, 1)
     tasks = plan_balanced(two_layers(), machine, config, Window(3)).tasks
     slow = [task.id.part for task in tasks if task.step == 1 and task.worker == 1]
-    assert slow == ["0.up", "0.down", "0", "0", "1", "1.up", "1.down", "1", "1"]
+    out, back = ["{}.gradient", "{}.up", "{}.hub"], ["{}.down", "{}", "{}"]
+    assert slow == [one.format(0) for one in (*out, *back)] + [
+        one.format(1) for one in ("{}", *out, *back)
+    ]
 
 
 def test_codecs_take_the_devices_and_shrink_the_wire():
@@ -333,6 +338,42 @@ def test_the_hubs_outer_step_takes_the_cores_beside_it_and_nobody_elses():
     assert Roofline.of(slow).seconds(hub) == pytest.approx(32)
     on_gpu = plan(two_layers(), hosts(kind="gpu"), Local(sync_every=10), Window(1))
     assert [str(one) for one in on_gpu["s0/reduce[0]"].on] == ["a/reduce"]
+
+
+def test_the_messages_of_all_workers_follow_one_another_on_the_cores_of_the_hubs_host():
+    # A wire takes 4 s for a payload of 4,000 bytes, and the hub's cores 8 s.
+    machine = hosts((1, 1, 1), host={"message_bytes_per_s": PACE / 2})
+    # The payloads of two workers on other hosts; each gets those of two, one after the other. The
+    # later one has the hub to itself when it sends again.
+    inner_s, up_s, down_s = 10 * STEP_S, 8, 2 * 16
+    assert round_s(machine, Local(workers=3, sync_every=10)) == pytest.approx(
+        inner_s + up_s + down_s
+    )
+    fast = hosts((1, 1, 1), host={"message_bytes_per_s": 1e12})
+    assert round_s(fast, Local(workers=3, sync_every=10)) == pytest.approx(inner_s + 4 + 8)
+
+
+def test_a_lone_core_takes_the_steps_of_hub_and_worker_one_after_the_other():
+    # Each vector of 4,000 bytes that is read or written takes 4 s of the host's memory.
+    slow = {"memory_bandwidth_bytes_per_s": 1e3}
+    two = hosts(host=slow)
+    device = two.devices[1].model_copy(update={"host": "a"})
+    together = two.model_copy(
+        update={"links": (), "hosts": two.hosts[:1], "devices": (two.devices[0], device)}
+    )
+    lone = together.with_each("hosts", cores=1)
+    passed, added, stepped, of_hub, made, taken = 2 * 4, 3 * 4, 7 * 4, 8 * 4, 4 * 4, 3 * 4
+    # Both get what the other sent, the hub takes its step, and both theirs: the second is the last.
+    back_s = 2 * passed + of_hub + 2 * (added + stepped)
+    # When it has trained, 28 s after the first one, the hub still looks at the payload of that.
+    waiting = made + passed + taken - stepped
+    out_s = waiting + made + passed + taken
+    found = round_s(lone, Local(sync_every=10))
+    assert found == pytest.approx(back_s + 10 * STEP_S + out_s)
+    assert {
+        str(on)
+        for on in plan(two_layers(), lone, Local(sync_every=10), Window(1))["s0/reduce[0]"].on
+    } >= {"a/0/core"}
 
 
 def test_large_rounds_cost_no_more_to_plan():

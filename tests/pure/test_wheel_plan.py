@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from boxes import FLOPS_PER_S, after, box, link
+from boxes import FLOPS_PER_S, after, box, link, named
 from paceline.core.cost import Roofline, compute_lane, link_lane, update_cost
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
@@ -255,3 +255,41 @@ def test_devices_on_as_many_cores_take_no_turns():
     machine = box("cpu", "cpu", links=[link("h", "h", 1e15)], host={"cores": 2})
     cores = {on.lane for task in plan(work, machine, config, Window(1)).tasks for on in task.on}
     assert Lane.CORE not in cores
+
+
+def test_messages_of_several_hosts_follow_one_another_on_the_cores_of_the_hub():
+    links = [link("a", other, 1e12) for other in "bc"]
+    free = box("cpu", "cpu", "cpu", links=links, hosts="abc")
+    work, config = model(), Wheel(workers=2, lanes=1)
+    tasks = plan(work, free, config, Window(1)).tasks
+    sent = sum(task.cost.nbytes for task in tasks if task.kind is Kind.SEND)
+    slow = free.with_each("hosts", message_bytes_per_s=sent / 1e4)  # so slow that nothing else is
+    assert period_of(work, slow, config) == pytest.approx(1e4, rel=0.05)
+    handled = [task for task in plan(work, slow, config, Window(1)).tasks if "on a" in task.part]
+    assert {str(on) for task in handled for on in task.on} == {"a/messages"}
+
+
+def test_a_message_within_a_host_takes_its_cores_as_long_as_its_way():
+    links = [link("a", "b", 1e12), link("a", "a", 1e3)]
+    machine = box("cpu", "cpu", "cpu", links=links, hosts="aab", host={"message_bytes_per_s": 1e9})
+    tasks = plan(model(), machine, Wheel(workers=2, lanes=1), Window(1))
+    within = tasks["s0/send[activations]@worker0"]
+    assert [str(on) for on in within.on] == ["a->a/wire", "cpu1/upload", "a/messages"]
+    assert Roofline.of(machine).seconds(within) == pytest.approx(within.cost.nbytes / 1e3)
+    assert "send[activations on a]@worker0" not in named(tasks)
+    assert {"send[activations on a]@worker1", "send[activations on b]@worker1"} <= named(tasks)
+
+
+def test_on_a_lone_core_messages_and_layers_take_turns():
+    work, config = model(body_s=0.01, head_s=1.0), Wheel(workers=2, lanes=2)
+    links = [link("a", "b", 1e12)]
+    two = box("cpu", "cpu", links=links, hosts="ab", host={"message_bytes_per_s": 1e5})
+    lone = two.with_each("hosts", cores=1)
+    own = Roofline.of(two)
+    on_hub = [
+        task
+        for task in plan(work, two, config, Window(1)).tasks
+        if {str(on) for on in task.on} & {"cpu0/compute", "a/messages"}
+    ]
+    assert period_of(work, lone, config) == pytest.approx(sum(map(own.seconds, on_hub)), rel=0.05)
+    assert period_of(work, two, config) < 0.95 * period_of(work, lone, config)

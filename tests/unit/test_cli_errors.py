@@ -61,7 +61,8 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         (["train", "lenet5", "--set", "bucket_md=1"], "did you mean 'bucket_mb'?"),
         (
             ["plan", "lenet5", "--machine", MACHINE, "--sweep", "bandwidth=1:2"],
-            "sweep: 'bandwidth=1:2' is no range from less to more",
+            "sweep: 'bandwidth=1:2' is no range from less to more, such as bandwidth=100M:10G, in "
+            "bits a second, or latency=10u:1m, in seconds: 1 has no unit",
         ),
         (["plan", "lenet5", "--machine", "two-core-epic"], "did you mean 'two-core-epyc'?"),
         (

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.measure.cores import CoreTime, lost_beside
+from paceline.measure.link import message_speed
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,19 @@ def test_a_work_is_counted_by_its_processor_time():
 
 def test_what_was_never_called_took_nothing():
     assert CoreTime(lambda: None).num_cores == 0.0
+
+
+def test_the_mean_of_a_work_is_that_of_its_calls():
+    spinning = CoreTime(lambda: sum(range(200_000)))
+    before = time.process_time()
+    for _ in range(20):
+        spinning()
+    assert 0 < 20 * spinning.busy_s <= time.process_time() - before
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "times"),
+    [(1, 3, 1), (2, 3, 2), (16, 1, 2), (16, 4, 8)],  # a process has two threads for messages
+)
+def test_a_host_handles_messages_with_the_cores_that_its_processes_can_use(cores, processes, times):
+    assert message_speed(1e9, cores, processes) == times * 1e9

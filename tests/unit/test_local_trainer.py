@@ -78,7 +78,8 @@ def trained(settings: TrainSettings, config: Local) -> list[Trainer]:
             header = UnitsHeader(units=tuple(dealt.units), first_step=0.0, num_steps=1.0)
             worker.begin(number, header)
             worker.take(len(dealt.units))
-            weight, buffers = worker.outgoing(0)
+            weight, gradient = worker.outgoing(0)
+            buffers = worker.exchanged.encode(0, gradient)
             assert buffers is not None
             sent.append((weight, worker.exchanged.decode(0, buffers)))
             rounds.post(place, number, 0)

@@ -24,6 +24,7 @@ PROFILE = DeviceProfile(
     seconds=((Kind.FORWARD, "fc", 0.5),),
     codecs={},
     link_bytes_per_s=1e8,
+    core_bytes_per_s=1e8,
 )
 
 
@@ -86,7 +87,7 @@ def test_a_layout_that_is_none_is_refused(gate, layout: bytes):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1e400", "NaN", "null"])
-@pytest.mark.parametrize("field", ["link_bytes_per_s", "lost_beside", "cores"])
+@pytest.mark.parametrize("field", ["link_bytes_per_s", "core_bytes_per_s", "lost_beside", "cores"])
 def test_profiles_that_cannot_be_are_refused(gate, field: str, value: str):
     told = json.loads(PROFILE.model_dump_json())
     data = json.dumps(told | {field: "here"}).replace('"here"', value).encode()

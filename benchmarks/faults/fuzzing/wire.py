@@ -118,7 +118,7 @@ def _record_seeds(folder: Path) -> list[bytes]:
         local.SavedHeader(round=1, step=2).model_dump_json(),
         local.Done(digest="abc").model_dump_json(),
         local_measure.DeviceProfile(
-            **_profiled(), memory_bytes_per_s=1e9, latency_s=1e-4
+            **_profiled(), cores=1, memory_bytes_per_s=1e9, latency_s=1e-4
         ).model_dump_json(),
         LocalTrace(_WORKER, [span], {3: 1.0}, {3: 2.0}).as_json().decode(),
         WheelTrace([span], [MessageTime("labels", _WORKER, 2, 1.0)]).as_json().decode(),
@@ -137,6 +137,7 @@ def _profiled() -> dict[str, Any]:
         "seconds": ((Kind.FORWARD, "fc", 0.5),),
         "codecs": {},
         "link_bytes_per_s": 1e8,
+        "core_bytes_per_s": 1e8,
     }
 
 

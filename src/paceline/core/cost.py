@@ -56,6 +56,11 @@ def link_lane(source: str, target: str) -> Resource:
     return Resource(f"{source}->{target}", Lane.WIRE)
 
 
+def message_lane(host: Host) -> Resource:
+    """Return the lane on which the messages of a host's hubs follow one another."""
+    return Resource(host.name, Lane.MESSAGES)
+
+
 def copy_lanes(device: Device) -> tuple[Resource, ...]:
     """Return the resources that a device holds while it only copies or adds.
 
@@ -65,16 +70,28 @@ def copy_lanes(device: Device) -> tuple[Resource, ...]:
     return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
 
 
+def lone_core(host: Host) -> tuple[Resource, ...]:
+    """Return the only core of a host, on which all of its processes take turns; else nothing."""
+    return (_core(host, 0),) if host.cores == 1 else ()
+
+
+def _core(host: Host, number: int) -> Resource:
+    return Resource(f"{host.name}/{number}", Lane.CORE)
+
+
 def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple[Resource, ...]:
     """Return the resources that a device of the host holds while it computes.
 
-    Of `devices` those on the host's cores share them, if there are more of them than cores.
+    Of `devices` those on the host's cores share them, if there are more of them than cores; a lone
+    core has messages to handle, too.
     """
     lane = compute_lane(device.name)
     on_cores = [one.name for one in devices if one.host == host.name and one.kind == DeviceKind.CPU]
-    if device.name not in on_cores or len(on_cores) <= host.cores:
+    if device.name not in on_cores:
         return (lane,)
-    return (lane, Resource(f"{host.name}/{on_cores.index(device.name) % host.cores}", Lane.CORE))
+    if len(on_cores) > host.cores:
+        return (lane, _core(host, on_cores.index(device.name) % host.cores))
+    return (lane, *lone_core(host))
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
@@ -113,6 +130,8 @@ class Roofline:
             rates[Resource(host.name, Lane.REDUCE)] = Rate(
                 nbytes_per_s=host.memory_bandwidth_bytes_per_s, call_latency_s=host.reduce_latency_s
             )
+            if host.message_bytes_per_s is not None:
+                rates[message_lane(host)] = Rate(nbytes_per_s=host.message_bytes_per_s)
         for device in machine.devices:
             computing, *memory = copy_lanes(device)
             rates[computing] = Rate(

@@ -162,6 +162,8 @@ class Host(Fact):
     from when the last of them is there, through all signals, until the ranks know of the result.
     `codecs` is how fast its cores are at what it has summed for GPUs. `samples_per_s`: how many
     samples they read and decode, beside what devices compute; None: as many as are needed.
+    `message_bytes_per_s` is what a hub and workers on this host send and receive together, to and
+    from others: their cores encrypt, check and copy it. None: they keep up with all links.
     """
 
     name: Annotated[Name, Field(examples=["host0"])]
@@ -171,6 +173,7 @@ class Host(Fact):
     reduce_latency_s: Annotated[Seconds, Field(ge=0)] = 0.0
     codecs: dict[Kernel, CodecSpeed] = Field(default_factory=dict)
     samples_per_s: Annotated[float, Field(gt=0)] | None = None
+    message_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] | None = None
     source: Source
 
     def __hash__(self) -> int:

@@ -51,6 +51,7 @@ class Lane(StrEnum):
     REDUCE = "reduce"  # sums in a host's memory
     NETWORK = "network"  # of a device that waits for what its host exchanges
     WIRE = "wire"  # one direction of a link
+    MESSAGES = "messages"  # of a host: what its cores do to send and receive a hub's
     ISSUE = "issue"  # the thread that issues kernels
     ENCODE_EIGHTBIT = "encode eightbit"
     DECODE_EIGHTBIT = "decode eightbit"

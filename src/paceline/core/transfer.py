@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from paceline.core.cost import core_lanes, exchange_lane, link_lane
+from paceline.core.cost import core_lanes, exchange_lane, link_lane, lone_core, message_lane
 from paceline.core.machine import Device, Hop, Host, Machine, Station
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.ring_search import rings_at_once
@@ -23,6 +23,35 @@ class Transfer(NamedTuple):
 def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
     """Return the directions of links that a message on this route holds."""
     return tuple(link_lane(hop.source, hop.target) for hop in route)
+
+
+def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
+    """Return what the cores of two hosts do while a message is on its way, where it is known.
+
+    What passes within a host holds `message_lanes` for as long as it takes.
+    """
+    return tuple(
+        Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
+        for host in (one, other)
+        if one != other and host.message_bytes_per_s is not None
+    )
+
+
+def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
+    """Return what a message holds beside its way: the cores of the host that it does not leave."""
+    return (message_lane(one), *lone_core(one)) if one == other else ()
+
+
+def message_tasks(
+    sent: TaskId, ways: Sequence[Transfer], after: tuple[TaskId, ...]
+) -> tuple[Task, ...]:
+    """Return the tasks of a message: it is sent by the first way, and handled by the others.
+
+    It has arrived when all of them are done.
+    """
+    handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
+    ids = (sent, *handled)
+    return tuple(Task(own, on, cost, after) for own, (on, cost) in zip(ids, ways, strict=True))
 
 
 class _Route(NamedTuple):

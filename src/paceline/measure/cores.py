@@ -16,13 +16,20 @@ class CoreTime:
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._busy_s = self._elapsed_s = 0.0
+        self._num_calls = 0
 
     def __call__(self) -> None:
         """Do the work once."""
+        self._num_calls += 1
         before = time.process_time(), time.perf_counter()
         self._work()
         self._busy_s += time.process_time() - before[0]
         self._elapsed_s += time.perf_counter() - before[1]
+
+    @property
+    def busy_s(self) -> float:
+        """The mean seconds of cores, all together, that the work takes."""
+        return self._busy_s / max(self._num_calls, 1)
 
     @property
     def num_cores(self) -> float:

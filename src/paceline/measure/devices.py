@@ -202,9 +202,12 @@ def _values(codec: str, like: Tensor) -> Tensor:
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 
-def codec_speed(name: str) -> tuple[float, float]:
-    """Return the values per second that this process encodes and decodes on its CPU."""
-    codec, values = find_codec(name), _values(name, torch.empty(_NUM_VALUES_ALONE))
+def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
+    """Return the values per second that this process encodes and decodes on its CPU.
+
+    Each time into new memory: of many values the system gives that page by page.
+    """
+    codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)
     encode_s = median_s(lambda: codec.encode(values))
     decode_s = median_s(lambda: codec.decode(payload))

@@ -81,6 +81,7 @@ def host_here(
     source: str,
     memory_bandwidth_bytes_per_s: float = UNLIMITED_BYTES_PER_S,
     cores: int | None = None,
+    message_bytes_per_s: float | None = None,
 ) -> Host:
     """Return this computer as a host, with all of its cores unless `cores` says how many."""
     return Host(
@@ -88,6 +89,7 @@ def host_here(
         cores=cores or os.cpu_count() or 1,
         memory_bytes=memory_bytes(),
         memory_bandwidth_bytes_per_s=memory_bandwidth_bytes_per_s,
+        message_bytes_per_s=message_bytes_per_s,
         source=source,
     )
 

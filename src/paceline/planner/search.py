@@ -302,6 +302,18 @@ def _with_best_size(
     return best, (f"with {' '.join(chosen)}, the best that was tried",) if chosen else ()
 
 
+def _shortage(workload: Workload, machine: Machine, strategy: Strategy, config: Any) -> str | None:
+    """Return what is short of memory with all of a strategy's sizes; None if one of them fits."""
+    problem = shortage(machine, memory(workload, machine, strategy, config))
+    for other in strategy.sizes(workload, config) if problem and strategy.sizes else ():
+        try:
+            if shortage(machine, memory(workload, machine, strategy, other)) is None:
+                return None
+        except InvalidInput:
+            continue  # as with more devices than there are
+    return problem
+
+
 def _step_s(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any, model: CostModel
 ) -> float:
@@ -324,7 +336,7 @@ def _forecasts(
             config = each
             if hasattr(config, "chunk") and workers > 1 and "chunk" not in options:
                 config = with_best_chunk(workload, machine, strategy, config)
-            problem = shortage(machine, memory(workload, machine, strategy, config))
+            problem = _shortage(workload, machine, strategy, config)
             if problem:
                 return found, problem
             equal = _with_codecs(workload, machine, strategy, config, batch_size)

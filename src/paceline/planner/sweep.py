@@ -20,7 +20,7 @@ _NUM_POINTS = 7
 _PREFIXES = dict(zip("numkKMGT", (1e-9, 1e-6, 1e-3, 1e3, 1e3, 1e6, 1e9, 1e12), strict=True))
 # A number alone would be bits or seconds, which nobody means; seconds may be named.
 _UNITS = {"bandwidth": "([kMGT])(?:bit/s|bit|b)?", "latency": "([num]|(?=s))s?"}
-_EXAMPLES = "bandwidth=100M:10G, in bits a second or latency=10u:1m, in seconds"
+_EXAMPLES = "bandwidth=100M:10G, in bits a second, or latency=10u:1m, in seconds"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def parse_range(text: str) -> Range:
             ends = [float(one[1]) * _PREFIXES.get(one[2], 1.0) if one else 0.0 for one in found]
             if len(ends) == 2 and 0 < ends[0] < ends[1] < inf:
                 return Range(quantity, *ends)
-    raise InvalidInput(f"sweep: {text!r} is no range from less to more, such as {_EXAMPLES}")
+    bare = re.findall(r"(?<=[=:])\s*([0-9.]+)\s*(?=:|$)", text)
+    why = f": {bare[0]} has no unit" if bare else ""
+    raise InvalidInput(f"sweep: {text!r} is no range from less to more, such as {_EXAMPLES}{why}")
 
 
 @dataclass(frozen=True)

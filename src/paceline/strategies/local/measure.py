@@ -1,5 +1,6 @@
 """Measure a worker's device and its link to the hub, and make the plan's machine of all of them."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +21,10 @@ from paceline.devices import device_of
 from paceline.exchange.setup import TrainingSetup
 from paceline.links.group import Group, boot_id
 from paceline.measure import timing
+from paceline.measure.cores import cores_here
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.layers import profile
+from paceline.measure.link import link_speed, message_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 from paceline.rpc.reading import PerSecond, Seconds
 from paceline.strategies.local.config import Local
@@ -31,11 +34,10 @@ from paceline.strategies.local.protocol import RunSpec
 from paceline.strategies.local.trace import HUB
 
 _SOURCE = "measured by the workers before this run"
-_NUM_PINGS = 20
 _MIN_SECONDS = 1e-9
 _MIN_PROBE_NBYTES = 64 * 1024
 _MOST_PARTS = 100_000  # of an inner step, forward and backward
-_MOST_STEPPED = 1 << 22  # values of an outer step that is measured
+_MOST_STEPPED = 1 << 24  # values of an outer step that is measured
 _NETWORK = Path("/proc/self/ns/net")
 Ask = Callable[[int, int], None]
 
@@ -45,7 +47,8 @@ class DeviceProfile(Record):
 
     `host` tells its network from others. `seconds` are those of each part of an inner step, by kind
     and layer; `codecs` are values a second encoded and decoded, by kernel. `memory_bytes_per_s` is
-    what an outer step reads and writes in host memory, `unrest` that of `core.losses`.
+    what an outer step reads and writes in host memory, `unrest` that of `core.losses`. One of its
+    `cores` sends or receives `core_bytes_per_s` of messages.
     """
 
     kind: DeviceKind
@@ -59,6 +62,8 @@ class DeviceProfile(Record):
     unrest: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
     latency_s: Seconds
     link_bytes_per_s: PerSecond
+    core_bytes_per_s: PerSecond
+    cores: Annotated[int, Field(ge=1, le=1 << 16)]
 
     @property
     def step_s(self) -> float:
@@ -83,20 +88,21 @@ def device_profile(
         found = found.slowed({one.name: setup.factor for one in found.machine.devices})
     (device,) = found.machine.devices
     codecs = [] if spec.config.codec is None else [spec.config.codec]
-    small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
-    size = max(nbytes, _MIN_PROBE_NBYTES)
-    large_s = timing.median_s(lambda: ask(size, size))
+    link = link_speed(ask, max(nbytes, _MIN_PROBE_NBYTES))
     is_gpu = device_of(group.device).is_asynchronous
+    stepped = min(nbytes // FLOAT32_NBYTES // spec.config.fragments, _MOST_STEPPED)
     return DeviceProfile(
         kind=device.kind,
         host=network_here(),
         seconds=tuple((key.kind, key.part, one) for key, one in found.durations.items()),
-        codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
+        codecs={wire_format(name).kernel: codec_speed(name, stepped) for name in codecs},
         copy_bytes_per_s=copy_speed(group.device) if is_gpu else None,
-        memory_bytes_per_s=_memory_speed(min(nbytes // FLOAT32_NBYTES, _MOST_STEPPED)),
+        memory_bytes_per_s=_memory_speed(stepped),
         unrest=found.machine.usual_losses.unrest,
-        latency_s=small_s / 2,
-        link_bytes_per_s=2 * size / max(large_s - small_s, _MIN_SECONDS),
+        latency_s=link.latency_s,
+        link_bytes_per_s=link.bytes_per_s,
+        core_bytes_per_s=link.core_bytes_per_s,
+        cores=cores_here(),
     )
 
 
@@ -122,13 +128,16 @@ def calibrate(
     """
     if set(range(config.workers)) - workers.keys():
         return None
-    known = dict.fromkeys([network_here(), *(workers[i].host for i in range(config.workers))])
-    hosts = {network: f"host{number}" for number, network in enumerate(known)}
-    slowest = min(workers[i].memory_bytes_per_s for i in range(config.workers))
+    profiles = [workers[i] for i in range(config.workers)]
+    processes = Counter([network_here(), *(one.host for one in profiles)])  # the hub's is one
+    hosts = {network: f"host{number}" for number, network in enumerate(processes)}
+    cores = {one.host: one.cores for one in profiles} | {network_here(): cores_here()}
+    slowest = min(one.memory_bytes_per_s for one in profiles)
+    others = [one.core_bytes_per_s for one in profiles if one.host != network_here()]
+    core_speed = min(others, default=None)
     links: dict[tuple[str, str], Link] = {}
     devices = []
-    for worker in range(config.workers):
-        one = workers[worker]
+    for worker, one in enumerate(profiles):
         host, device = hosts[one.host], _device(workload, worker, one, hosts[one.host])
         devices.append(device)
         ends = (HUB, host)
@@ -137,10 +146,19 @@ def calibrate(
             links[host, device.name] = _link((host, device.name), one.copy_bytes_per_s, 0.0)
     machine = Machine(
         name="this-run",
-        hosts=tuple(host_here(name, _SOURCE, slowest, cores=1) for name in hosts.values()),
+        hosts=tuple(
+            host_here(
+                name,
+                _SOURCE,
+                slowest,
+                cores=cores[network],
+                message_bytes_per_s=core_speed and message_speed(core_speed, cores[network], count),
+            )
+            for (network, count), name in zip(processes.items(), hosts.values(), strict=True)
+        ),
         devices=tuple(devices),
         links=tuple(links.values()),
-        losses=Losses.none(_SOURCE, max(workers[i].unrest for i in range(config.workers))),
+        losses=Losses.none(_SOURCE, max(one.unrest for one in profiles)),
     )
     return Calibrated(machine, Measured({}, Roofline.of(machine)))
 

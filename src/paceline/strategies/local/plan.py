@@ -15,9 +15,9 @@ A task has the round in which its fragment was sent, even if the next one has be
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, co
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Transfer, lanes_of
+from paceline.core.transfer import Transfer, handling, lanes_of, message_lanes, message_tasks
 from paceline.core.wire_format import pieces, wire_format
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
@@ -37,6 +37,10 @@ FLOAT32_NBYTES = 4  # of a value of the outer state, and of an outer gradient wi
 # Vectors that an outer step reads and writes: the mean outer gradient, the momentum twice, the
 # parameters twice.
 _OUTER_TRAFFIC = 5
+_GRADIENT_TRAFFIC = 4  # of an outer gradient: two are read and one is written, and looked at
+_LOADED_TRAFFIC = 2  # by a worker, of the group's parameters into its own
+# By the hub, which looks at what has come, and copies it for the others; and decodes it before.
+_TAKEN_TRAFFIC, _DECODED_TRAFFIC = 3, 3
 _OUTER_STATE = 2  # vectors that the hub and each worker keep: parameters and momentum
 
 _TaskIds = tuple[TaskId, ...]
@@ -183,12 +187,16 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 
 
 class _Stage(NamedTuple):
-    """A part of what is done with a fragment on its way to the hub, or back."""
+    """A part of what is done with a fragment on its way to the hub, or back.
+
+    `handled` is what the cores of two hosts do meanwhile.
+    """
 
     kind: Kind
     part: str
     on: tuple[Resource, ...]
     cost: Cost
+    handled: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,8 @@ class _Block:
 
     `beside` are its inner steps while the fragment before travels, `alone` the others before this
     one is sent; None if there are none. `first` are they together: in the first round nothing
-    travels. `out` ends with the way to the hub, and `back` begins with the way from it.
+    travels. `out` is before it is sent, `up` ends with the hub, and `back` begins with the way from
+    it.
     """
 
     on: tuple[Resource, ...]
@@ -205,6 +214,7 @@ class _Block:
     alone: Cost | None
     first: Cost | None
     out: tuple[_Stage, ...]
+    up: tuple[_Stage, ...]
     back: tuple[_Stage, ...]
 
 
@@ -215,13 +225,17 @@ class _Ways:
     machine: Machine
     hub: Host
 
-    def up(self, device: Device, nbytes: int) -> Transfer:
-        """Return the transfer of so many bytes from a worker to the hub."""
-        return self._between(device, nbytes, is_up=True)
+    def up(self, part: str, device: Device, nbytes: int) -> _Stage:
+        """Return the way of so many bytes from a worker to the hub."""
+        return self._sent(f"{part}.up", device, nbytes, is_up=True)
 
-    def down(self, device: Device, nbytes: int) -> Transfer:
-        """Return the transfer of so many bytes from the hub to a worker."""
-        return self._between(device, nbytes, is_up=False)
+    def down(self, part: str, device: Device, nbytes: int) -> _Stage:
+        """Return the way of so many bytes from the hub to a worker."""
+        return self._sent(f"{part}.down", device, nbytes, is_up=False)
+
+    def _sent(self, part: str, device: Device, nbytes: int, *, is_up: bool) -> _Stage:
+        handled = handling(self.machine.host_of(device), self.hub, nbytes)
+        return _Stage(Kind.SEND, part, *self._between(device, nbytes, is_up=is_up), handled)
 
     def _between(self, device: Device, nbytes: int, *, is_up: bool) -> Transfer:
         machine, hub = self.machine, self.hub
@@ -229,13 +243,13 @@ class _Ways:
         own = machine.host_of(device)
         if own == hub and hub.name not in machine.network.within:
             # Through the memory of the host they share: each byte is read and written.
-            memory = Resource(hub.name, Lane.REDUCE)
-            return Transfer((memory, lane), Cost(nbytes=2 * nbytes, num_calls=1))
+            on = (Resource(hub.name, Lane.REDUCE), lane, *costs.lone_core(hub))
+            return Transfer(on, Cost(nbytes=2 * nbytes, num_calls=1))
         route = machine.route(own, hub) if is_up else machine.route(hub, own)
         on = (*lanes_of(route), lane)
         if any(hop.link.uses_cores for hop in route):
             on += tuple(costs.core_lanes([device]))
-        return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
+        return Transfer((*on, *message_lanes(own, hub)), Cost(nbytes=nbytes, num_calls=1))
 
 
 class _Rounds:
@@ -268,26 +282,25 @@ class _Rounds:
         for number in range(num_rounds):
             for fragment in range(len(self.fragments)):
                 arrived: _TaskIds = ()
-                own = [
-                    list(self._until_sent(number, fragment, worker, *waits))
-                    for worker, waits in enumerate(zip(ready, posted, strict=True))
-                ]
-                yield from chain.from_iterable(own)
-                posted = [tasks[-1].after for tasks in own]
-                arrived = tuple(tasks[-1].id for tasks in own)
-                back = [
-                    list(_following(number, worker, blocks[fragment].back, arrived))
-                    for worker, blocks in enumerate(self.blocks)
-                ]
-                yield from chain.from_iterable(back)
-                ready = [(tasks[-1].id,) for tasks in back]
+                for worker in range(len(self.devices)):
+                    waits = ready[worker], posted[worker]
+                    posted[worker], own = yield from self._until_sent(
+                        number, fragment, worker, *waits
+                    )
+                    arrived += own
+                for worker, blocks in enumerate(self.blocks):
+                    back = blocks[fragment].back
+                    ready[worker] = yield from _following(number, worker, back, arrived)
                 # Nobody waits for the hub's own step, which takes the cores of workers beside it.
                 yield from _following(number, None, [self.hub_steps[fragment]], arrived)
 
     def _until_sent(
         self, number: int, fragment: int, worker: int, ready: _TaskIds, posted: _TaskIds
-    ) -> Iterator[Task]:
-        """Yield a worker's inner steps before a fragment is sent, and its way to the hub."""
+    ) -> Generator[Task, None, tuple[_TaskIds, _TaskIds]]:
+        """Yield a worker's inner steps before a fragment is sent, and its way to the hub.
+
+        Returns what it is sent after, and what has ended when it is there.
+        """
         block = self.blocks[worker][fragment]
         travels = number > 0 or fragment > 0
         alone = block.alone if travels else block.first
@@ -299,14 +312,16 @@ class _Rounds:
             trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
             yield Task(trained, block.on, alone, ready)
             ready = (trained,)
-        yield from _following(number, worker, block.out, ready)
+        ready = yield from _following(number, worker, block.out, ready)
+        return ready, (yield from _following(number, worker, block.up, ready))
 
     def _hub_step(self, fragment: int) -> _Stage:
         """Return what the hub does with a fragment: the sum of all payloads, and the outer step."""
         values = FLOAT32_NBYTES * _num_values(self.fragments[fragment])
         traffic = step_traffic(len(self.devices)) * values
         on_hub = [device for device in self.devices if device.host == self.hub.name]
-        on = (Resource(self.hub.name, Lane.REDUCE), *costs.core_lanes(on_hub))
+        lanes = (*costs.core_lanes(on_hub), *costs.lone_core(self.hub))
+        on = (Resource(self.hub.name, Lane.REDUCE), *lanes)
         return _Stage(Kind.REDUCE, str(fragment), on, Cost(nbytes=traffic, num_calls=1))
 
     def _blocks(
@@ -322,35 +337,45 @@ class _Rounds:
                 beside=_times(step, turn.beside),
                 alone=_times(step, turn.alone),
                 first=_times(step, turn.beside + turn.alone),
-                out=tuple(self._out(fragment, device)),
+                out=tuple(self._out(fragment, worker)),
+                up=tuple(self._up(fragment, worker)),
                 back=tuple(self._back(fragment, worker)),
             )
             for fragment, turn in enumerate(turns(config, num_steps))
         ]
 
-    def _out(self, fragment: int, device: Device) -> Iterator[_Stage]:
-        """Yield a fragment's way to the hub; a GPU's is encoded in its host's memory."""
-        part, host = str(fragment), self.machine.host_of(device)
+    def _out(self, fragment: int, worker: int) -> Iterator[_Stage]:
+        """Yield what makes a fragment's outer gradient; a GPU's is made in its host's memory."""
+        part, device = str(fragment), self.devices[worker]
         if device.kind == DeviceKind.GPU:
-            lanes = lanes_of(self.machine.route(device, host))
+            lanes = lanes_of(self.machine.route(device, self.machine.host_of(device)))
             cost = self._copied(fragment)
             yield _Stage(Kind.D2H, part, (Resource(device.name, Lane.D2H), *lanes), cost)
+        made = self._in_memory(worker, fragment, _GRADIENT_TRAFFIC)
+        yield _Stage(Kind.REDUCE, f"{part}.gradient", *made)
         if self.config.codec is not None:
             yield self._coding(Kind.ENCODE, fragment, device, num_payloads=1)
-        up = _Ways(self.machine, self.hub).up(device, self.nbytes[fragment])
-        yield _Stage(Kind.SEND, f"{part}.up", *up)
+
+    def _up(self, fragment: int, worker: int) -> Iterator[_Stage]:
+        """Yield a fragment's way to the hub, and what the hub does before it is handed on."""
+        part, device = str(fragment), self.devices[worker]
+        yield _Ways(self.machine, self.hub).up(part, device, self.nbytes[fragment])
+        on = (Resource(self.hub.name, Lane.REDUCE), *costs.lone_core(self.hub))
+        traffic = _TAKEN_TRAFFIC + (0 if self.config.codec is None else _DECODED_TRAFFIC)
+        nbytes = traffic * FLOAT32_NBYTES * _num_values(self.fragments[fragment])
+        yield _Stage(Kind.DECODE, f"{part}.hub", on, Cost(nbytes=nbytes, num_calls=1))
 
     def _back(self, fragment: int, worker: int) -> Iterator[_Stage]:
         """Yield the way of the others' payloads from the hub, and the worker's outer step."""
         part, device, num_workers = str(fragment), self.devices[worker], len(self.devices)
         ways = _Ways(self.machine, self.hub)
-        down = ways.down(device, (num_workers - 1) * self.nbytes[fragment])
-        yield _Stage(Kind.SEND, f"{part}.down", *down)
+        yield ways.down(part, device, (num_workers - 1) * self.nbytes[fragment])
         if self.config.codec is not None:
             yield self._coding(Kind.DECODE, fragment, device, num_workers)
         else:
             yield _Stage(Kind.DECODE, part, *self._in_memory(worker, fragment, num_workers + 1))
-        yield _Stage(Kind.STEP, part, *self._in_memory(worker, fragment, _OUTER_TRAFFIC))
+        stepped = self._in_memory(worker, fragment, _OUTER_TRAFFIC + _LOADED_TRAFFIC)
+        yield _Stage(Kind.STEP, part, *stepped)
         if device.kind == DeviceKind.GPU:
             lanes = lanes_of(self.machine.route(self.machine.host_of(device), device))
             cost = self._copied(fragment)
@@ -378,10 +403,11 @@ class _Rounds:
         device = self.devices[worker]
         nbytes = num_vectors * FLOAT32_NBYTES * _num_values(self.fragments[fragment])
         if device.kind == DeviceKind.CPU:
-            # All workers of a host do this at the same time, and share its memory's bandwidth.
-            return Transfer(
-                costs.copy_lanes(device), Cost(nbytes=self.on_host[worker] * nbytes, num_calls=1)
-            )
+            turns_taken = costs.lone_core(self.machine.host_of(device))
+            # Elsewhere all workers of a host do this at once, and share its memory's bandwidth.
+            shared = 1 if turns_taken else self.on_host[worker]
+            on = (*costs.copy_lanes(device), *turns_taken)
+            return Transfer(on, Cost(nbytes=shared * nbytes, num_calls=1))
         on = (costs.compute_lane(device.name), Resource(device.host, Lane.REDUCE))
         return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
 
@@ -400,9 +426,11 @@ def _times(step: Cost, count: int) -> Cost | None:
 
 def _following(
     number: int, worker: int | None, stages: Sequence[_Stage], after: _TaskIds
-) -> Iterator[Task]:
-    """Yield the tasks of stages that follow one another, the first after these."""
-    for kind, part, on, cost in stages:
-        task = Task(TaskId(number, kind, part, worker), on, cost, after)
-        yield task
-        after = (task.id,)
+) -> Generator[Task, None, _TaskIds]:
+    """Yield the tasks of stages that follow one another, the first after these; return the last."""
+    for kind, part, on, cost, handled in stages:
+        own = TaskId(number, kind, part, worker)
+        tasks = message_tasks(own, (Transfer(on, cost), *handled), after)
+        yield from tasks
+        after = tuple(task.id for task in tasks)
+    return after

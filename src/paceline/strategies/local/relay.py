@@ -100,7 +100,7 @@ class Relay:
         Raises LeftOut if it is not like the others, OutOfTurn for another exchange, InvalidInput
         for what cannot be decoded.
         """
-        worker, message = request.worker, request.message
+        worker, message, started_s = request.worker, request.message, time.monotonic()
         self.rounds.check_turn(worker, message.step)
         header = self.gate.part(message)
         self._check_digest(header.digest, message.step - 1)
@@ -115,6 +115,7 @@ class Relay:
         if header.step_s:
             self.rounds.note_speed(worker, header.step_s)
         self.times.received_s[worker, message.step] = request.arrived_s
+        self.times.taken_s[worker, message.step] = (started_s, time.monotonic())
         if self.first_part_s is None:
             self.first_part_s = time.monotonic()
 

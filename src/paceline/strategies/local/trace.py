@@ -19,6 +19,8 @@ from paceline.rpc.reading import MOST_SPANS, Spans
 
 NUM_TRACED = 20  # rounds
 BESIDE = ".beside"  # of the part that inner steps are beside which a fragment travels
+GRADIENT = ".gradient"  # of a part whose outer gradient a worker makes
+TAKEN = ".hub"  # of a part that the hub looks at
 HUB = "host0"  # the hub's host in the plan of a run
 # By exchange, in seconds by `time.monotonic`.
 Times = Annotated[dict[int, float], Field(max_length=MOST_SPANS)]
@@ -69,6 +71,7 @@ class HubTimes:
     """When the hub received each worker's part of an exchange, and when it sent the others'."""
 
     received_s: dict[tuple[int, int], float] = field(default_factory=dict)  # (worker, exchange)
+    taken_s: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)  # from, to
     replied_s: dict[int, float] = field(default_factory=dict)
     summed_s: dict[int, float] = field(default_factory=dict)  # the end of the hub's own outer step
 
@@ -76,8 +79,9 @@ class HubTimes:
         """Forget this exchange."""
         self.replied_s.pop(exchange, None)
         self.summed_s.pop(exchange, None)
-        for key in [one for one in self.received_s if one[1] == exchange]:
-            del self.received_s[key]
+        for times in (self.received_s, self.taken_s):
+            for key in [one for one in times if one[1] == exchange]:
+                del times[key]
 
 
 def timeline_of(
@@ -102,9 +106,13 @@ def timeline_of(
         device = devices[trace.worker]
         spans += [one._replace(on=(compute_lane(device),)) for one in trace.spans]
         spans += _messages(trace, hub, device, fragments)
+    on = (Resource(HUB, Lane.REDUCE),)
+    for (worker, exchange), ends_s in hub.taken_s.items():
+        number, part = divmod(exchange, fragments)
+        if exchange in hub.replied_s:  # not one that was given up
+            spans.append(Span(Kind.DECODE, number, f"{part}{TAKEN}", worker, on, *ends_s))
     for exchange, end_s in hub.summed_s.items():
         number, part = divmod(exchange, fragments)
-        on = (Resource(HUB, Lane.REDUCE),)
         spans.append(Span(Kind.REDUCE, number, str(part), None, on, hub.replied_s[exchange], end_s))
     # What travels beside the first round's steps was sent before it.
     spans = [one for one in spans if (one.step, one.part) != (first, f"{0}{BESIDE}")]

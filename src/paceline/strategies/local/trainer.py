@@ -158,18 +158,15 @@ class Trainer:
         self._busy_s, self._num_busy = 0.0, 0
         return found
 
-    def outgoing(self, fragment: int) -> tuple[int, tuple[Tensor, ...] | None]:
-        """Return the samples since the fragment was sent last, and its encoded outer gradient.
-
-        None in place of the latter if parameters are NaN or infinite.
-        """
-        exchanged = self.exchanged
-        gradient = exchanged.outer.gradient(fragment, exchanged.fragments[fragment])
+    def outgoing(self, fragment: int) -> tuple[int, Tensor]:
+        """Return the samples since the fragment was sent last, and its outer gradient."""
+        outer = self.exchanged.outer
+        gradient = outer.gradient(fragment, self.exchanged.fragments[fragment])
         weight, self._weights[fragment] = self._weights[fragment], 0
         # In a rehearsal that is paced nothing is learnt, and parameters stay as they are.
         if self._setup.times is not None and (make := stand_ins_for(self._config.codec)):
             gradient = make(gradient)
-        return weight, exchanged.encode(fragment, gradient)
+        return weight, gradient
 
     def receive(self, fragment: int, parts: Sequence[tuple[int, Tensor]]) -> None:
         """Take the outer step with all workers' parts, and the group's parameters."""

@@ -55,7 +55,7 @@ from paceline.strategies.local.protocol import (
     tensor_of,
     vectors_of,
 )
-from paceline.strategies.local.trace import BESIDE, Trace
+from paceline.strategies.local.trace import BESIDE, GRADIENT, Trace
 from paceline.strategies.local.trainer import Trainer
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
@@ -192,8 +192,11 @@ class LocalWorker:
         """Send this worker's part of the exchange."""
         trainer, is_last = self._trainer, fragment == self._config.fragments - 1
         number = self._exchange // self._config.fragments
+        with self._trace.span(Kind.REDUCE, number, f"{fragment}{GRADIENT}"):
+            weight, gradient = trainer.outgoing(fragment)
         with self._encoding(number, str(fragment)):
-            weight, own = trainer.outgoing(fragment)
+            # None if parameters are NaN or infinite.
+            own = trainer.exchanged.encode(fragment, gradient)
         # Running means: whoever is first of those that are there tells them to the others.
         buffers = [*trainer.model.buffers()] if is_last else []
         header = PartHeader(

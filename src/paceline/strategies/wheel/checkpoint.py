@@ -121,7 +121,7 @@ def state_of(
 ) -> tuple[Tensors, dict[str, Json]]:
     """Return the tensors and the JSON parts of a checkpoint of the server and of this process."""
     of_optimizer, optimizer = optimizer_state(server.optimizer, server.model.named_parameters())
-    of_random, random = random_state(server.halves.body_parameters[0].device)
+    of_random, random = random_state(server.device)
     tensors = {
         f"{file}/{name}": tensor
         for file, found in (
@@ -186,9 +186,8 @@ def _load_state(server: ParameterServer, loaded: Loaded) -> None:
     """Load tensors, the model's last: they are checked before, so that all fits or nothing is."""
     tensors, names = loaded.tensors("model"), server.model.named_parameters()
     check_fits(module_state(server.model), tensors)
-    device = server.halves.body_parameters[0].device
     of_random, of_optimizer = loaded.tensors("random"), loaded.tensors("optimizer")
-    restore_random_state(device, of_random, loaded.json("random"))
+    restore_random_state(server.device, of_random, loaded.json("random"))
     load_optimizer_state(server.optimizer, names, of_optimizer, loaded.json("optimizer"))
     if server.schedule is not None:
         load_schedule_state(server.schedule, loaded.json("schedule"))

@@ -76,6 +76,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         steps_per_epoch=steps,
         learning=jobs.learning_in(spec, job.recipe),
         checks_values=not is_rehearsal,
+        lent=jobs.lent_head(job),
     )
     # Those of this machine, which only a rehearsal has, whose bodies sleep most of the time.
     devices = ("cpu",) * len(config.workers_by_device) if settings.bind is None else ()

@@ -31,7 +31,10 @@ class Wheel:
     In a tree of hubs the workers are shared equally by `child_hubs`, each on a device of its own;
     a child sends its parent the mean gradients of `gather` steps, by default one of each worker.
     `head` is the head's first layer, by default found by `split`; "loss" leaves all layers to the
-    bodies, and the hub computes the loss alone: asynchronous data parallelism. `activations`,
+    bodies, and the hub computes the loss alone: asynchronous data parallelism. `server_memory` is
+    where the parameter server keeps all parameters, what they are updated with and gradients that
+    wait: on the hub's "device", or in the memory of its "host", if the device is too small; then
+    the head's parameters are copied to the device for each answer (section 3.4.2). `activations`,
     `parameters`, `activation_gradients` and `gradients` (of the body) are the codecs by which each
     travels.
 
@@ -47,6 +50,7 @@ class Wheel:
     gather: Annotated[int, Field(ge=1)] | None = None
     hub: str | None = None
     head: LayerName | None = None
+    server_memory: Literal["device", "host"] = "device"
     activations: _Codec | None = None
     activation_gradients: _Codec | None = None
     parameters: _Codec | None = None

@@ -4,6 +4,7 @@ A request that fails is its worker's fault alone: that worker is refused, and th
 """
 
 from collections.abc import Callable
+from itertools import product
 
 from pydantic import TypeAdapter
 
@@ -75,8 +76,9 @@ class Gate:
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""
         found = read_record(_PROFILE, _only_part(message), "profile")
-        if any(one.link_bytes_per_s is None for one in (found, *found.below)):
-            raise InvalidInput("profile: link_bytes_per_s: a worker has a link to the hub")
+        for one, field in product((found, *found.below), ("link_bytes_per_s", "core_bytes_per_s")):
+            if getattr(one, field) is None:
+                raise InvalidInput(f"profile: {field}: a worker has a link to the hub")
         if any(one.below for one in found.below):
             raise InvalidInput("profile: below: a child hub of a child hub")
         return found

@@ -12,6 +12,7 @@ from paceline.record.recorder import LayerMarks
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.job import TrainingJob, device_name, kind_of, layers_in
+from paceline.strategies.wheel.lent import COPIES
 from paceline.strategies.wheel.membership import LossSum
 from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
 from paceline.strategies.wheel.server import ParameterServer
@@ -34,22 +35,27 @@ class HeadWorkers:
         self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
         self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
         dtype, clock = halves.body_parameters[0].dtype, clock_for(device)
-        marks = LayerMarks(layers_in(server.model, halves.head_names), clock)
+        answering = server.model if server.lent is None else server.lent.model
+        marks = LayerMarks(layers_in(answering, halves.head_names), clock)
         name = device_name(kind_of(device), 0)
         recorders = [
             HalfRecorder(worker, name, marks, clock, spec.traced)
             for worker in range(spec.config.workers)
         ]
-        copies = CopyLane(device)
+        copies, of_server = CopyLane(device), CopyLane(job.kept_on)
         self.endpoints = [Endpoint(spec.config, dtype, one, copies) for one in recorders]
+        # The body's parameters and gradients never are on the device of a head that is lent.
+        self._of_server = [Endpoint(spec.config, dtype, one, of_server) for one in recorders]
         self.nbytes: Counter[Purpose] = Counter()
         self.num_pushed = 0
-        server.watch = lambda worker, step, kind: recorders[worker].work(step, kind)
+        server.watch = lambda worker, step, kind: recorders[worker].work(
+            step, kind, *COPIES.get(kind, ())
+        )
 
     def fetch(self, worker: int, message: Message) -> Message:
         """Return the body's parameters as they are now."""
         version, values = self._server.body_parameters()
-        endpoint = self.endpoints[worker]
+        endpoint = self._of_server[worker]
         reply = endpoint.message(Purpose.PARAMETERS, message.step, version, values)
         self.nbytes[Purpose.PARAMETERS] += reply.nbytes
         return reply
@@ -92,7 +98,8 @@ class HeadWorkers:
         There is none if the step was applied before. Raises StepDiscarded if the step was given up;
         InvalidInput and NonFinite as by `answer`.
         """
-        own, endpoint, step = self._server.workers.of(worker), self.endpoints[worker], message.step
+        own, endpoint = self._server.workers.of(worker), self._of_server[worker]
+        step = message.step
         values = endpoint.values(Purpose.GRADIENTS, message, at_s, self._num_body)
         half, before = own.half, own.next_step
         version = self._server.update(worker, step, message.version, values)

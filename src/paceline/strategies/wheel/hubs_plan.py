@@ -12,14 +12,21 @@ its way at a time. Its workers go on meanwhile, until the next mean is complete 
 staleness of 0 they wait at once, and children wait for each other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from paceline.core.cost import copy_lanes, update_cost
-from paceline.core.machine import Device, Machine
+from paceline.core.cost import copy_lanes, lone_core, update_cost
+from paceline.core.machine import Device, Machine, Station
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.workload import Workload
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.routes import DevicePlacement, RouteStage, stages
+from paceline.strategies.wheel.routes import (
+    DevicePlacement,
+    Message,
+    RouteStage,
+    server_of,
+    stages,
+    updating_on,
+)
 from paceline.strategies.wheel.split import MessageSize
 
 GRADIENTS, PARAMETERS = "hubs_gradients", "hubs_parameters"
@@ -30,12 +37,15 @@ _SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2  # bytes for each byte: two are read and one 
 class _Child:
     """A child hub: its device, its routes to the root and back, and how far its steps are."""
 
-    def __init__(self, machine: Machine, own: Device, root: Device, whole: MessageSize) -> None:
-        def way(source: Device, target: Device, lane: Lane) -> tuple[RouteStage, ...]:
+    def __init__(
+        self, machine: Machine, own: Device, server: Station, root: Station, whole: MessageSize
+    ) -> None:
+        def way(source: Station, target: Station, lane: Lane) -> tuple[RouteStage, ...]:
             return stages(machine, source, target, Resource(own.name, lane), whole)
 
-        self.device = own
-        self.up, self.down = way(own, root, Lane.UPLOAD), way(root, own, Lane.DOWNLOAD)
+        lanes = (*copy_lanes(own), *lone_core(machine.host_of(own)))
+        self.copying = updating_on(server, lanes)
+        self.up, self.down = way(server, root, Lane.UPLOAD), way(root, server, Lane.DOWNLOAD)
         self.num_summed = 0
         self.copied: list[TaskId] = []  # after each exchange, the child's parameters
 
@@ -52,14 +62,17 @@ class HubExchanges:
         machine: Machine,
         config: Wheel,
         placement: DevicePlacement,
-        computing: Mapping[str, tuple[Resource, ...]],
+        on_root: tuple[Resource, ...],
     ) -> None:
         nbytes = workload.gradient_nbytes
         whole = MessageSize(workload.num_parameters, nbytes, None)
         heads = dict.fromkeys(placement.heads)
-        children = {one: _Child(machine, one, placement.hub, whole) for one in heads}
+        root = server_of(machine, placement.hub, config)
+        children = {
+            one: _Child(machine, one, server_of(machine, one, config), root, whole) for one in heads
+        }
         self._of_worker = [children[one] for one in placement.heads]
-        self._on_root, self._gather = computing[placement.hub.name], config.gathered
+        self._on_root, self._gather = on_root, config.gathered
         self._waits = config.staleness == 0
         # Children that wait for each other do so step by step, if means are of whole steps.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
@@ -75,13 +88,13 @@ class HubExchanges:
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
         """Yield the sum, and if it is complete then, what sends its mean and updates the root."""
         child, own = self._of_worker[worker], self.summed(step, worker)
-        yield Task(own, copy_lanes(child.device), self._sum, halves)
+        yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
         if child.num_summed % self._gather == 0:
-            yield from _sent(child.up, step, GRADIENTS, worker, (own, *child.copied[-1:]))
-            arrived = TaskId(step, child.up[-1].kind, GRADIENTS, worker)
+            mean = Message(child.up, step, GRADIENTS, worker)
+            yield from mean.tasks((own, *child.copied[-1:]))
             own = TaskId(step, Kind.STEP, "", worker)
-            yield Task(own, self._on_root, self._update, (arrived,))
+            yield Task(own, self._on_root, self._update, mean.arrival)
             child.copied.append(self._copied(step, worker))
             self._exchanged.add(self._copied(step, worker))
 
@@ -97,9 +110,9 @@ class HubExchanges:
         if not self.sends(step, worker):
             return
         child, copied = self._of_worker[worker], self._copied(step, worker)
-        yield from _sent(child.down, step, PARAMETERS, worker, updated)
-        arrived = TaskId(step, child.down[-1].kind, PARAMETERS, worker)
-        yield Task(copied, copy_lanes(child.device), self._copy, (arrived,))
+        reply = Message(child.down, step, PARAMETERS, worker)
+        yield from reply.tasks(updated)
+        yield Task(copied, child.copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
         """Return what a worker's next fetch waits for: the reply that its hub cannot go on without.
@@ -109,13 +122,3 @@ class HubExchanges:
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)
         return (child.copied[number],) if number >= 0 else ()
-
-
-def _sent(
-    way: tuple[RouteStage, ...], step: int, part: str, worker: int, after: tuple[TaskId, ...]
-) -> Iterator[Task]:
-    """Yield the stages of a message between hubs, which follow one another."""
-    for kind, on, cost in way:
-        own = TaskId(step, kind, part, worker)
-        yield Task(own, on, cost, after)
-        after = (own,)

@@ -36,6 +36,7 @@ from paceline.recipes.recipe import Recipe, built
 from paceline.strategies.wheel.batches import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
 from paceline.strategies.wheel.cut import Halves, cut, tied
+from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.strategies.wheel.stand_in import PacedWhole, paced_recipe, stand_in
@@ -53,7 +54,8 @@ _MIN_MESSAGE_NBYTES = 4 << 20
 class TrainingJob:
     """The model that a hub trains, on its device, and its recipe.
 
-    `workload` describes one worker's part of a step, `parts` its halves.
+    `workload` describes one worker's part of a step, `parts` its halves. On `device` heads compute;
+    the model is where the server keeps it (`kept_on`).
     """
 
     spec: RunSpec
@@ -63,6 +65,11 @@ class TrainingJob:
     workload: Workload
     parts: Split
     device: torch.device
+
+    @property
+    def kept_on(self) -> torch.device:
+        """The device in whose memory the server keeps the model."""
+        return kept_on(self.spec.config, self.device)
 
     @cached_property
     def batches(self) -> BatchLayout:
@@ -133,7 +140,7 @@ def training_job(
     num_steps = sum(epoch_steps(len(batches), settings))
     own = {"model": settings.model, "data": settings.data, "precision": settings.precision}
     spec = _traced(session, parts, len(batches), num_steps=num_steps, seed=settings.seed, **own)
-    halves = cut_with(model, recipe, spec.head, device)
+    halves = cut_with(model, recipe, spec.head, kept_on(config, device))
     job = TrainingJob(spec, recipe, model, halves, workload, parts, device)
     return job, _updating(recipe, settings, num_steps * config.workers, config.workers)
 
@@ -198,7 +205,7 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     spec = parent.model_copy(update=own | unmeasured)
     recipe = recipe_in(spec)
     device = first_device() if spec.pace is None else torch.device("cpu")
-    model, halves = model_and_halves(spec, recipe, device)
+    model, halves = model_and_halves(spec, recipe, kept_on(config, device))
     if spec.pace is None:
         workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
     else:
@@ -219,6 +226,19 @@ def _check_rehearsed(config: Wheel, settings: ChildSettings, parent: RunSpec) ->
             raise InvalidInput(
                 f"{name}: child hubs of the rehearsal there have {value}, and this one {own[name]}"
             )
+
+
+def kept_on(config: Wheel, device: torch.device) -> torch.device:
+    """Return where the server of a hub that computes on a device keeps the parameters."""
+    return torch.device("cpu") if config.server_memory == "host" else device
+
+
+def lent_head(job: TrainingJob) -> LentHead | None:
+    """Return the head that computes with a server's parameters in main memory; else None."""
+    if job.kept_on == job.device:
+        return None
+    model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
+    return LentHead(model, halves.head, job.halves.head, job.device)
 
 
 def unpaced(job: TrainingJob) -> Updating:

@@ -1,7 +1,9 @@
 """Measure the devices of a run and their links to the hub, and make the plan's machine of them."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +23,9 @@ from paceline.core.workload import Workload
 from paceline.data.batch import Batch
 from paceline.links.group import boot_id
 from paceline.measure import timing
-from paceline.measure.cores import CoreTime, cores_here, lost_here
+from paceline.measure.cores import cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
+from paceline.measure.link import link_speed, message_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
@@ -35,14 +38,15 @@ from paceline.strategies.wheel.job import (
     device_name,
     kind_of,
     layers_in,
+    lent_head,
     model_and_halves,
 )
+from paceline.strategies.wheel.lent import COPIES
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.trace import HalfRecorder
 
 _SOURCE = "measured by the workers before this run"
 _NUM_WARM_UP, _MAX_ROUNDS = 2, 200
-_NUM_PINGS = 20
 _MIN_SECONDS = 1e-9
 _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # of a step, forward and backward
@@ -56,8 +60,8 @@ class DeviceProfile(Record):
     part of a step, by kind and layer, of which it was `running` on a core for a share: with fewer
     cores than devices it waits for one. `codecs` are values a second encoded and decoded, by
     kernel. A GPU copies `copy_bytes_per_s` to its host. `lost_beside` is what computation loses
-    beside messages to and from the hub, which the same cores send. `below`: for a child hub, the
-    profiles of its body devices.
+    beside messages to and from the hub, which the same cores send; one core sends or receives
+    `core_bytes_per_s`. `below`: for a child hub, the profiles of its body devices.
     """
 
     kind: DeviceKind
@@ -72,6 +76,7 @@ class DeviceProfile(Record):
     copy_bytes_per_s: PerSecond | None = None
     latency_s: Seconds = 0.0
     link_bytes_per_s: PerSecond | None = None
+    core_bytes_per_s: PerSecond | None = None
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
 
@@ -110,19 +115,21 @@ def profile_device(
 
 def with_link(known: DeviceProfile, ask: Callable[[int, int], None], nbytes: int) -> DeviceProfile:
     """Return the profile with its link to the hub, over which `ask` sends and gets bytes."""
-    small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
-    large = CoreTime(lambda: ask(nbytes, nbytes))
-    large_s = timing.median_s(large)
-    speed = 2 * nbytes / max(large_s - small_s, _MIN_SECONDS)
-    lost = lost_here(large.num_cores, 1) if known.kind is DeviceKind.CPU else 0.0
-    found = {"latency_s": small_s / 2, "link_bytes_per_s": speed, "lost_beside": lost}
+    link = link_speed(ask, nbytes)
+    lost = lost_here(link.num_cores, 1) if known.kind is DeviceKind.CPU else 0.0
+    found = {
+        "latency_s": link.latency_s,
+        "link_bytes_per_s": link.bytes_per_s,
+        "core_bytes_per_s": link.core_bytes_per_s,
+        "lost_beside": lost,
+    }
     return known.model_copy(update=found)
 
 
 def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
     """Return the hub's profile, of answers and updates, with a model of its own."""
     spec, device = job.spec, job.device
-    model, halves = model_and_halves(spec, job.recipe, device)
+    model, halves = model_and_halves(spec, job.recipe, job.kept_on)
     optimizer = updating.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # so that each round computes the same
@@ -132,16 +139,20 @@ def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
         staleness=None,
         learning=updating.learning,
         checks_values=spec.pace is None,
+        lent=lent_head(replace(job, halves=halves)),
     )
     server.workers.add(0)
     clock = clock_for(device)
-    marks = LayerMarks(layers_in(model, halves.head_names), clock)
+    answering = model if server.lent is None else server.lent.model
+    marks = LayerMarks(layers_in(answering, halves.head_names), clock)
     recorder = HalfRecorder(0, "hub", marks, clock)
-    server.watch = lambda worker, step, kind: recorder.work(step, kind)
+    server.watch = lambda worker, step, kind: recorder.work(step, kind, *COPIES.get(kind, ()))
     rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
-    inputs, targets = Batch.of(job.recipe.samples.__getitems__(rows)).to(device)
+    batch = Batch.of(job.recipe.samples.__getitems__(rows))
+    targets = batch.to(device).targets
     with torch.no_grad():
-        activations = activations_of(halves, inputs, updating.learning)
+        activations = activations_of(halves, batch.to(job.kept_on).inputs, updating.learning)
+    activations = activations.to(device)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:
@@ -178,6 +189,7 @@ def calibrate(
             if body is None:
                 return None
             profiles[device], parents[device] = body, told
+    messages = _messages(profiles, parents)
     if is_paced:
         idle = {"cores": len(profiles), "lost_beside": 0.0}
         profiles = {number: one.model_copy(update=idle) for number, one in profiles.items()}
@@ -186,12 +198,19 @@ def calibrate(
     on_host = {host: [one for one in profiles.values() if one.host == host] for host in hosts}
     links = _links(profiles, parents, hosts, config)
     devices = [_device(workload, number, one, hosts[one.host]) for number, one in profiles.items()]
-    beside = max((one.lost_beside for number, one in profiles.items() if number), default=0.0)
+    # On a lone core the plan has messages and computation take turns.
+    sharing = [one for number, one in profiles.items() if number and one.cores > 1]
+    beside = max((one.lost_beside for one in sharing), default=0.0)
     losses = Losses(beside_exchange=beside, spread=0.0, source=_SOURCE)
     machine = Machine(
         name="this-run",
         hosts=tuple(
-            host_here(name, _SOURCE, cores=max(one.cores for one in on_host[host]))
+            host_here(
+                name,
+                _SOURCE,
+                cores=max(one.cores for one in on_host[host]),
+                message_bytes_per_s=messages[host],
+            )
             for host, name in hosts.items()
         ),
         devices=tuple(devices),
@@ -204,6 +223,27 @@ def calibrate(
         for kind, part, seconds in one.seconds
     }
     return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+
+
+def _messages(
+    profiles: Mapping[int, DeviceProfile], parents: Mapping[int, DeviceProfile]
+) -> dict[str, float | None]:
+    """Return what messages to and from other hosts reach on each host's cores, all together.
+
+    None if there are no such messages.
+    """
+    speeds = (
+        one.core_bytes_per_s
+        for number, one in profiles.items()
+        if number in parents and one.host != parents[number].host
+    )
+    slowest = min((speed for speed in speeds if speed is not None), default=None)
+    processes = Counter(one.host for one in profiles.values())
+    cores = {one.host: one.cores for one in profiles.values()}
+    return {
+        host: slowest and message_speed(slowest, cores[host], count)
+        for host, count in processes.items()
+    }
 
 
 def _links(

@@ -23,15 +23,23 @@ from dataclasses import replace
 from math import ceil
 
 from paceline.core import cost as costs
-from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, TaskId
+from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
+from paceline.core.plan import COMPUTE, Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
+from paceline.core.transfer import lanes_of
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, feature_nbytes
 from paceline.strategies.wheel.config import LOSS, Wheel
 from paceline.strategies.wheel.hubs_plan import HubExchanges
-from paceline.strategies.wheel.routes import place, routes
+from paceline.strategies.wheel.routes import (
+    Message,
+    RouteStage,
+    place,
+    routes,
+    server_of,
+    updating_on,
+)
 from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
@@ -39,6 +47,7 @@ _KEPT_BY_SERVER = 2  # the parameters and their momentum
 _SATURATED = 0.8  # of a window's time, which begins and ends with bodies alone
 _MOST_CHILD_HUBS = 8  # that are looked at
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
+_LENT = 2  # the head's parameters and their gradients
 
 
 def plan(workload: Workload, machine: Machine, config: Wheel, window: Window) -> Plan:
@@ -56,35 +65,45 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
     The hub keeps parameters and momentum, and for each worker a step that waits for its second
     half; a body worker keeps its body's parameters, and those of its next step, and gradients. A
     child hub keeps parameters, a sum of gradients and the mean that is on its way; its parent a
-    mean of each child.
+    mean of each child. Of a server in its host's memory the device has a head's parameters and
+    gradients while it answers.
     """
     placement, parts = place(machine, config), split(workload, config)
     crossing, body = parts.head.input_nbytes, parts.body.gradient_nbytes
-    whole = workload.gradient_nbytes
-    waiting = config.workers_of_hub * (whole + crossing) + feature_nbytes(parts.head.layers)
-    hubs = {placement.hub.name: _KEPT_BY_SERVER * whole + waiting}
+    whole, heads = workload.gradient_nbytes, dict.fromkeys(placement.heads)
+    answering = config.workers_of_hub * crossing + feature_nbytes(parts.head.layers)
+    kept = config.workers_of_hub * whole
+    kept += (_KEPT_BY_CHILD if config.child_hubs else _KEPT_BY_SERVER) * whole
+    by_server = dict.fromkeys(heads, kept)
     if config.child_hubs:
-        hubs = dict.fromkeys(
-            (device.name for device in placement.heads), _KEPT_BY_CHILD * whole + waiting
-        )
-        hubs[placement.hub.name] = (_KEPT_BY_SERVER + config.child_hubs) * whole
+        by_server[placement.hub] = (_KEPT_BY_SERVER + config.child_hubs) * whole
+    hubs: dict[str, int] = defaultdict(int)
+    for hub, nbytes in by_server.items():
+        server = server_of(machine, hub, config)
+        hubs[server.name] += nbytes
+        if hub in heads:
+            hubs[hub.name] += answering
+            hubs[hub.name] += _LENT * parts.head.gradient_nbytes if server != hub else 0
     num_copies = 3 if config.lanes > 1 else 2
     lane = num_copies * body + feature_nbytes(parts.body.layers) + parts.body.input_nbytes
     lanes = {device.name: lane * len(workers) for device, workers in placement.lanes.items()}
-    return hubs | lanes
+    return {**hubs, **lanes}
 
 
-def with_more_heads(workload: Workload, config: Wheel) -> Iterator[Wheel]:
-    """Yield the configuration, and those whose heads are on more devices, those of child hubs.
+def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
+    """Yield the configuration, and others that keep and compute the heads elsewhere.
 
-    How many pay is the rule of section 3.4.1 (`head_devices_needed`), of which the plan knows more:
-    the devices and the links that there are.
+    On more devices, those of child hubs: how many pay is the rule of section 3.4.1
+    (`head_devices_needed`), of which the plan knows more, the devices and the links that there are.
+    And in main memory, for a device that is too small (section 3.4.2).
     """
     yield config
     if config.child_hubs == 0 and config.head != LOSS:
         for count in range(2, min(config.workers, _MOST_CHILD_HUBS) + 1):
             if config.workers % count == 0:
                 yield replace(config, child_hubs=count)
+    if config.server_memory == "device":
+        yield replace(config, server_memory="host")
 
 
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
@@ -137,7 +156,10 @@ class _WindowTasks:
     def __init__(self, workload: Workload, machine: Machine, config: Wheel) -> None:
         self.placement, self.parts = place(machine, config), split(workload, config)
         sent, workers = messages(self.parts, config), range(config.workers)
-        self.routes = [routes(machine, self.placement, worker, sent) for worker in workers]
+        servers = [server_of(machine, hub, config) for hub in self.placement.heads]
+        self.routes = [
+            routes(machine, self.placement, worker, sent, servers[worker]) for worker in workers
+        ]
         self.prefetches = config.lanes > 1
         placement = self.placement
         devices = list(dict.fromkeys((placement.hub, *placement.heads, *placement.lanes)))
@@ -145,12 +167,20 @@ class _WindowTasks:
             device.name: costs.computing_on(device, machine.host_of(device), devices)
             for device in devices
         }
+        root = server_of(machine, placement.hub, config)
+        self._updating = updating_on(root, self._computing[placement.hub.name])
+        self._lent = [
+            self._lending(machine, hub, server)
+            for hub, server in zip(placement.heads, servers, strict=True)
+        ]
         self.hubs: HubExchanges | None = None
         if config.child_hubs:
-            self.hubs = HubExchanges(workload, machine, config, self.placement, self._computing)
+            self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
         # One object for each cost, because plans price a cost by its identity.
         self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # read and written once
         self._update = costs.update_cost(workload)  # of body and head together
+        if isinstance(root, Host):  # whose latency is that of a sum
+            self._update = Cost(nbytes=self._update.nbytes)
         self._synced = {
             (layer.name, kind): _cost(layer, kind) + Cost(num_syncs=1)
             for layer in workload.layers
@@ -196,16 +226,8 @@ class _WindowTasks:
         for device, worker in () if is_last else turns:
             before[device] = yield from self._begin(step + 1, worker, before[device])
 
-    def _message(self, step: int, purpose: Purpose, worker: int, after: _TaskIds) -> Iterator[Task]:
-        """Yield the stages of one message's route, which follow one another."""
-        for kind, on, cost in self.routes[worker][purpose]:
-            sent = TaskId(step, kind, purpose, worker)
-            yield Task(sent, on, cost, after)
-            after = (sent,)
-
-    def _arrival(self, step: int, purpose: Purpose, worker: int) -> TaskId:
-        """Return the task after which the receiver can use the message."""
-        return TaskId(step, self.routes[worker][purpose][-1].kind, purpose, worker)
+    def _message(self, step: int, purpose: Purpose, worker: int) -> Message:
+        return Message(self.routes[worker][purpose], step, purpose, worker)
 
     def _update_of(self, step: int, worker: int) -> TaskId:
         """Return the optimizer's step that a worker's step leads to, maybe with others'."""
@@ -225,46 +247,76 @@ class _WindowTasks:
         after: _TaskIds = ()
         if step and self.prefetches:
             # As soon as the activation gradients are received, still encoded.
-            purpose = Purpose.ACTIVATION_GRADIENTS
-            stages = self.routes[worker][purpose]
-            received = [stage.kind for stage in stages if stage.kind is not Kind.DECODE][-1]
-            after = (TaskId(step - 1, received, purpose, worker),)
+            before = self._message(step - 1, Purpose.ACTIVATION_GRADIENTS, worker)
+            after = before.undecoded.arrival
             if step > 1:
                 after += (self._held_by_hub(step - 2, worker),)
         elif step:
             after = (self._held_by_hub(step - 1, worker),)
         if self.hubs is not None:
             after += self.hubs.before_fetch(worker)
-        yield from self._message(step, Purpose.PARAMETERS, worker, after)
+        yield from self._message(step, Purpose.PARAMETERS, worker).tasks(after)
 
     def _forward(self, step: int, worker: int, before: _TaskIds) -> Iterator[Task]:
         """Yield the loading of the batch and the body's forward, which needs the parameters."""
         device = self.placement.bodies[worker]
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield Task(loaded, self._computing[device.name], self._load, before)
-        after = (loaded, self._arrival(step, Purpose.PARAMETERS, worker))
+        after = (loaded, *self._message(step, Purpose.PARAMETERS, worker).arrival)
         yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
 
     def _answer(self, step: int, worker: int) -> Iterator[Task]:
         """Yield the uploads, the work of the head, and the route of the activation gradients."""
         hub, head = self.placement.heads[worker], self.parts.head
         loaded = TaskId(step, Kind.LOAD, "", worker)
-        yield from self._message(step, Purpose.LABELS, worker, (loaded,))
+        yield from self._message(step, Purpose.LABELS, worker).tasks((loaded,))
         done = self._end(step, Kind.FORWARD, worker)
-        yield from self._message(step, Purpose.ACTIVATIONS, worker, (done,))
+        yield from self._message(step, Purpose.ACTIVATIONS, worker).tasks((done,))
         after = self._uploaded(step, worker)
+        lent = self._lent_messages(step, worker)
+        for parameters in lent[:1]:
+            yield from parameters.tasks(after)
+            after = parameters.arrival
         yield from self._layers(step, Kind.FORWARD, head, worker, hub, after)
         if head.layers:
             after = (self._end(step, Kind.FORWARD, worker, head),)
         yield from self._layers(step, Kind.BACKWARD, head, worker, hub, after)
+        for gradients in lent[1:]:
+            yield from gradients.tasks((self._end(step, Kind.BACKWARD, worker, head),))
         after = self._answered(step, worker)
-        yield from self._message(step, Purpose.ACTIVATION_GRADIENTS, worker, after)
+        yield from self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).tasks(after)
+
+    def _lending(
+        self, machine: Machine, hub: Device, server: Station
+    ) -> tuple[RouteStage, RouteStage] | None:
+        """Return how a head gets its parameters, and the server its gradients, if they are lent."""
+        head = self.parts.head
+        if not (isinstance(server, Host) and head.layers):
+            return None
+        cost = Cost(nbytes=head.gradient_nbytes, num_calls=1)
+        # The hub's thread waits for both copies.
+        on, kinds = self._computing[hub.name], ((Kind.H2D, Lane.H2D), (Kind.D2H, Lane.D2H))
+        ways = machine.route(server, hub), machine.route(hub, server)
+        there, back = (
+            RouteStage(kind, (*on, Resource(hub.name, lane), *lanes_of(way)), cost)
+            for (kind, lane), way in zip(kinds, ways, strict=True)
+        )
+        return there, back
+
+    def _lent_messages(self, step: int, worker: int) -> tuple[Message, ...]:
+        """Return the copies of the head's parameters and gradients, if there are any."""
+        purposes = (Purpose.HEAD_PARAMETERS, Purpose.HEAD_GRADIENTS)
+        stages = zip(purposes, self._lent[worker] or (), strict=False)
+        return tuple(Message((stage,), step, purpose, worker) for purpose, stage in stages)
 
     def _uploaded(self, step: int, worker: int) -> _TaskIds:
-        return tuple(self._arrival(step, p, worker) for p in (Purpose.LABELS, Purpose.ACTIVATIONS))
+        labels = self._message(step, Purpose.LABELS, worker).arrival
+        return labels + self._message(step, Purpose.ACTIVATIONS, worker).arrival
 
     def _answered(self, step: int, worker: int) -> _TaskIds:
         """Return the tasks after which a step's head is done; the loss alone takes no time."""
+        for message in self._lent_messages(step, worker)[1:]:
+            return message.arrival
         if self.parts.head.layers:
             return (self._end(step, Kind.BACKWARD, worker, self.parts.head),)
         return self._uploaded(step, worker)
@@ -273,17 +325,18 @@ class _WindowTasks:
         self, step: int, worker: int, before: _TaskIds
     ) -> Generator[Task, None, _TaskIds]:
         """Yield the body's backward and the update that it completes; return its end."""
-        device, hub = self.placement.bodies[worker], self.placement.hub
-        after = (*before, self._arrival(step, Purpose.ACTIVATION_GRADIENTS, worker))
+        device = self.placement.bodies[worker]
+        after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
         yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, device, after)
         done = (self._end(step, Kind.BACKWARD, worker),)
-        yield from self._message(step, Purpose.GRADIENTS, worker, done)
-        halves = (self._arrival(step, Purpose.GRADIENTS, worker), *self._answered(step, worker))
+        gradients = self._message(step, Purpose.GRADIENTS, worker)
+        yield from gradients.tasks(done)
+        halves = (*gradients.arrival, *self._answered(step, worker))
         if self.hubs is not None:
             yield from self.hubs.add(step, worker, halves)
         else:
             updated = self._update_of(step, worker)
-            yield Task(updated, self._computing[hub.name], self._update, halves)
+            yield Task(updated, self._updating, self._update, halves)
         return done
 
     def _layers(

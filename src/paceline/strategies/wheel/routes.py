@@ -1,12 +1,13 @@
 """Place hubs and bodies on a machine's devices, and find the routes of messages between them."""
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from paceline.core import cost as costs
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Device, DeviceKind, Machine, codec_speed
-from paceline.core.plan import Cost, Kind, Lane, Resource
-from paceline.core.transfer import lanes_of
+from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, codec_speed
+from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
+from paceline.core.transfer import Transfer, handling, lanes_of, message_lanes, message_tasks
 from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
@@ -58,26 +59,64 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """A part of a message's route."""
+    """A part of a message's route, and what the cores of its hosts do meanwhile."""
 
     kind: Kind
     on: tuple[Resource, ...]
     cost: Cost
+    handled: tuple[Transfer, ...] = ()
+
+
+class Message(NamedTuple):
+    """A message of a plan by the stages of its route, for a step and a worker."""
+
+    way: Sequence[RouteStage]
+    step: int
+    part: str
+    worker: int
+
+    def tasks(self, after: tuple[TaskId, ...]) -> Iterator[Task]:
+        """Yield the stages, which follow one another, the first after these."""
+        for stage in self.way:
+            own = self._stage(stage, after)
+            yield from own
+            after = tuple(task.id for task in own)
+
+    @property
+    def arrival(self) -> tuple[TaskId, ...]:
+        """The tasks after which the receiver can use it."""
+        return tuple(task.id for task in self._stage(self.way[-1], ()))
+
+    @property
+    def undecoded(self) -> "Message":
+        """The message until it is there, and still encoded."""
+        is_decoded = self.way[-1].kind is Kind.DECODE
+        return self._replace(way=self.way[:-1]) if is_decoded else self
+
+    def _stage(self, stage: RouteStage, after: tuple[TaskId, ...]) -> tuple[Task, ...]:
+        own = TaskId(self.step, stage.kind, self.part, self.worker)
+        return message_tasks(own, (Transfer(stage.on, stage.cost), *stage.handled), after)
 
 
 def routes(
-    machine: Machine, placement: DevicePlacement, worker: int, sent: dict[Purpose, MessageSize]
+    machine: Machine,
+    placement: DevicePlacement,
+    worker: int,
+    sent: dict[Purpose, MessageSize],
+    server: Station,
 ) -> dict[Purpose, tuple[RouteStage, ...]]:
     """Return the stages of each message of a step, for one body worker.
 
         gpu  --d2h-->  host  --send-->  hub's host  --h2d-->  hub's gpu
 
-    Encoded values are encoded before, and decoded after, by the devices that compute with them.
+    Encoded values are encoded before, and decoded after, by the devices that compute with them; the
+    body's parameters and gradients by the `server`, which may be in the memory of the hub's host.
     """
     body, hub = placement.bodies[worker], placement.heads[worker]
     found = {}
     for purpose in (*TO_HUB, *FROM_HUB):
-        source, target = (body, hub) if purpose in TO_HUB else (hub, body)
+        there = server if purpose in (Purpose.PARAMETERS, Purpose.GRADIENTS) else hub
+        source, target = (body, there) if purpose in TO_HUB else (there, body)
         lane = Resource(body.name, Lane.UPLOAD if purpose in TO_HUB else Lane.DOWNLOAD)
         whole = stages(machine, source, target, lane, sent[purpose])
         # Labels do not come from the GPU: the host has loaded them.
@@ -87,31 +126,33 @@ def routes(
 
 
 def stages(
-    machine: Machine, source: Device, target: Device, lane: Resource, message: MessageSize
+    machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message between two devices, on `lane` of one of them."""
+    """Return the stages of a message between two devices or hosts, on `lane` of one of them."""
     cost = Cost(nbytes=message.nbytes, num_calls=1)
-    one, other = machine.host_of(source), machine.host_of(target)
+    one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
-    if source.kind == DeviceKind.GPU:
+    if _is_gpu(source):
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
-    # GPUs of one host meet in its memory, unless it is known how its processes exchange messages.
-    in_memory = one == other and DeviceKind.GPU in (source.kind, target.kind)
+    # What is no core's own meets in its host's memory, unless it is known how processes there
+    # exchange messages.
+    in_memory = one == other and not all(map(_is_on_cores, (source, target)))
     if not in_memory or one.name in machine.network.within:
-        ends = (
-            source if source.kind == DeviceKind.CPU else one,
-            target if target.kind == DeviceKind.CPU else other,
+        route = machine.route(
+            one if _is_gpu(source) else source, other if _is_gpu(target) else target
         )
-        route = machine.route(*ends)
         lanes = lanes_of(route)
         if any(hop.link.uses_cores for hop in route):
-            cores = [device for device in (source, target) if device.kind == DeviceKind.CPU]
-            lanes += tuple(costs.compute_lane(device.name) for device in cores)
-        way.append(RouteStage(Kind.SEND, (*lanes, lane), cost))
-    if target.kind == DeviceKind.GPU:
+            lanes += tuple(costs.core_lanes([e for e in (source, target) if isinstance(e, Device)]))
+        on = (*lanes, lane, *message_lanes(one, other))
+        way.append(RouteStage(Kind.SEND, on, cost, handling(one, other, message.nbytes)))
+    if _is_gpu(target):
         lanes = lanes_of(machine.route(other, target))
         way.append(RouteStage(Kind.H2D, (Resource(target.name, Lane.H2D), *lanes), cost))
+    if not way:
+        on = (Resource(one.name, Lane.REDUCE), lane)
+        way.append(RouteStage(Kind.SEND, on, Cost(nbytes=2 * message.nbytes, num_calls=1)))
     codec = message.wire_format
     if codec is None:
         return tuple(way)
@@ -124,3 +165,34 @@ def stages(
         for device, kind in ((source, Kind.ENCODE), (target, Kind.DECODE))
     )
     return (*encode, *way, *decode)
+
+
+def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
+    """Return the place where the server of a hub on that device keeps the parameters.
+
+    Cores keep them in their host's memory anyway.
+    """
+    is_lent = config.server_memory == "host" and hub.kind == DeviceKind.GPU
+    return machine.host_of(hub) if is_lent else hub
+
+
+def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
+    """Return what a hub that holds these computes on while it updates or sums the server's vectors.
+
+    Its thread does nothing else meanwhile, so that the device waits.
+    """
+    if isinstance(server, Host):
+        return (*computing, Resource(server.name, Lane.REDUCE))
+    return computing
+
+
+def _is_on_cores(station: Station) -> bool:
+    return isinstance(station, Device) and station.kind == DeviceKind.CPU
+
+
+def _host_of(machine: Machine, station: Station) -> Host:
+    return machine.host_of(station) if isinstance(station, Device) else station
+
+
+def _is_gpu(station: Station) -> bool:
+    return isinstance(station, Device) and station.kind == DeviceKind.GPU

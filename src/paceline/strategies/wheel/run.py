@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
@@ -96,6 +97,7 @@ class WheelRunner:
             learning=self._updating.learning,
             schedule=self._updating.schedule(optimizer),
             checks_values=not session.is_rehearsal,
+            lent=jobs.lent_head(job),
         )
         # Workers of elsewhere are told the name; those of this machine have it to themselves.
         self._run_id = session.run_id if settings.bind is None else settings.run or RUN
@@ -287,7 +289,9 @@ class WheelRunner:
         if samples is None:
             return None, None
         group = replace(self._session.group, device=job.device)
-        loss, score = evaluate(job.model, samples, group, recipe, self._updating.learning)
+        # On a device that a server in main memory has left free.
+        model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
+        loss, score = evaluate(model, samples, group, recipe, self._updating.learning)
         size = len(samples)
         return loss / size, None if recipe.score is None else score / size
 

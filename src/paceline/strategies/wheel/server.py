@@ -29,6 +29,7 @@ from paceline.recipes.recipe import described
 from paceline.rpc.proportion import LARGEST_LOSS, Proportions, norm_of
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves
+from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
@@ -60,7 +61,8 @@ class ParameterServer:
     and each by `updates_per_step`: so many make a step of all workers, whose rate the optimizer
     has. `learning` is how the head learns from a batch, and bounds the norm of an update's
     gradients; `schedule` is told of each update. A worker is named by its number, below
-    `num_workers`. In a rehearsal, whose values are all zeros, `checks_values` is False.
+    `num_workers`. In a rehearsal, whose values are all zeros, `checks_values` is False. With a
+    `lent` head the parameters are in main memory, and that one computes with them.
 
     Not to be used by two threads at a time. `watch` may be set: its result for (worker, step, kind)
     is entered around each forward and backward of the head, and each update.
@@ -79,6 +81,7 @@ class ParameterServer:
         learning: Learning = OF_CLASSES,
         schedule: LRScheduler | None = None,
         checks_values: bool = True,
+        lent: LentHead | None = None,
     ) -> None:
         kind = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
@@ -104,9 +107,10 @@ class ParameterServer:
                     f"optimizer: {kind} does not have parameter {name!r} of the model"
                 )
         self.model, self.halves, self.optimizer = model, halves, optimizer
+        self.lent = lent
         self.version = 0
         self.workers = Workers(num_workers, staleness)
-        self.watch: Watch = lambda worker, step, kind: nullcontext()
+        self.watch: Watch = _no_watch
         self.schedule = schedule
         self.proportions: Proportions | None = None  # if workers may be others than ours
         self._of_activations = Proportions("activations")
@@ -114,6 +118,11 @@ class ParameterServer:
         self._decay, self._checks_values = staleness_decay, checks_values
         self._staleness: Counter[int] = Counter()
         optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which heads compute."""
+        return self._body[0].device if self.lent is None else self.lent.device
 
     @property
     def updates(self) -> Updates:
@@ -267,24 +276,47 @@ class ParameterServer:
 
     def _run_head(self, worker: int, step: int, share: Share) -> tuple[Tensor, float, list[Tensor]]:
         """Return the activation gradients, the weighted loss and the head's gradients."""
+        lent = self.lent
+        if lent is None:
+            return self._run(self.halves.head, self._head, worker, step, share)
+        # Of a head without layers nothing is copied.
+        watch = self.watch if lent.parameters else _no_watch
+        try:
+            with watch(worker, step, Kind.H2D):
+                lent.fill()
+            found = self._run(lent.head, lent.parameters, worker, step, share)
+            of_inputs, loss, gradients = found
+            with watch(worker, step, Kind.D2H):
+                return of_inputs, loss, lent.done(gradients)
+        finally:
+            lent.empty()
+
+    def _run(
+        self,
+        head: nn.Module,
+        parameters: list[nn.Parameter],
+        worker: int,
+        step: int,
+        share: Share,
+    ) -> tuple[Tensor, float, list[Tensor]]:
         inputs = share.inputs.detach().requires_grad_()
         try:
             with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
-                loss = self._loss(share._replace(inputs=inputs))
+                loss = self._loss(head, share._replace(inputs=inputs))
             with self.watch(worker, step, Kind.BACKWARD):
                 loss.backward()
-            gradients = protocol.take_gradients(self.halves.head_names, self._head)
+            gradients = protocol.take_gradients(self.halves.head_names, parameters)
         finally:
             # A backward that failed halfway has left gradients, which the next one would add to.
-            self.halves.head.zero_grad()
+            head.zero_grad()
         if inputs.grad is None:
             raise InvalidInput("the loss does not depend on the activations")
         return inputs.grad, float(loss.detach()), gradients
 
-    def _loss(self, share: Share) -> Tensor:
+    def _loss(self, head: nn.Module, share: Share) -> Tensor:
         """Return the weighted loss; InvalidInput if it fails, or is no number to differentiate."""
         try:
-            return self._learning.forward(self.halves.head, share)
+            return self._learning.forward(head, share)
         except InvalidInput:
             raise
         except Exception as error:
@@ -331,6 +363,10 @@ class ParameterServer:
             norm = norm_of(gradients)
             own = [*self._body, *self._head]
             self.proportions.check(worker, norm, lambda: norm_of(own))
+
+
+def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from paceline.rpc.proportion import LARGEST_LOSS
 from paceline.rpc.workers import StepGivenUp, check_reply
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves, trainable
+from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.measure import DeviceProfile, with_link
 from paceline.strategies.wheel.membership import LossSum
 from paceline.strategies.wheel.protocol import Parts, Topic
@@ -285,6 +286,7 @@ class ChildServer(ParameterServer):
         steps_per_epoch: int,
         learning: Learning = OF_CLASSES,
         checks_values: bool = True,
+        lent: LentHead | None = None,
     ) -> None:
         if gather < 1:
             raise InvalidInput(f"gather: {gather} steps; there must be at least 1")
@@ -295,6 +297,7 @@ class ChildServer(ParameterServer):
             staleness=staleness,
             learning=learning,
             checks_values=checks_values,
+            lent=lent,
         )
         self.parent, self._gather = parent, gather
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
