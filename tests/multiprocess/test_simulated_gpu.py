@@ -120,3 +120,19 @@ def test_ranks_on_devices_of_different_kinds_are_told_so(tmp_path, way):
         "the GPUs with CUDA_VISIBLE_DEVICES= to train on all CPUs"
     )
     assert told == [[0, why], [1, why]]
+
+
+def test_a_head_on_a_gpu_learns_alike_from_a_server_in_main_memory(monkeypatch, paceline):
+    """With one worker nothing is left to chance; its copies are recorded as planned."""
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
+    how = ("train", "lenet5", "--strategy", "wheel", "--workers", "1", "--set", "lanes=1")
+    on_device = done(paceline, *how, "--epochs", "2", "--profile-s", "0.2")
+    lent = ("--set", "server_memory=host")
+    in_memory = done(paceline, *how, *lent, "--epochs", "2", "--profile-s", "0.2")
+    assert in_memory["faults"] == on_device["faults"] == []
+    assert in_memory["machine"]["device"] == NAME
+    losses = [
+        [(epoch["train_loss"], epoch["test_loss"]) for epoch in run["epochs"]]
+        for run in (on_device, in_memory)
+    ]
+    assert losses[0] == losses[1]

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import inf
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +24,7 @@ from paceline.strategies import find_exchange
 _CODECS = ("half", "bfloat16", "dynamic8", "onebit")
 _LEAST_BITS = 8  # of an activation: a sign is too little (Dettmers 2016, section 4.2)
 _FEW_DEVICES = 8
+_SHORTER = 0.999  # of a step that is worth another size
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
 _ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the same
@@ -276,7 +276,7 @@ def _with_best_size(
     """Return the configuration of the shortest step among a strategy's sizes, and a note of it.
 
     Steps become shorter with smaller sizes, and at last longer again: two that are longer than the
-    shortest are the last that are looked at.
+    shortest are the last that are looked at. Of equal ones the first is taken.
     """
     if strategy.sizes is None or config.workers == 1:
         return config, ()
@@ -293,7 +293,8 @@ def _with_best_size(
                 raise
             continue  # as with more devices than there are
         num_longer = 0 if step_s < shortest_s else num_longer + 1
-        best, shortest_s = min((best, shortest_s), (other, step_s), key=itemgetter(1))
+        if step_s < _SHORTER * shortest_s:
+            best, shortest_s = other, step_s
     chosen = [
         f"--set {one.name}={getattr(best, one.name)}"
         for one in fields(best)

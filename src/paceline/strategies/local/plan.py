@@ -27,11 +27,12 @@ from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, co
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Transfer, handling, lanes_of, message_lanes, message_tasks
+from paceline.core.transfer import Transfer, lanes_of
 from paceline.core.wire_format import pieces, wire_format
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.units import inner_steps
+from paceline.strategies.local.ways import Stage, Ways, following
 
 FLOAT32_NBYTES = 4  # of a value of the outer state, and of an outer gradient without a codec
 # Vectors that an outer step reads and writes: the mean outer gradient, the momentum twice, the
@@ -186,19 +187,6 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
     return tuple(Turn(own, count - own) for own, count in zip(besides, counts, strict=True))
 
 
-class _Stage(NamedTuple):
-    """A part of what is done with a fragment on its way to the hub, or back.
-
-    `handled` is what the cores of two hosts do meanwhile.
-    """
-
-    kind: Kind
-    part: str
-    on: tuple[Resource, ...]
-    cost: Cost
-    handled: tuple[Transfer, ...] = ()
-
-
 @dataclass(frozen=True)
 class _Block:
     """The work of one worker for one fragment.
@@ -213,43 +201,9 @@ class _Block:
     beside: Cost | None
     alone: Cost | None
     first: Cost | None
-    out: tuple[_Stage, ...]
-    up: tuple[_Stage, ...]
-    back: tuple[_Stage, ...]
-
-
-@dataclass(frozen=True)
-class _Ways:
-    """The ways of payloads between the workers' devices and the hub's host."""
-
-    machine: Machine
-    hub: Host
-
-    def up(self, part: str, device: Device, nbytes: int) -> _Stage:
-        """Return the way of so many bytes from a worker to the hub."""
-        return self._sent(f"{part}.up", device, nbytes, is_up=True)
-
-    def down(self, part: str, device: Device, nbytes: int) -> _Stage:
-        """Return the way of so many bytes from the hub to a worker."""
-        return self._sent(f"{part}.down", device, nbytes, is_up=False)
-
-    def _sent(self, part: str, device: Device, nbytes: int, *, is_up: bool) -> _Stage:
-        handled = handling(self.machine.host_of(device), self.hub, nbytes)
-        return _Stage(Kind.SEND, part, *self._between(device, nbytes, is_up=is_up), handled)
-
-    def _between(self, device: Device, nbytes: int, *, is_up: bool) -> Transfer:
-        machine, hub = self.machine, self.hub
-        lane = Resource(device.name, Lane.UPLOAD if is_up else Lane.DOWNLOAD)
-        own = machine.host_of(device)
-        if own == hub and hub.name not in machine.network.within:
-            # Through the memory of the host they share: each byte is read and written.
-            on = (Resource(hub.name, Lane.REDUCE), lane, *costs.lone_core(hub))
-            return Transfer(on, Cost(nbytes=2 * nbytes, num_calls=1))
-        route = machine.route(own, hub) if is_up else machine.route(hub, own)
-        on = (*lanes_of(route), lane)
-        if any(hop.link.uses_cores for hop in route):
-            on += tuple(costs.core_lanes([device]))
-        return Transfer((*on, *message_lanes(own, hub)), Cost(nbytes=nbytes, num_calls=1))
+    out: tuple[Stage, ...]
+    up: tuple[Stage, ...]
+    back: tuple[Stage, ...]
 
 
 class _Rounds:
@@ -290,9 +244,9 @@ class _Rounds:
                     arrived += own
                 for worker, blocks in enumerate(self.blocks):
                     back = blocks[fragment].back
-                    ready[worker] = yield from _following(number, worker, back, arrived)
+                    ready[worker] = yield from following(number, worker, back, arrived)
                 # Nobody waits for the hub's own step, which takes the cores of workers beside it.
-                yield from _following(number, None, [self.hub_steps[fragment]], arrived)
+                yield from following(number, None, [self.hub_steps[fragment]], arrived)
 
     def _until_sent(
         self, number: int, fragment: int, worker: int, ready: _TaskIds, posted: _TaskIds
@@ -312,17 +266,17 @@ class _Rounds:
             trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
             yield Task(trained, block.on, alone, ready)
             ready = (trained,)
-        ready = yield from _following(number, worker, block.out, ready)
-        return ready, (yield from _following(number, worker, block.up, ready))
+        ready = yield from following(number, worker, block.out, ready)
+        return ready, (yield from following(number, worker, block.up, ready))
 
-    def _hub_step(self, fragment: int) -> _Stage:
+    def _hub_step(self, fragment: int) -> Stage:
         """Return what the hub does with a fragment: the sum of all payloads, and the outer step."""
         values = FLOAT32_NBYTES * _num_values(self.fragments[fragment])
         traffic = step_traffic(len(self.devices)) * values
         on_hub = [device for device in self.devices if device.host == self.hub.name]
         lanes = (*costs.core_lanes(on_hub), *costs.lone_core(self.hub))
         on = (Resource(self.hub.name, Lane.REDUCE), *lanes)
-        return _Stage(Kind.REDUCE, str(fragment), on, Cost(nbytes=traffic, num_calls=1))
+        return Stage(Kind.REDUCE, str(fragment), on, Cost(nbytes=traffic, num_calls=1))
 
     def _blocks(
         self, workload: Workload, worker: int, num_steps: int, rates: Mapping[Resource, costs.Rate]
@@ -344,44 +298,44 @@ class _Rounds:
             for fragment, turn in enumerate(turns(config, num_steps))
         ]
 
-    def _out(self, fragment: int, worker: int) -> Iterator[_Stage]:
+    def _out(self, fragment: int, worker: int) -> Iterator[Stage]:
         """Yield what makes a fragment's outer gradient; a GPU's is made in its host's memory."""
         part, device = str(fragment), self.devices[worker]
         if device.kind == DeviceKind.GPU:
             lanes = lanes_of(self.machine.route(device, self.machine.host_of(device)))
             cost = self._copied(fragment)
-            yield _Stage(Kind.D2H, part, (Resource(device.name, Lane.D2H), *lanes), cost)
+            yield Stage(Kind.D2H, part, (Resource(device.name, Lane.D2H), *lanes), cost)
         made = self._in_memory(worker, fragment, _GRADIENT_TRAFFIC)
-        yield _Stage(Kind.REDUCE, f"{part}.gradient", *made)
+        yield Stage(Kind.REDUCE, f"{part}.gradient", *made)
         if self.config.codec is not None:
             yield self._coding(Kind.ENCODE, fragment, device, num_payloads=1)
 
-    def _up(self, fragment: int, worker: int) -> Iterator[_Stage]:
+    def _up(self, fragment: int, worker: int) -> Iterator[Stage]:
         """Yield a fragment's way to the hub, and what the hub does before it is handed on."""
         part, device = str(fragment), self.devices[worker]
-        yield _Ways(self.machine, self.hub).up(part, device, self.nbytes[fragment])
+        yield Ways(self.machine, self.hub).up(part, device, self.nbytes[fragment])
         on = (Resource(self.hub.name, Lane.REDUCE), *costs.lone_core(self.hub))
         traffic = _TAKEN_TRAFFIC + (0 if self.config.codec is None else _DECODED_TRAFFIC)
         nbytes = traffic * FLOAT32_NBYTES * _num_values(self.fragments[fragment])
-        yield _Stage(Kind.DECODE, f"{part}.hub", on, Cost(nbytes=nbytes, num_calls=1))
+        yield Stage(Kind.DECODE, f"{part}.hub", on, Cost(nbytes=nbytes, num_calls=1))
 
-    def _back(self, fragment: int, worker: int) -> Iterator[_Stage]:
+    def _back(self, fragment: int, worker: int) -> Iterator[Stage]:
         """Yield the way of the others' payloads from the hub, and the worker's outer step."""
         part, device, num_workers = str(fragment), self.devices[worker], len(self.devices)
-        ways = _Ways(self.machine, self.hub)
+        ways = Ways(self.machine, self.hub)
         yield ways.down(part, device, (num_workers - 1) * self.nbytes[fragment])
         if self.config.codec is not None:
             yield self._coding(Kind.DECODE, fragment, device, num_workers)
         else:
-            yield _Stage(Kind.DECODE, part, *self._in_memory(worker, fragment, num_workers + 1))
+            yield Stage(Kind.DECODE, part, *self._in_memory(worker, fragment, num_workers + 1))
         stepped = self._in_memory(worker, fragment, _OUTER_TRAFFIC + _LOADED_TRAFFIC)
-        yield _Stage(Kind.STEP, part, *stepped)
+        yield Stage(Kind.STEP, part, *stepped)
         if device.kind == DeviceKind.GPU:
             lanes = lanes_of(self.machine.route(self.machine.host_of(device), device))
             cost = self._copied(fragment)
-            yield _Stage(Kind.H2D, part, (Resource(device.name, Lane.H2D), *lanes), cost)
+            yield Stage(Kind.H2D, part, (Resource(device.name, Lane.H2D), *lanes), cost)
 
-    def _coding(self, kind: Kind, fragment: int, device: Device, num_payloads: int) -> _Stage:
+    def _coding(self, kind: Kind, fragment: int, device: Device, num_payloads: int) -> Stage:
         """Return the encoding, or the decoding and adding, of so many payloads of a fragment."""
         assert self.config.codec is not None
         known = wire_format(self.config.codec)
@@ -393,7 +347,7 @@ class _Rounds:
             on = (costs.compute_lane(device.name), *on)
         count = _num_values(self.fragments[fragment])
         cost = Cost(flops=num_payloads * count, num_calls=num_payloads * len(pieces(count)))
-        return _Stage(kind, str(fragment), on, cost)
+        return Stage(kind, str(fragment), on, cost)
 
     def _in_memory(self, worker: int, fragment: int, num_vectors: int) -> Transfer:
         """Return work on a fragment that reads and writes so many vectors of its values.
@@ -422,15 +376,3 @@ def _times(step: Cost, count: int) -> Cost | None:
     if not count:
         return None
     return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
-
-
-def _following(
-    number: int, worker: int | None, stages: Sequence[_Stage], after: _TaskIds
-) -> Generator[Task, None, _TaskIds]:
-    """Yield the tasks of stages that follow one another, the first after these; return the last."""
-    for kind, part, on, cost, handled in stages:
-        own = TaskId(number, kind, part, worker)
-        tasks = message_tasks(own, (Transfer(on, cost), *handled), after)
-        yield from tasks
-        after = tuple(task.id for task in tasks)
-    return after
