@@ -206,7 +206,7 @@ class Probes:
         layers = exchanging(workload)
         sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
         probes = {
-            name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]]))
+            name: (prober.make(sizes), prober.make(_small(prober, layers)))
             for name, prober in probers.items()
             if group.world_size > 1
         }
@@ -246,16 +246,31 @@ class Probes:
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
         medians = [median(column) for column in zip(*shortest, strict=True)]
         pairs = zip(medians[::2], medians[1::2], strict=True)
-        return {
-            name: single(self.probers[name], machine, self.workload, small_s, all_s)
-            for name, (all_s, small_s) in zip(self.probes, pairs, strict=True)
-        }
+        found = {}
+        for name, (all_s, small_s) in zip(self.probes, pairs, strict=True):
+            prober = self.probers[name]
+            each_s = small_s / _num_small(prober, self.workload)
+            found[name] = single(prober, machine, self.workload, each_s, all_s)
+        return found
 
     def close(self) -> None:
         """Release the buffers and threads of all exchanges."""
         for pair in self.probes.values():
             for probe in pair:
                 probe.close()
+
+
+def _small(prober: Prober, layers: Workload) -> list[list[int]]:
+    """Return the bytes of small layers: of chunks as many as in a step, or one.
+
+    What waking threads takes is paid once for all chunks of a step.
+    """
+    return [[_SMALL_NBYTES]] * (len(layers.layers) if hasattr(prober.config, "chunk") else 1)
+
+
+def _num_small(prober: Prober, layers: Workload) -> int:
+    """Return how many small exchanges are measured together."""
+    return -(-len(_small(prober, layers)) // getattr(prober.config, "chunk", 1))
 
 
 def exchanging(workload: Workload) -> Workload:

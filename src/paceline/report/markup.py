@@ -122,12 +122,20 @@ def insights(rows: Iterable[Insight]) -> Html:
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> Html:
-    """Return the last section: the settings, and what it ran on; `peaks` is memory by worker."""
+    """Return the last section: settings that have a value, and what it ran on.
+
+    `peaks` is memory by worker.
+    """
     known = dict(machine)
     if peaks is not None:
         unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)
         known["peak memory of each worker"] = ", ".join(unbroken)
-    columns = {"Settings": settings.model_dump(mode="json"), "Machine and versions": known}
+    given = {
+        name: value
+        for name, value in settings.model_dump(mode="json").items()
+        if value not in (None, {}, [])
+    }
+    columns = {"Settings": given, "Machine and versions": known}
     return columns_of("Settings and machine", columns)
 
 
