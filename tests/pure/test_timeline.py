@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.core.compare import breakdown, breakdown_by_device, compare, conform
 from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import Cost, Kind, Plan, Resource, Task, TaskId
+from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.simulate import simulate
 from paceline.core.timeline import Span, Timeline, intersection, length, union
 
@@ -204,6 +204,17 @@ def changed(which: str, **fields: object) -> Timeline:
 )
 def test_conform_names_each_departure(timeline: Timeline, fault: str):
     assert any(one.startswith(fault) for one in conform(overlapped(2), timeline))
+
+
+def test_what_cores_do_with_messages_is_recorded_by_nobody():
+    sent, handled = TaskId(0, Kind.SEND, "0"), TaskId(0, Kind.SEND, "0 on a")
+    wire, cores = Resource("a->b", Lane.WIRE), Resource("a", Lane.MESSAGES)
+    planned = Plan([Task(sent, (wire,)), Task(handled, (cores,))])
+    recorded = Timeline([Span(Kind.SEND, 0, "0", None, (wire,), 0.0, 1.0)], "measured")
+    assert conform(planned, recorded) == []
+    assert conform(planned, Timeline([], "measured")) == [
+        "s0/send[0]: planned, but not in the timeline"
+    ]
 
 
 def test_slack_forgives_what_clocks_cannot_tell():

@@ -1,5 +1,7 @@
 """From what all layers' exchange takes to the single exchange that a plan is calibrated with."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from boxes import ExchangeOnly, box, chain
 from paceline.core.calibration import Measurement
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Window
-from paceline.measure.layers import exchanging, single
+from paceline.measure.layers import Probes, exchanging, single
 from paceline.strategies import EXCHANGES
 
 SIZES = (40_000, 4_000_000, 400_000, 2_000_000)
@@ -58,3 +60,30 @@ def test_large_models_are_measured_smaller_in_proportion():
 def test_a_model_with_next_to_no_parameters_is_told_from_the_small_exchange():
     [layer] = exchanging(chain((1.0, 8))).layers
     assert layer.gradient_nbytes == 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hosts", "num_small"),
+    [
+        ("allreduce", {}, "aa", 1),
+        ("tree", {}, "aa", 1),
+        ("host", {}, "aa", 4),
+        ("host", {"chunk": 3}, "aa", 2),
+        ("host", {}, "ab", 1),  # on the wire each chunk takes its time
+    ],
+)
+def test_small_chunks_of_a_host_are_measured_as_many_at_a_time_as_a_step_has(
+    name, options, hosts, num_small
+):
+    """Alone, each would pay for threads that wake up, which a step of many chunks pays once."""
+    config, made = EXCHANGES[name].config(workers=2, **options), []
+    own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
+    members = [SimpleNamespace(boot_id=host, pid_namespace="1") for host in hosts]
+    group = SimpleNamespace(world_size=2, members=members)
+    probes = Probes.of(MODEL, group, {name: own})
+    of_all, small = made
+    assert len(of_all) == len(SIZES)
+    assert small == [[1024]] * (len(SIZES) if num_small > 1 else 1)
+    machine, round_s = MACHINES["one host"], [1.0, num_small * 1e-3]  # of all, and of small ones
+    found = probes.measured([[round_s], [round_s]], machine)
+    assert found[name] == single(own, machine, MODEL, 1e-3, 1.0)

@@ -193,25 +193,31 @@ def _of_ranks(
 
 @dataclass(frozen=True)
 class Probes:
-    """For each strategy an exchange of all layers and a small one, ready to be timed."""
+    """For each strategy an exchange of all layers and a small one, ready to be timed.
+
+    Of small ones `num_small` are timed together.
+    """
 
     workload: Workload
     probers: Mapping[str, Prober]
     probes: Mapping[str, tuple[Probe, Probe]]
     timed: Mapping[str, tuple[CoreTime, CoreTime]]
+    num_small: Mapping[str, int]
 
     @classmethod
     def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
         """Make the exchanges of the model's layers; none for a single rank."""
         layers = exchanging(workload)
         sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
+        num_small = {name: _num_small(one, layers, group) for name, one in probers.items()}
         probes = {
-            name: (prober.make(sizes), prober.make(_small(prober, layers)))
+            name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]] * num_small[name][0]))
             for name, prober in probers.items()
             if group.world_size > 1
         }
         timed = {name: (CoreTime(one), CoreTime(other)) for name, (one, other) in probes.items()}
-        return cls(layers, probers, probes, timed)
+        chunks = {name: count for name, (_, count) in num_small.items()}
+        return cls(layers, probers, probes, timed, chunks)
 
     @property
     def works(self) -> list[CoreTime]:
@@ -248,9 +254,8 @@ class Probes:
         pairs = zip(medians[::2], medians[1::2], strict=True)
         found = {}
         for name, (all_s, small_s) in zip(self.probes, pairs, strict=True):
-            prober = self.probers[name]
-            each_s = small_s / _num_small(prober, self.workload)
-            found[name] = single(prober, machine, self.workload, each_s, all_s)
+            each_s = small_s / self.num_small[name]
+            found[name] = single(self.probers[name], machine, self.workload, each_s, all_s)
         return found
 
     def close(self) -> None:
@@ -260,17 +265,16 @@ class Probes:
                 probe.close()
 
 
-def _small(prober: Prober, layers: Workload) -> list[list[int]]:
-    """Return the bytes of small layers: of chunks as many as in a step, or one.
+def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
+    """Return how many small layers are exchanged together, and in how many chunks.
 
-    What waking threads takes is paid once for all chunks of a step.
+    Within a host all of a step: what waking threads takes is paid once for all chunks. Between
+    hosts each chunk takes its time on the way, and one is measured by itself.
     """
-    return [[_SMALL_NBYTES]] * (len(layers.layers) if hasattr(prober.config, "chunk") else 1)
-
-
-def _num_small(prober: Prober, layers: Workload) -> int:
-    """Return how many small exchanges are measured together."""
-    return -(-len(_small(prober, layers)) // getattr(prober.config, "chunk", 1))
+    chunk: int | None = getattr(prober.config, "chunk", None)
+    if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
+        return 1, 1
+    return len(layers.layers), -(-len(layers.layers) // chunk)
 
 
 def exchanging(workload: Workload) -> Workload:
