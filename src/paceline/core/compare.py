@@ -149,9 +149,9 @@ def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
     """Return all ways in which a timeline breaks its plan; an empty list is conformity.
 
     The rules: the same tasks, no child before its parents end, no overlap on a resource. What the
-    cores of hosts do with messages is planned, and nobody records it. `slack_s`
-    is how far clocks may disagree: marks of one process lie microseconds apart, and the offset of
-    another machine's clock is only known to its error.
+    cores of hosts do with messages is planned, and nobody records it. `slack_s` is how far clocks
+    may disagree: marks of one process lie microseconds apart, and the offset of another machine's
+    clock is only known to its error.
     """
     spans = {span.id: span for span in timeline.spans}
     planned = {task.id for task in plan.tasks}

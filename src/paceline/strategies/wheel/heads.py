@@ -35,17 +35,20 @@ class HeadWorkers:
         self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
         self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
         dtype, clock = halves.body_parameters[0].dtype, clock_for(device)
-        answering = server.model if server.lent is None else server.lent.model
-        marks = LayerMarks(layers_in(answering, halves.head_names), clock)
+        marks = LayerMarks(layers_in(server.answering_model, halves.head_names), clock)
         name = device_name(kind_of(device), 0)
         recorders = [
             HalfRecorder(worker, name, marks, clock, spec.traced)
             for worker in range(spec.config.workers)
         ]
-        copies, of_server = CopyLane(device), CopyLane(job.kept_on)
-        self.endpoints = [Endpoint(spec.config, dtype, one, copies) for one in recorders]
-        # The body's parameters and gradients never are on the device of a head that is lent.
-        self._of_server = [Endpoint(spec.config, dtype, one, of_server) for one in recorders]
+        copies = CopyLane(device)
+        self.endpoints = self._of_server = [
+            Endpoint(spec.config, dtype, one, copies) for one in recorders
+        ]
+        if job.kept_on != device:
+            # The body's parameters and gradients never are on the device of a head that is lent.
+            in_memory = CopyLane(job.kept_on)
+            self._of_server = [Endpoint(spec.config, dtype, one, in_memory) for one in recorders]
         self.nbytes: Counter[Purpose] = Counter()
         self.num_pushed = 0
         server.watch = lambda worker, step, kind: recorders[worker].work(

@@ -143,8 +143,7 @@ def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
     )
     server.workers.add(0)
     clock = clock_for(device)
-    answering = model if server.lent is None else server.lent.model
-    marks = LayerMarks(layers_in(answering, halves.head_names), clock)
+    marks = LayerMarks(layers_in(server.answering_model, halves.head_names), clock)
     recorder = HalfRecorder(0, "hub", marks, clock)
     server.watch = lambda worker, step, kind: recorder.work(step, kind, *COPIES.get(kind, ()))
     rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
