@@ -1,0 +1,94 @@
+"""The tables of result.json, as the README shows them.
+
+    python benchmarks/first_minutes/tables.py
+
+puts them into README.md, between the lines that say so.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from clone import clone, demos  # noqa: E402
+from commands import commands  # noqa: E402
+from installed import installed  # noqa: E402
+
+from figures import shown  # noqa: E402
+from readme import Part, fill, table, under_title  # noqa: E402
+
+
+def _runs(title: str, columns: Mapping[str, str], runs: Sequence[Mapping[str, float]]) -> str:
+    """Return a table of runs, each with its parts and what they come to, and their median."""
+    lines = [
+        (str(number), *(f"{run[name]:.1f}" for name in columns), f"{_sum(run, columns):.1f}")
+        for number, run in enumerate(runs, 1)
+    ]
+    middle = median(_sum(run, columns) for run in runs)
+    lines.append(("median", *("" for _ in columns), f"{middle:.1f}"))
+    return table(title, ("run", *columns.values(), "together"), lines)
+
+
+def _sum(run: Mapping[str, float], columns: Mapping[str, str]) -> float:
+    return sum(run[name] for name in columns)
+
+
+def _clone(figures: dict[str, Any]) -> str:
+    columns = {"cloned_s": "git clone", "first_demo_s": "make demo, which installs"}
+    runs = figures["runs"]
+    again = ", ".join(f"{run['second_demo_s']:.1f}" for run in runs)
+    title = "Seconds from `git clone` to the demo's report"
+    return f"{_runs(title, columns, runs)}\n\nA second demo takes {again} s."
+
+
+def _installed(figures: dict[str, Any]) -> str:
+    columns = {"installed_s": "pip install", "planned_s": "paceline plan mine:net --data digits"}
+    title = "Seconds from `pip install` of the wheel to a plan of one's own module"
+    return _runs(title, columns, figures["runs"])
+
+
+def _commands(figures: dict[str, Any]) -> str:
+    columns = ("processor_s", "elapsed_s")
+    lines = [(name, *(shown(row[one]) for one in columns)) for name, row in figures.items()]
+    return table("Commands that measure nothing, s", ("", "of processors", "elapsed"), lines)
+
+
+def _demos(figures: dict[str, Any]) -> str:
+    lines = []
+    for name, runs in figures.items():
+        inside = sum(run["least_s"] <= run["measured_s"] <= run["most_s"] for run in runs)
+        widths = [run["most_s"] / run["predicted_s"] - 1 for run in runs]
+        errors = [abs(run["predicted_s"] / run["measured_s"] - 1) for run in runs]
+        narrow = sum(width <= 0.155 for width in widths)
+        lines.append(
+            (
+                name,
+                f"{inside} of {len(runs)}",
+                f"±{min(widths):.0%} to ±{max(widths):.0%}",
+                f"{narrow} of {len(runs)}",
+                f"{median(errors):.0%}, at most {max(errors):.0%}",
+            )
+        )
+    head = ("", "median within the range", "range", "at most ±15 %", "off by")
+    return table("The demo's prediction beside what it then measured", head, lines)
+
+
+PARTS = {
+    "clone": Part("The demo of a clone", clone, _clone),
+    "installed": Part("A first plan", installed, _installed),
+    "commands": Part("Commands", commands, _commands),
+    "demos": Part("Twenty demos", demos, _demos),
+}
+
+
+def of(part: str, figures: dict[str, Any]) -> str:
+    """Return the tables of a part, under its title."""
+    return under_title(PARTS, part, figures)
+
+
+if __name__ == "__main__":
+    fill(HERE, ["result.json"], of)
