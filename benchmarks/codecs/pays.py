@@ -1,4 +1,4 @@
-"""Draw when a codec pays, as planned and as measured: pays.py IMAGE.svg, from result.json."""
+"""When a codec pays, as planned and as measured: pays.py IMAGE.svg draws it from result.json."""
 
 import json
 import math
@@ -25,6 +25,8 @@ _PAYLOAD = 1448 / 1514  # of a frame's bytes are TCP's; machine files count thos
 _MBIT = 1e6 / 8
 _SWEEP = [_MBIT * 50 * 2 ** (i / 4) for i in range(37)]  # 50 Mbit/s to 25 Gbit/s
 _MEASURED_AT = {"100mbit": 100 * _MBIT, "1gbit": 1000 * _MBIT}
+# Variants that a plan knows, with its codec: none knows torch's hook.
+_PLANNED = {"DDP 25 MB": "none", "dynamic8": "dynamic8", "e3m0": "e3m0"}
 _CODECS = {
     "none": ("#8b95a1", "DDP 25 MB", "torch's DDP"),
     "half": ("#e8a33d", "DDP 25 MB, fp16_compress_hook", "16 bits"),
@@ -45,6 +47,24 @@ def planned(workload: Workload, machine: Machine, codec: str, nbytes_per_s: floa
     config = AllReduce(workers=_WORKERS, codec=None if codec == "none" else codec)
     samples = _BATCH_SIZE * _WORKERS
     return forecast(workload, linked, find_exchange("allreduce"), config, samples).step_s
+
+
+def planned_s(rate: str, variants: Mapping[str, Any]) -> dict[str, float]:
+    """Return the planned seconds of those measured variants that a plan knows, on hosts so linked.
+
+    The machine is as fast as the ranks were that exchanged nothing. None is planned on loopback.
+    """
+    if rate not in _MEASURED_AT:
+        return {}
+    workload = workload_of("alexnet", _BATCH_SIZE, None)
+    alone_s = variants["apart"]["seconds"]["median"]
+    machine = as_fast(read_machine(_MACHINE), workload, alone_s)
+    nbytes_per_s = _MEASURED_AT[rate] * _PAYLOAD
+    return {
+        variant: planned(workload, machine, codec, nbytes_per_s)
+        for variant, codec in _PLANNED.items()
+        if variant in variants
+    }
 
 
 def as_fast(machine: Machine, workload: Workload, seconds: float) -> Machine:

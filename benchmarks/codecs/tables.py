@@ -26,7 +26,9 @@ PARTS = {
     "training": Part("Training", training.measure, training.text),
     **{
         rate: Part(
-            f"AlexNet, 16 images a rank: {place}", partial(two_hosts.measure, rate), two_hosts.text
+            f"AlexNet, 16 images a rank: {place}",
+            partial(two_hosts.measure, rate),
+            partial(two_hosts.text, rate),
         )
         for rate, place in (
             ("1gbit", "two hosts at 1 Gbit/s"),

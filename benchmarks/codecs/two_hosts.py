@@ -10,6 +10,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "network"))
 
+import pays  # noqa: E402
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
 
@@ -43,9 +44,10 @@ def _on_hosts(rate: str, quick: bool) -> dict[str, Any]:
     return figures
 
 
-def text(figures: dict[str, Any]) -> str:
+def text(rate: str, figures: dict[str, Any]) -> str:
     """Return the table of a rate."""
     rows = figures["variants"]
+    plans = pays.planned_s(rate, rows)
     ddp = min(
         (row["seconds"]["median"], row["sent_nbytes"])
         for name, row in rows.items()
@@ -53,15 +55,17 @@ def text(figures: dict[str, Any]) -> str:
     )
     half = min(row["seconds"]["median"] for name, row in rows.items() if "fp16" in name)
     lines = [
-        "| variant | ms a step | over the best DDP | over the best fp16 hook | MB sent |",
-        "|---|---|---|---|---|",
+        "| variant | ms a step | planned | over the best DDP | over the best fp16 hook | MB sent |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in sorted(rows.items(), key=lambda one: one[1]["seconds"]["median"]):
         own = row["seconds"]["median"]
         sent = row["sent_nbytes"]
         share = f"{sent / 1e6:.1f} ({sent / ddp[1]:.3f} x)" if sent else "-"
+        plan = plans.get(name)
+        planned = "" if plan is None else f"{1e3 * plan:.0f} ({plan / own - 1:+.1%})"
         lines.append(
-            f"| {name} | {shown(row['seconds'], 1e3, 0)} | {ddp[0] / own:.2f} "
+            f"| {name} | {shown(row['seconds'], 1e3, 0)} | {planned} | {ddp[0] / own:.2f} "
             f"| {half / own:.2f} | {share} |"
         )
     if figures["auto"]:

@@ -2,8 +2,9 @@
 
     python benchmarks/device_memory/main.py [NETWORK...] [--quick]
 
-On as many GPUs as there are ranks, or on cores. Without NETWORK all are measured. With --quick one
-small batch of each shows that everything works; the figures mean nothing, and are not written.
+On as many GPUs as there are ranks, on one GPU that two ranks share, or on cores. Without NETWORK
+all are measured. With --quick one small batch of each shows that everything works; the figures mean
+nothing, and are not written.
 """
 
 import sys
@@ -28,11 +29,18 @@ _NETWORKS = ("lenet5", "alexnet", "resnet50")
 def measure(network: str, quick: bool) -> dict[str, Any]:
     """Return the figures of a network for each number of ranks."""
     return {
-        f"{ranks} ranks": on_ranks(
-            HERE, "peaks", ranks, quick, ranks if num_gpus() >= ranks else 0, network
-        )
-        for ranks in (_RANKS[:1] if quick else _RANKS)
+        world: on_ranks(HERE, "peaks", ranks, quick, gpus, network)
+        for world, (ranks, gpus) in _worlds(quick).items()
     }
+
+
+def _worlds(quick: bool) -> dict[str, tuple[int, int]]:
+    """Return the numbers of ranks, and of the GPUs that they are on: 0 for cores."""
+    found = num_gpus()
+    if found == 1:
+        return {"2 ranks on one GPU": (2, 1)}
+    numbers = _RANKS[:1] if quick else _RANKS
+    return {f"{ranks} ranks": (ranks, ranks if found >= ranks else 0) for ranks in numbers}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from paceline.devices import num_gpus
 from paceline.exchange.step import SGD
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
@@ -38,7 +39,7 @@ def measure(group: Group, quick: bool, network: str) -> dict[str, Any]:
     """Return the bytes of each rank's device, and the largest batch, with each exchange."""
     batch_size, limit, most = _QUICK if quick else _CASES[network]
     found: dict[str, Any] = {"batch_size": batch_size, "limit_nbytes": limit}
-    for name in _STRATEGIES:
+    for name in exchanges(group):
         predicted = needs(group, name, network)
 
         def fits(size: int, name: str = name) -> bool:
@@ -53,6 +54,15 @@ def measure(group: Group, quick: bool, network: str) -> dict[str, Any]:
             ],
         }
     return found
+
+
+def exchanges(group: Group) -> tuple[str, ...]:
+    """Return the strategies that can be measured with these ranks on these devices.
+
+    Ranks that share a GPU have gloo, and `tree` sends from GPU to GPU, which gloo cannot.
+    """
+    shares_gpu = group.device.type != "cpu" and group.world_size > num_gpus()
+    return _STRATEGIES[:1] if shares_gpu else _STRATEGIES
 
 
 def peak(group: Group, strategy: str, network: str, batch_size: int) -> int:

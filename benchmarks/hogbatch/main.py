@@ -1,6 +1,9 @@
 """Uneven workers on one model: what the coordinator costs, and what the policies gain.
 
-python benchmarks/hogbatch/main.py [coordinator] [ratios] [target] [public] [--quick]
+    python benchmarks/hogbatch/main.py [PART ...] [--quick]
+
+Parts are coordinator, ratios, small, target, ideal and public; without one all are measured. With
+--quick a few batches show that everything works; the figures mean nothing, and are not written.
 """
 
 import os
@@ -16,6 +19,7 @@ import coordinator  # noqa: E402
 import ideal  # noqa: E402
 import public  # noqa: E402
 import ratios  # noqa: E402
+import small  # noqa: E402
 import tables  # noqa: E402
 import target  # noqa: E402
 
@@ -24,6 +28,7 @@ import parts  # noqa: E402
 PARTS = {
     "coordinator": coordinator.measure,
     "ratios": ratios.measure,
+    "small": small.measure,
     "target": target.measure,
     "ideal": ideal.measure,
     "public": public.measure,

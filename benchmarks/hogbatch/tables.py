@@ -16,6 +16,7 @@ def of(part: str, figures: dict[str, Any]) -> str:
     return {
         "coordinator": _coordinator,
         "ratios": _ratios,
+        "small": _small,
         "target": _target,
         "ideal": _ideal,
         "public": _public,
@@ -57,6 +58,15 @@ def _ratios(figures: dict[str, Any]) -> str:
         *("slower worker's share of all updates", "planned"),
     )
     return table("Policy adaptive, second half of the run", head, rows)
+
+
+def _small(figures: dict[str, Any]) -> str:
+    rows = [
+        (size, *(shown(ways[way][threads], 1e6, 0) for threads in "12" for way in ("C++", "torch")))
+        for size, ways in figures.items()
+    ]
+    head = ("samples", "C++", "torch", "C++, two threads at once", "torch, two threads at once")
+    return table("Microseconds of a sub-batch", head, rows)
 
 
 def _target(figures: dict[str, Any]) -> str:
