@@ -1,8 +1,8 @@
 import pytest
 
 from paceline.core.losses import BUSY, busy_warning, unrest_between
-from paceline.records.scale import ScaleResult
-from paceline.studies.scale.study_terminal import sentences, unrest_of
+from paceline.records.scale import ScaleResult, unrest_of
+from paceline.studies.scale.study_terminal import sentences
 from scale_cells import cell, failed
 
 

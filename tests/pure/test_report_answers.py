@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.after_backward import AfterBackward
-from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.cost import compute_lane
-from paceline.core.outcome import Epoch, Insight, UnevenWorker, Updates
+from paceline.core.outcome import Insight, UnevenWorker, Updates
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Span, Timeline
@@ -19,52 +18,14 @@ from paceline.records.result import (
     RankingRows,
     RunResult,
 )
-from paceline.report.insights import brought, of_asynchronous, of_epochs, of_run
+from paceline.report.insights import of_asynchronous, of_epochs
 from paceline.report.markup import insights
 from paceline.report.planned import of_plan
 from plan_rows import plan_row
+from traced_runs import COMPUTES, EXCHANGES, epoch, run, said
 
-EXCHANGES = {"load": 0, "forward": 4, "backward": 8, "update": 0.4, "exposed": 6, "idle": 1.6}
-COMPUTES = {"load": 0, "forward": 30, "backward": 66, "update": 1, "exposed": 2, "idle": 1}
 WAITS = {"load": 1, "forward": 2, "backward": 3, "update": 1, "exposed": 1, "idle": 8}
 LOADS = {"load": 10, "forward": 4, "backward": 4, "update": 1, "exposed": 0, "idle": 1}
-
-
-def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
-    return Epoch(number=number, train_loss=1, test_loss=test_loss, score=accuracy, seconds=2)
-
-
-def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:
-    step = sum(parts.values())
-    rows = {"step": step, "hidden": 0.5 * step} | parts
-    result = RunResult(
-        origin="measured",
-        id="run",
-        settings=TrainSettings(model="net", workers=2),
-        strategy="allreduce",
-        machine={"memory_bytes": 2**30},
-        plans=(plan_row(step_s=step), *plans),
-        epochs=(epoch(0, 1),),
-        accuracy=0.5,
-        predicted_step_s=step,
-        step_s=step,
-        samples_per_s=64 / step,
-        comparison=Comparison(
-            left="predicted",
-            right="measured",
-            rows=tuple(
-                ComparisonRow(quantity=name, left_s=1, right_s=value, error=None)
-                for name, value in rows.items()
-            ),
-        ),
-        peak_memory_bytes=(2**28, 2**27),
-    )
-    return result.model_copy(update=changes)
-
-
-def said(result: RunResult, timeline: Timeline | None = None) -> dict[str, Insight]:
-    found = of_run(result, {} if timeline is None else {"measured": timeline})
-    return {one.topic: one for one in found}
 
 
 def one_slow_device() -> Timeline:
@@ -133,15 +94,6 @@ class TestOfRun:
         sentence = said(run(LOADS))["change"].sentence
         assert sentence.startswith("Prepare the samples beforehand")
         assert "10.0 s instead of 20.0 s, at best 2.00 times" in sentence
-
-    def test_what_another_worker_brought_is_one_sentence(self) -> None:
-        # One alone: 2 * 12 + 0.4 s, for 20 s.
-        sentence = brought(run(EXCHANGES))
-        assert sentence is not None
-        assert sentence.startswith("with the second worker training is 1.22 times as fast as one")
-        alone = TrainSettings(model="net", workers=1)
-        assert brought(run(EXCHANGES, settings=alone)) is None
-        assert brought(run(EXCHANGES, shares=(40, 24))) is None
 
     def test_more_and_fewer_workers(self) -> None:
         found = said(run(EXCHANGES))["workers"]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.outcome import Insight
+from paceline.records.scale import ScaleCell
 from paceline.studies.scale.conclusions import (
     PAYS,
     by_workers,
@@ -45,7 +46,10 @@ def test_methods_whose_quartiles_overlap_are_not_told_apart():
         cell("tree", 2, epoch_s=10.0, spread=(9.5, 10.9)),
         cell("host", 2, epoch_s=10.6, spread=(10.1, 11.0)),
     ]
-    assert "tree and host are equally fast" in said(cells, "method").sentence
+    assert said(cells, "method").sentence == (
+        "For net on 2 workers with a batch of 16 tree may be the fastest, 1.06 times as fast as "
+        "host, but their quartiles overlap."
+    )
     apart = [cells[0], cells[1].model_copy(update={"spread": (10.95, 11.0)})]
     assert "tree is the fastest" in said(apart, "method").sentence
 
@@ -56,6 +60,11 @@ def test_the_overhead_on_one_worker_is_table_ii():
     assert sentence == "For net on one worker tree costs least, and allreduce 21.8 % more."
     unsure = [cells[0].model_copy(update={"spread": (9.0, 12.5)}), cells[1]]
     assert "all methods take the same" in said(unsure, "method").sentence
+    close = cell("host", epoch_s=10.1, spread=(9.9, 10.4))
+    both = [cells[0].model_copy(update={"spread": (9.8, 10.2)}), close, cells[1]]
+    assert said(both, "method").sentence == (
+        "For net on one worker tree or host costs least, and allreduce 21.8 % more."
+    )
 
 
 def test_workers_that_pay_and_what_more_would_lose():
@@ -89,8 +98,8 @@ def test_a_gain_within_the_quartiles_does_not_pay():
     base = cell("tree", 1, epoch_s=10.0, spread=(7.9, 13.0))
     unsure = said([base, cell("tree", 2, epoch_s=8.0, spread=(7.0, 9.0))], "workers").sentence
     assert unsure == (
-        "With a batch of 16, 2 workers seem to be 1.25 times as fast as 1 worker, which is within "
-        "what the figures can tell."
+        "With a batch of 16, 2 workers may pay: 1.25 times as fast as 1 worker, but their "
+        "quartiles overlap."
     )
     sure = said([base, cell("tree", 2, epoch_s=7.0, spread=(6.0, 7.8))], "workers").sentence
     assert "2 workers still pay: 1.43 times as fast as 1 worker, 71 %" in sure
@@ -108,6 +117,103 @@ def test_no_more_than_all_is_reached(methods, workers, compute_s, held_up):
     assert all(int(reached) <= 100 for reached in shares)
 
 
+def guess(method: str, workers: int, epoch_s: float, within: float = 0.13, **facts) -> ScaleCell:
+    """Return a predicted cell whose range is that share of the epoch to both sides."""
+    spread = ((1 - within) * epoch_s, (1 + within) * epoch_s)
+    facts = {"kind": "predicted", "epoch_s": epoch_s, "spread": spread} | facts
+    return cell(method, workers, **facts)
+
+
+@pytest.mark.parametrize(
+    ("epoch_s", "told"),
+    [
+        (10.1, "tree and host are equally fast, within what the figures can tell."),
+        (12.9, "tree may be the fastest, 1.29 times as fast as host, but their ranges overlap."),
+        # 0.87 * 13.1 s = 11.4 s, and 1.13 * 10 s = 11.3 s
+        (13.1, "tree is the fastest, 1.31 times as fast as host: computation takes 9.30 s of an"),
+    ],
+)
+def test_a_method_is_predicted_to_be_the_fastest_only_beyond_the_ranges(epoch_s, told):
+    cells = [guess("tree", 2, 10.0), guess("host", 2, epoch_s)]
+    sentence = said(cells, "method").sentence
+    assert sentence.startswith(f"For net on 2 workers with a batch of 16 {told}")
+
+
+def test_the_range_of_every_method_is_looked_at_and_not_of_the_second_alone():
+    cells = [guess("tree", 2, 10.0, 0.05), guess("host", 2, 12.0, 0.05)]
+    assert "tree is the fastest, 1.20 times" in said(cells, "method").sentence
+    cells.append(guess("allreduce", 2, 14.0, 0.5))  # from 7 s
+    assert said(cells, "method").sentence.endswith(
+        "tree may be the fastest, 1.40 times as fast as allreduce, but their ranges overlap."
+    )
+
+
+@pytest.mark.parametrize(
+    ("epochs_s", "told"),
+    [
+        ({1: 10.0, 2: 8.0}, "2 workers may pay: 1.25 times as fast as 1 worker, but their ranges"),
+        ({1: 10.0, 2: 7.6}, "2 workers still pay: 1.32 times as fast as 1 worker, 66 %"),
+        # 16 take 22.8 to 29.7 s, and 8 28.3 to 36.7 s.
+        (
+            {1: 120.0, 8: 32.5, 16: 26.25},
+            "16 workers may pay: 4.57 times as fast as 1 worker; 8 may do as well, for their "
+            "ranges overlap.",
+        ),
+        # The fewest that may do as well, where two numbers may.
+        (
+            {1: 120.0, 2: 60.0, 3: 55.0, 4: 50.0},
+            "4 workers may pay: 2.40 times as fast as 1 worker; 2 may do as well",
+        ),
+        (
+            {1: 10.0, 2: 11.0},
+            "1 worker may be enough; 2 may lose 9 %, but their ranges overlap.",
+        ),
+        ({1: 10.0, 2: 9.99}, "1 worker may be enough; 2 may be as fast."),
+        ({1: 10.0, 2: 13.5}, "1 worker is enough; 2 would lose 26 %."),
+        # Another number than the last may pay.
+        ({1: 10.0, 2: 9.8, 3: 20.0}, "1 worker may be enough; 3 would lose 50 %."),
+        (
+            {2: 10.0, 4: 5.0, 8: 4.9},
+            "4 workers still pay: 2.00 times as fast as 2 workers, 100 % of what as many would "
+            "reach without losses; 8 may gain 2 %, but their ranges overlap.",
+        ),
+    ],
+)
+def test_workers_are_predicted_to_pay_only_beyond_the_ranges(epochs_s, told):
+    cells = [guess("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
+    assert said(cells, "workers").sentence.startswith(f"With a batch of 16, {told}")
+
+
+EPOCHS = st.floats(1, 100)
+SHARES = st.floats(0, 0.7)
+
+
+@given(EPOCHS, EPOCHS, SHARES, SHARES)
+def test_what_is_said_for_sure_holds_wherever_the_epochs_lie_in_their_ranges(
+    one_s, other_s, one_share, other_share
+):
+    """The worst case is the oracle: the faster at the end of its range, the other at its start."""
+    faster, slower = sorted([(one_s, one_share), (other_s, other_share)])
+    if faster[0] * (1 + faster[1]) < slower[0] * (1 - slower[1]):
+        return
+    method = said([guess("tree", 2, *faster), guess("host", 2, *slower)], "method").sentence
+    assert "is the fastest" not in method
+    cells = [guess("tree", 1, one_s, one_share), guess("tree", 2, other_s, other_share)]
+    workers = said(cells, "workers").sentence
+    assert not any(verb in workers for verb in ("still pay", "seem to", "would"))
+    assert "may" in workers
+
+
+@pytest.mark.parametrize(("epoch_s", "limit"), [(16.0, "Computation"), (12.0, "Memory")])
+def test_memory_limits_only_where_a_larger_batch_is_sure_to_pay(epoch_s, limit):
+    facts = {"workers": 1, "capacity_bytes": 8.9e9}
+    cells = [
+        guess("tree", epoch_s=20.0, batch=16, memory_bytes=3 * 10**9, **facts),
+        guess("tree", epoch_s=epoch_s, batch=32, memory_bytes=5 * 10**9, **facts),
+    ]
+    assert said(cells, "limit").sentence.startswith(f"{limit} limits")
+
+
 @pytest.mark.parametrize("scaling", ["strong", "weak"])
 def test_a_loss_within_the_quartiles_is_said_to_be_one(scaling: str):
     epochs = 2 if scaling == "weak" else 1  # of one worker's samples, by two
@@ -116,14 +222,14 @@ def test_a_loss_within_the_quartiles_is_said_to_be_one(scaling: str):
         spread = (least_s * epochs, 12.0 * epochs)
         more = cell("tree", 2, epoch_s=11.0 * epochs, spread=spread, scaling=scaling)
         sentence = said([base, more], "workers").sentence
-        assert "2 would lose 9 %" in sentence
-        assert sentence.endswith("which is within what the figures can tell.") == unsure
+        loss = "may lose 9 %, but their quartiles overlap" if unsure else "would lose 9 %"
+        assert sentence.endswith(f"1 worker is enough; 2 {loss}.")
 
 
 def test_weak_scaling_counts_the_samples_that_grow():
     found = said(study({"tree": 25}, (1, 4), scaling="weak"), "workers")
     # Four times the samples in 125 s for 100 s.
-    assert "3.20 times as fast" in found.sentence
+    assert "4 workers still pay: 3.20 times as fast" in found.sentence
     assert "16 each" in found.sentence
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from paceline.core.losses import unrest_between
 from paceline.core.outcome import Insight
 from paceline.core.settings import InputShape, Model, Record, Seconds, read_list
 from paceline.core.timeline import Origin
@@ -159,9 +160,10 @@ class ScaleCell(Record):
     """The time and the memory of an epoch with a method, a number of workers and a batch.
 
     `batch` is that of all workers with scaling "strong", and otherwise that of each one. All
-    seconds are of an epoch: its steps times the median of the repetitions, whose quartiles are the
-    `spread`. The parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes` is that
-    of the fullest worker, which may have `capacity_bytes`. A cell with an `error` has no figures.
+    seconds are of an epoch: its steps times the median of the repetitions. The `spread` is that of
+    their quartiles, and of a prediction its range, meant to hold the measured epoch in nine of ten
+    cases. The parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes` is that of
+    the fullest worker, which may have `capacity_bytes`. A cell with an `error` has no figures.
     """
 
     method: str
@@ -222,15 +224,19 @@ class TimedCell(ScaleCell):
         """Samples of a worker's step."""
         return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
+    @property
+    def shortest_s(self) -> float:
+        """Seconds of one worker's samples where the spread begins."""
+        return (self.epoch_s if self.spread is None else self.spread[0]) / self.num_shares
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of one worker's samples where the spread ends."""
+        return (self.epoch_s if self.spread is None else self.spread[1]) / self.num_shares
+
     def tells_apart(self, other: "TimedCell") -> bool:
-        """Return True if the rates of the two differ by more than their quartiles."""
-        mine, theirs = self.spread, other.spread
-        if mine is None or theirs is None:
-            return self.rate != other.rate
-        return (
-            mine[1] * other.num_shares < theirs[0] * self.num_shares
-            or theirs[1] * self.num_shares < mine[0] * other.num_shares
-        )
+        """Return True if the spreads of the two rates do not overlap."""
+        return self.longest_s < other.shortest_s or other.longest_s < self.shortest_s
 
 
 def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
@@ -246,6 +252,18 @@ def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
     """Return the cells of the most real kind that there is."""
     first = next((kind for kind in Origin if any(cell.kind is kind for cell in cells)), None)
     return [cell for cell in cells if cell.kind is first]
+
+
+def unrest_of(cells: Iterable[ScaleCell]) -> float:
+    """Return how far repetitions that took place lie from their median, over that, at most."""
+    return max(
+        (
+            unrest_between(cell.spread[0], cell.epoch_s, cell.spread[1])
+            for cell in timed(cells)
+            if cell.spread is not None and cell.kind is not Origin.PREDICTED
+        ),
+        default=0.0,
+    )
 
 
 class ScaleResult(Record):

@@ -9,12 +9,23 @@ from dataclasses import dataclass, fields
 from operator import itemgetter
 
 from paceline.core.compare import Breakdown, breakdown_by_device
+from paceline.core.defaults import completed
 from paceline.core.outcome import Epoch, Insight, is_share
+from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin, Timeline
 from paceline.planner import ERROR_BAR
 from paceline.planner.backward import after_backward_sentence, compared
 from paceline.records.result import PlanRow, RunResult
-from paceline.report.format import duration, loss_text, nbytes, number, ratio, score_text, share
+from paceline.report.format import (
+    change_text,
+    duration,
+    loss_text,
+    nbytes,
+    number,
+    ratio,
+    score_text,
+    share,
+)
 
 _GOOD, _FAIR = 0.9, 0.7  # shares of what could be reached
 WORTH = 0.03  # of a step: less is not worth a change
@@ -33,7 +44,7 @@ def verdict(reached: float) -> str:
 def _off_by(error: float) -> str:
     than = "no more than" if abs(error) <= ERROR_BAR else "more than"
     usual = f"{share(ERROR_BAR, 0)} of predictions on average"
-    return f"off by {share(error, signed=True)}, {than} the {usual}."
+    return f"off by {change_text(error)}, {than} the {usual}."
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,11 @@ class _InStep:
     parts: Breakdown
     slowest: float
     best_other: PlanRow | None
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The range of the predicted step; the step itself where no range is known."""
+        return self.result.predicted_range_s or (self.predicted_step_s, self.predicted_step_s)
 
     @property
     def divides_s(self) -> float:
@@ -176,19 +192,26 @@ def _advice(name: str, run: _InStep) -> str:
     if name == "loading":
         return "Prepare the samples beforehand, or make them smaller"
     if name == "the weight update":
-        return "Take larger batches, which need fewer updates, or a lighter optimizer"
+        lighter = "" if _is_plain_sgd(run.result.settings) else ", or a lighter optimizer"
+        return f"Take larger batches, which need fewer updates{lighter}"
     if run.slowest > _UNEVEN and run.result.shares is None:
         times = f"{run.slowest:.2f} times the mean"
         return f"Balance the batches (--balance auto), for the slowest worker computes {times}"
     other = run.best_other
-    # Both are as uncertain: only where their ranges do not overlap is one sure to be faster.
-    if other is not None and (
-        (1 + other.range_share) * other.step_s < (1 - other.range_share) * run.predicted_step_s
-    ):
+    # Only where their ranges do not overlap is the other sure to be faster.
+    if other is not None and other.range_s[1] < run.range_s[0]:
         return f"Try {other.strategy}, predicted to take {duration(other.step_s)} a step"
     if name == "waiting":
         return "Look at the two steps below for what the workers wait for"
     return "Exchange less: larger batches, or gradients in fewer bytes (codec)"
+
+
+def _is_plain_sgd(settings: TrainSettings | RehearseSettings) -> bool:
+    """Return True if no optimizer does less for an update."""
+    if isinstance(settings, RehearseSettings):
+        return False
+    asked = completed(settings)
+    return asked.optimizer is not None and asked.optimizer.lower() == "sgd" and not asked.momentum
 
 
 def _prediction_of_step(run: _InStep) -> Insight:
@@ -201,7 +224,8 @@ def _prediction_of_step(run: _InStep) -> Insight:
     other = run.best_other
     if other is not None:
         times = ratio(other.step_s, predicted_s)
-        close = ", too close to tell them apart" if abs(times - 1) <= ERROR_BAR else ""
+        overlap = other.range_s[0] <= run.range_s[1] and run.range_s[0] <= other.range_s[1]
+        close = ", too close to tell them apart" if overlap else ""
         long = f"{times:.2f} times as long{close}"
         sentence += f" Of the others, {other.strategy} was predicted to take {long}."
         figures.append((f"{other.strategy}, predicted", duration(other.step_s)))
@@ -304,7 +328,8 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
         most = max(travelling, key=lambda row: row.nbytes)
         part = share(ratio(most.nbytes, sum(row.nbytes for row in travelling)))
         sentence = f"Of what travels, {most.purpose} are {part} of the bytes"
-        if most.nbytes >= most.planned_nbytes:  # as they are, not encoded
+        # None stands for a codec that nobody has named; what has no such field takes none.
+        if most.purpose in result.config and result.config[most.purpose] is None:
             sentence += "; a codec for them (--codec) would save most"
         yield Insight("method", f"{sentence}.", ((most.purpose, nbytes(most.nbytes)),))
     yield from _prediction(result)
@@ -327,13 +352,26 @@ def _idlest(result: RunResult) -> Insight:
     if busy >= _BUSY:
         sentence = f"All devices are busy: the idlest, {name}, computed for {share(busy)} of the"
         return Insight("workers", f"{sentence} time.", shown)
-    lanes = result.config.get("lanes")
     advice = f"Give {name} larger batches, or leave it out"
-    if isinstance(lanes, int):
-        advice = f"Let more workers alternate on a device (--set lanes={lanes + 1})"
+    if options := _one_more_each(result):
+        advice = f"Let more workers alternate on a device ({options})"
     return Insight(
         "change", f"{advice}: {name} computed for only {share(busy)} of the time.", shown
     )
+
+
+def _one_more_each(result: RunResult) -> str | None:
+    """Return the options by which one more worker takes turns on each device, or None.
+
+    More lanes alone would put the same workers on fewer devices.
+    """
+    lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
+    if not isinstance(lanes, int) or staleness == 0:  # workers in step cannot fetch a step ahead
+        return None
+    workers = (lanes + 1) * len(result.utilisation)
+    if workers > result.settings.batch_size:
+        return None
+    return f"--workers {workers} --set lanes={lanes + 1}"
 
 
 def _prediction(result: RunResult) -> Iterator[Insight]:

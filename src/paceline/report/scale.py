@@ -7,15 +7,32 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
+from paceline.records.scale import (
+    ScaleCell,
+    ScaleResult,
+    Scaling,
+    TimedCell,
+    most_real,
+    timed,
+    unrest_of,
+)
 from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
-from paceline.report.format import counted, duration, nbytes, number, share
+from paceline.report.format import (
+    Quantity,
+    change_text,
+    counted,
+    duration,
+    nbytes,
+    number,
+    share,
+)
 from paceline.report.markup import Drawn, Html, facts, header, insights, listed, section, table
 
 _EPOCH = (
     "An epoch is its steps times the median step of the repetitions; only some steps are really "
-    "taken. Whiskers are quartiles."
+    "taken. Whiskers are quartiles, and of predictions their ranges."
 )
 _SCALINGS: dict[Scaling, tuple[str, str]] = {
     "strong": ("Strong scaling", "Workers share a batch, and an epoch keeps its samples."),
@@ -116,23 +133,39 @@ def _overhead(cells: Sequence[TimedCell], with_itself: bool) -> Iterator[Html]:
     methods = list(dict.fromkeys(cell.method for cell in alone))
     if len(methods) < 2:
         return
-    by_batch: dict[tuple[Origin, int], dict[str, float]] = {}
+    by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
-        by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = cell.epoch_s
+        by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = cell
     rows = []
-    for (kind, batch), seconds in by_batch.items():
-        least = min(seconds.values())
-        times = {name: share(one / least - 1, signed=True) for name, one in seconds.items()}
-        shown = [times.get(name, "-") for name in methods]
-        rows.append((kind, str(batch), duration(least), *shown))
+    for (kind, batch), found in by_batch.items():
+        least = min(found.values(), key=attrgetter("epoch_s"))
+        shown = [_longer(found[name], least) if name in found else "-" for name in methods]
+        rows.append((kind, str(batch), duration(least.epoch_s), *shown))
     head = ("kind", "batch", "least epoch", *methods)
-    note = "By how much an epoch is longer than with the method that costs least. " + (
+    exchange = (
         "The worker exchanges all gradients with itself (table II of Mojumder et al. 2018); a "
         "prediction has no such exchange."
         if with_itself
         else "The worker exchanges nothing; with --overhead it exchanges with itself."
     )
+    longer = "By how much an epoch is longer than with the method that costs least."
+    note = f"{longer} {exchange} {_doubt(alone)}"
     yield section("A method's overhead on one worker", note, table(head, rows))
+
+
+def _longer(one: TimedCell, least: TimedCell) -> Quantity:
+    """Return by how much an epoch is longer than the least, and if the two are not told apart."""
+    change = one.epoch_s / least.epoch_s - 1
+    unsure = one is not least and not one.tells_apart(least)
+    text = change_text(change) + (", not told apart" if unsure else "")
+    return Quantity(text, 100 * change, "%")
+
+
+def _doubt(cells: Sequence[TimedCell]) -> str:
+    """Return the sentences about how sure the overheads of cells are."""
+    meaning = "Not told apart: the quartiles of both, or the ranges of predictions, overlap."
+    warning = busy_warning(unrest_of(cells), "repetitions", "overheads are as uncertain")
+    return meaning if warning is None else f"{meaning} {warning[0].upper()}{warning[1:]}."
 
 
 def _synchronisation(cells: Sequence[TimedCell]) -> Html:
@@ -165,7 +198,7 @@ def _side_by_side(cells: Sequence[TimedCell]) -> Iterator[Html]:
             predicted_s = predicted[cell.point]
             errors.append(predicted_s / cell.epoch_s - 1)
             times = duration(predicted_s), duration(cell.epoch_s)
-            rows.append((*_asked(cell), *times, share(errors[-1], signed=True)))
+            rows.append((*_asked(cell), *times, change_text(errors[-1])))
     if rows:
         head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
         note = f"Predictions are off by {share(fmean(map(abs, errors)))} on average."
@@ -178,7 +211,7 @@ def _asked(cell: ScaleCell) -> tuple[str, str, str, str, str]:
 
 def _cells(cells: Sequence[ScaleCell]) -> Html:
     asked = ("method", "workers", "batch", "scaling", "kind")
-    of_epoch = ("epoch", "lower quartile", "upper", "forward", "backward", "exposed", "memory")
+    of_epoch = ("epoch", "lower", "upper", "forward", "backward", "exposed", "memory")
     rows = []
     for cell in cells:
         found = ("failed", *["-"] * 6)
@@ -188,14 +221,18 @@ def _cells(cells: Sequence[ScaleCell]) -> Html:
             found = (*seconds, nbytes(cell.memory_bytes or 0))
         rows.append((*_asked(cell), *found))
     drawn = table((*asked, *of_epoch), rows, text_columns=(0, 3, 4), class_="wide")
-    return section("All cells", "Times are of an epoch.", drawn)
+    note = (
+        "Times are of an epoch. Lower and upper are the quartiles of the repetitions, and of a "
+        "prediction its range, meant to hold the measured epoch in nine of ten cases."
+    )
+    return section("All cells", note, drawn)
 
 
 def _epoch_times(cells: Sequence[TimedCell]) -> go.Figure:
     """Return the time of an epoch by workers: a row for each batch, a bar for each method and kind.
 
-    Whiskers are the quartiles of the repetitions. The bars of weak scaling contain the mean time of
-    one worker's samples.
+    Whiskers are the spreads of the cells. The bars of weak scaling contain the mean time of one
+    worker's samples.
     """
     batches = _distinct(cells, lambda one: one.batch)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))

@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple, get_args
 from pydantic import TypeAdapter
 
 from paceline.core.outcome import Insight
+from paceline.core.timeline import Origin
 from paceline.records.scale import Part, ScaleCell, Scaling, TimedCell, most_real, timed
 from paceline.report.format import counted, duration, nbytes, number, share
 
 Limit = Part | Literal["memory"]
 PAYS = 1.05  # the least gain for which more workers, or samples, are worth it
 _SCALINGS = get_args(Scaling)
-_CLOSE = 1.02  # predictions have no quartiles, and are no more precise than that
+_CLOSE = 1.02  # a single repetition has no quartiles, and is no more precise than that
 
 
 class _Words(NamedTuple):
@@ -113,8 +114,9 @@ def limit(cells: Sequence[TimedCell], one: TimedCell) -> Limit:
     line, capacity = memory_of(cells, one), one.capacity_bytes
     if line is not None and capacity is not None:
         *smaller, (largest, _) = by_samples(cells, one).items()
-        pays = largest == one.samples and one.rate > PAYS * smaller[-1][1].rate
-        if pays and line.largest(capacity) < 2 * one.samples:
+        before = smaller[-1][1]
+        pays = one.rate > PAYS * before.rate and one.tells_apart(before)
+        if largest == one.samples and pays and line.largest(capacity) < 2 * one.samples:
             return "memory"
     return max(one.parts, key=one.parts.__getitem__)
 
@@ -153,31 +155,62 @@ def _method(model: str, known: Sequence[TimedCell], first: TimedCell) -> Insight
     if len(same) < 2:
         return None
     compared = sorted(same, key=lambda one: one.epoch_s)
-    winner, second, *_ = compared
-    name, other = winner.method, (compared[-1] if workers == 1 else second)
-    ratio = other.epoch_s / winner.epoch_s
-    if not winner.tells_apart(other) or ratio < _CLOSE:
-        equal = f"{_where(winner)} {name} and {other.method} are equally fast"
-        told = "on one worker all methods take the same" if workers == 1 else equal
-        told += ", within what the figures can tell"
-    elif workers == 1:
-        more = share(ratio - 1)
-        told = f"on one worker {name} costs least, and {other.method} {more} more"
-    else:
-        # The part of an epoch in which the winner gains most.
-        part = max(_WORDS, key=lambda part: other.parts[part] - winner.parts[part])
-        mine, theirs = (duration(one.parts[part]) for one in (winner, other))
-        told = (
-            f"{_where(winner)} {name} is the fastest, {number(ratio)} times as fast as "
-            f"{other.method}: {_WORDS[part].name} takes {mine} of an epoch, and there {theirs}"
-        )
+    told = _least_alone(compared) if workers == 1 else _fastest(compared)
     figures = [(f"epoch with {one.method}", duration(one.epoch_s)) for one in compared]
     figures += [
         (f"{words.name} with {one.method}", duration(one.parts[part]))
         for part, words in _WORDS.items()
-        for one in (winner, second)
+        for one in compared[:2]
     ]
     return Insight("method", f"For {model} {told}.", tuple(figures))
+
+
+def _equal_to(winner: TimedCell, others: Iterable[TimedCell]) -> list[TimedCell]:
+    """Return the cells of as many workers that cannot be told apart from the fastest of them."""
+    return [
+        one
+        for one in others
+        if not winner.tells_apart(one) or one.epoch_s < _CLOSE * winner.epoch_s
+    ]
+
+
+def _least_alone(compared: Sequence[TimedCell]) -> str:
+    """Return what is to be said of methods on one worker, of which the first takes least."""
+    winner, *others = compared
+    equal = _equal_to(winner, others)
+    dearer = [one for one in others if one not in equal]
+    if not dearer:
+        return "on one worker all methods take the same, within what the figures can tell"
+    least = " or ".join(one.method for one in (winner, *equal))
+    more = share(dearer[-1].epoch_s / winner.epoch_s - 1)
+    return f"on one worker {least} costs least, and {dearer[-1].method} {more} more"
+
+
+def _fastest(compared: Sequence[TimedCell]) -> str:
+    """Return what is to be said of methods on several workers, of which the first is fastest."""
+    winner, second, *_ = compared
+    where, name = _where(winner), winner.method
+    if equal := _equal_to(winner, compared[1:]):
+        other = equal[0]
+        ratio = other.epoch_s / winner.epoch_s
+        if ratio < _CLOSE:
+            told = f"{where} {name} and {other.method} are equally fast"
+            return f"{told}, within what the figures can tell"
+        beside = f"{number(ratio)} times as fast as {other.method}"
+        return f"{where} {name} may be the fastest, {beside}, but {_overlap(winner)}"
+    # The part of an epoch in which the winner gains most.
+    part = max(_WORDS, key=lambda part: second.parts[part] - winner.parts[part])
+    mine, theirs = (duration(one.parts[part]) for one in (winner, second))
+    return (
+        f"{where} {name} is the fastest, {number(second.epoch_s / winner.epoch_s)} times as fast "
+        f"as {second.method}: {_WORDS[part].name} takes {mine} of an epoch, and there {theirs}"
+    )
+
+
+def _overlap(one: TimedCell) -> str:
+    """Return why a cell and another one of its kind cannot be told apart."""
+    spreads = "ranges" if one.kind is Origin.PREDICTED else "quartiles"
+    return f"their {spreads} overlap"
 
 
 def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
@@ -185,18 +218,13 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
     found = by_workers(known, first.batch)
     if len(found) < 2:
         return None
-    base, (most, last) = next(iter(found.values())), [*found.items()][-1]
-    pays = worth(found)
+    base, last, pays = next(iter(found.values())), [*found.values()][-1], worth(found)
     chosen = found[pays]
     each = "" if chosen.scaling == "strong" else " each"
-    start = f"With a batch of {first.batch}{each}, {counted(pays, 'worker')}"
-    sentence = f"{start} {_gain(chosen, base)}"
-    if most > pays:
-        change = last.rate / chosen.rate - 1
-        verb = "gain" if change >= 0 else "lose"
-        sentence += f"; {most} would {verb} {share(abs(change), 0)}"
-        if not last.tells_apart(chosen):
-            sentence += ", which is within what the figures can tell"
+    sentence = f"With a batch of {first.batch}{each}, {counted(pays, 'worker')} "
+    sentence += _gain(chosen, list(found.values()))
+    if last is not chosen:
+        sentence += f"; {last.workers} {_effect(last, chosen)}"
     figures = tuple(
         (f"speed-up on {counted(count, 'worker')}, {one.method}", number(one.rate / base.rate))
         for count, one in found.items()
@@ -204,14 +232,31 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
     return Insight("workers", f"{sentence}.", figures)
 
 
-def _gain(chosen: TimedCell, base: TimedCell) -> str:
-    """Return what is to be said of the workers of `chosen`, beside the fewest, of `base`."""
+def _effect(more: TimedCell, chosen: TimedCell) -> str:
+    """Return what more workers would do, and that they may if the two cannot be told apart."""
+    change = more.rate / chosen.rate - 1
+    by, sure = share(abs(change), 0), more.tells_apart(chosen)
+    if by == share(0, 0):
+        return f"{'are' if sure else 'may be'} as fast"
+    effect = f"{'gain' if change > 0 else 'lose'} {by}"
+    return f"would {effect}" if sure else f"may {effect}, but {_overlap(more)}"
+
+
+def _gain(chosen: TimedCell, by_number: Sequence[TimedCell]) -> str:
+    """Return what is to be said of the workers of `chosen`, beside fewer and more of them."""
+    base = by_number[0]
     if chosen is base:
-        return "is enough" if chosen.workers == 1 else "are enough"
+        may_pay = any(chosen.longest_s > PAYS * one.shortest_s for one in by_number[1:])
+        verb = "is" if chosen.workers == 1 else "are"
+        return f"{'may be' if may_pay else verb} enough"
     speedup, times = chosen.rate / base.rate, chosen.workers / base.workers
     beside = f"{number(speedup)} times as fast as {counted(base.workers, 'worker')}"
-    if not chosen.tells_apart(base):
-        return f"seem to be {beside}, which is within what the figures can tell"
+    fewer = [one for one in by_number if one.workers < chosen.workers]
+    equal = next((one for one in fewer if not one.tells_apart(chosen)), None)
+    if equal is base:
+        return f"may pay: {beside}, but {_overlap(chosen)}"
+    if equal is not None:
+        return f"may pay: {beside}; {equal.workers} may do as well, for {_overlap(chosen)}"
     if speedup > PAYS * times:
         return (
             f"seem to be {beside}, more than the {number(times)} times that sharing the work can "

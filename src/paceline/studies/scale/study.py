@@ -79,7 +79,8 @@ class StudyModel:
         if problem:
             raise InvalidInput(problem)
         fullest_nbytes = max(found.memory_nbytes[name] for name in found.devices)
-        return RunStep(found.step_s, found.breakdown.seconds, fullest_nbytes)
+        seconds = found.breakdown.seconds
+        return RunStep(found.step_s, seconds, fullest_nbytes, found.range_share)
 
 
 def study_model(settings: ScaleSettings) -> StudyModel:

@@ -155,11 +155,20 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunStep:
-    """The step of one repetition: its seconds, their parts, and the memory of a worker."""
+    """The step of one repetition: its seconds, their parts, and the memory of a worker.
+
+    `range_share`: how far a measured step may be from a predicted one, as a share of it.
+    """
 
     seconds: float
     parts: Mapping[str, float]
     memory_bytes: int
+    range_share: float = 0.0
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The seconds between which the step is: a measured one is what it is."""
+        return max(0.0, 1 - self.range_share) * self.seconds, (1 + self.range_share) * self.seconds
 
     @property
     def shares(self) -> dict[str, float]:
@@ -184,7 +193,7 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
     happened = {row.quantity: row.right_s for row in rows}
     return {
         result.origin: RunStep(result.step_s, happened, held),
-        Origin.PREDICTED: RunStep(result.predicted_step_s, predicted, planned),
+        Origin.PREDICTED: RunStep(result.predicted_step_s, predicted, planned, plan.range_share),
     }
 
 
@@ -193,8 +202,8 @@ def cell(
 ) -> ScaleCell:
     """Return the cell of an epoch, from the steps of one or more repetitions."""
     number = point.steps_of(samples)
-    seconds = [step.seconds for step in steps]
-    lower_s, middle_s, upper_s = quartiles(seconds)
+    _, middle_s, _ = quartiles([step.seconds for step in steps])
+    shortest_s, longest_s = zip(*(step.range_s for step in steps), strict=True)
     epoch_s = number * middle_s
     parts = {
         f"{name}_s": epoch_s * fmean(step.shares.get(name, 0.0) for step in steps)
@@ -204,7 +213,7 @@ def cell(
         **point._asdict(),
         kind=kind,
         epoch_s=epoch_s,
-        spread=(number * lower_s, number * upper_s),
+        spread=(number * quartiles(shortest_s)[0], number * quartiles(longest_s)[2]),
         **parts,
         memory_bytes=max(step.memory_bytes for step in steps),
         capacity_bytes=capacity_bytes,

@@ -8,13 +8,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.core.losses import busy_warning, unrest_between
+from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell, ScaleResult, Scaling, timed
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling, unrest_of
 from paceline.report.format import duration
 from paceline.studies.scale.study_runs import StudyRun
 
 _FEW_S = 100  # shown in seconds rather than minutes
+_RANGES = "the range beside a prediction is meant to hold the measured epoch in 9 of 10 cases"
+_QUARTILES = "beside other epochs stand the quartiles of their repetitions"
 
 
 def cells_table(cells: Sequence[ScaleCell]) -> Table:
@@ -22,9 +24,10 @@ def cells_table(cells: Sequence[ScaleCell]) -> Table:
     kinds = list(dict.fromkeys(cell.kind for cell in cells))
     title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    rows = list(map(_row, cells))
+    spread = "range" if Origin.PREDICTED in kinds else "quartiles"
+    rows = [_row(cell, spread) for cell in cells]
     needless = {"kind"} if len(kinds) == 1 else set()
-    needless |= set() if any(row["quartiles"] for row in rows) else {"quartiles"}
+    needless |= set() if any(row[spread] for row in rows) else {spread}
     heads = [head for head in rows[0] if head not in needless]
     for head in heads:
         justify: Literal["left", "right"] = "left" if head in ("method", "kind") else "right"
@@ -38,19 +41,19 @@ def cells_table(cells: Sequence[ScaleCell]) -> Table:
 _OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
 
 
-def _row(cell: ScaleCell) -> dict[str, str]:
-    computed = quartiles = None
+def _row(cell: ScaleCell, spread: str) -> dict[str, str]:
+    computed = ends = None
     if cell.forward_s is not None and cell.backward_s is not None:
         computed = cell.forward_s + cell.backward_s
-    if cell.spread is not None and cell.spread[0] != cell.spread[1]:  # several repetitions
-        quartiles = "-".join(map(_seconds, cell.spread))
+    if cell.spread is not None and cell.spread[0] != cell.spread[1]:
+        ends = "-".join(map(_seconds, cell.spread))
     return {
         "method": cell.method,
         "workers": str(cell.workers),
         "batch": str(cell.batch) + _OF_BATCH[cell.scaling],
         "kind": cell.kind,
         "epoch": "failed" if cell.error is not None else _seconds(cell.epoch_s),
-        "quartiles": quartiles or "",
+        spread: ends or "",
         "compute": _seconds(computed),
         "exposed": _seconds(cell.exposed_s),
         "memory": "" if cell.memory_bytes is None else f"{cell.memory_bytes / 2**20:,.0f}",
@@ -65,7 +68,7 @@ def _seconds(value: float | None) -> str:
 
 
 def sentences(result: ScaleResult) -> list[str]:
-    """Return the lines below the table: each reason of failures once, and the conclusions."""
+    """Return the lines below the table: why cells failed, what is uncertain, the conclusions."""
     failed: dict[str, list[ScaleCell]] = {}
     for cell in result.cells:
         if cell.error is not None:
@@ -75,21 +78,12 @@ def sentences(result: ScaleResult) -> list[str]:
         point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
         more = f" (and {len(others)} more)" if others else ""
         lines.append(f"failed: {point}: {reason}{more}")
+    kinds = {cell.kind for cell in result.cells if cell.spread is not None}
+    if Origin.PREDICTED in kinds:
+        lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")
     warning = busy_warning(unrest_of(result.cells), "repetitions", "what follows is as uncertain")
     lines += [] if warning is None else [warning]
     return lines + [insight.sentence for insight in result.insights]
-
-
-def unrest_of(cells: Iterable[ScaleCell]) -> float:
-    """Return how far repetitions that took place lie from their median, over that, at most."""
-    return max(
-        (
-            unrest_between(cell.spread[0], cell.epoch_s, cell.spread[1])
-            for cell in timed(cells)
-            if cell.spread is not None and cell.kind is not Origin.PREDICTED
-        ),
-        default=0.0,
-    )
 
 
 def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
