@@ -63,7 +63,7 @@ def test_a_profile_writes_its_files(run) -> None:
     assert {path.name for path in folder.iterdir()} == files
     timeline = read_trace(folder / "trace.json")["measured"]
     assert timeline.num_steps() == 1 + 4  # the last block of recorded steps
-    assert {row.topic for row in result.insights} == {"limit", "change", "memory"}
+    assert {row.topic for row in result.insights} >= {"limit", "change", "memory"}
 
 
 def test_the_stages_are_the_step(run) -> None:

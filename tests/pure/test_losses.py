@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from boxes import box, chain, link
 from paceline.core.compare import Breakdown
-from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST, Losses, largest_of
+from paceline.core.losses import (
+    BETWEEN_HOSTS,
+    CORES_BETWEEN_HOSTS,
+    WITHIN_A_HOST,
+    Losses,
+    largest_of,
+)
 from paceline.core.machine import Machine
 from paceline.planner import forecast
 from paceline.planner.ranges import half_width
@@ -71,6 +77,19 @@ def test_several_hosts_lose_less_beside_an_exchange() -> None:
     assert statistics.mean((usual(2).beside_exchange, 0)) < usual(1).beside_exchange
 
 
+def test_cores_between_hosts_lose_as_much_as_was_measured_beside_their_exchange() -> None:
+    """The 8 MB of the layer that backward begins with take 1,000 s, beside half of backward."""
+    joined = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 8e3)])
+    machine = joined.model_copy(update={"losses": None})
+    assert machine.usual_losses == CORES_BETWEEN_HOSTS
+    # Long beside the update, which takes 8 ms.
+    work, strategy = chain((1000.0, 4), (1000.0, 8_000_000)), STRATEGIES["allreduce"]
+    found = forecast(work, machine, strategy, strategy.config(workers=2), 2)
+    expected = 1 + 0.55 * 0.5 + 0.03 * largest_of(2)
+    assert found.slowdown == pytest.approx(expected, rel=1e-5)
+    assert found.step_s == pytest.approx(2000.0 * expected, rel=1e-5)
+
+
 def parts(exposed_s: float) -> Breakdown:
     return Breakdown(0.0, 0.3, 0.7 - exposed_s, 0.0, 0.0, 0.0, exposed_s, 0.0)
 
@@ -107,3 +126,47 @@ def test_asynchronous_workers_wait_for_nobody() -> None:
         )
         assert plain == 1.0
         assert (slower > 1.2) is waits[name]
+
+
+BESIDE, SLOWEST = "beside exchanges", "waiting for the slowest"
+
+
+@pytest.mark.parametrize(
+    ("shares", "longer"),
+    [
+        # 4 s of exchange beside 8 s of backward; two workers wait for 0.59 standard deviations.
+        ({"beside_exchange": 0.5, "spread": 0.1}, f"31 %: {BESIDE}, and {SLOWEST}"),
+        ({"beside_exchange": 0.5}, f"25 %: {BESIDE}"),
+        ({"spread": 0.1}, f"6 %: {SLOWEST}"),
+        ({}, None),
+    ],
+)
+def test_a_forecast_names_what_makes_computation_longer_and_nothing_else(
+    shares: dict[str, float], longer: str | None
+) -> None:
+    joined = box("cpu", "cpu", links=[link("h", "h", 1e6)])
+    machine = joined.model_copy(update={"losses": losses(**shares)})
+    work, strategy = chain((4.0, 2_000_000), (4.0, 2_000_000)), STRATEGIES["allreduce"]
+    why = forecast(work, machine, strategy, strategy.config(workers=2), 2).why
+    if longer is None:
+        assert "longer" not in why
+    else:
+        percent, causes = longer.split(": ")
+        assert f" of the step, {percent} longer than undisturbed: {causes}; " in why
+
+
+def test_one_worker_neither_exchanges_nor_waits() -> None:
+    machine = box("cpu").model_copy(update={"losses": losses(beside_exchange=0.5, spread=0.5)})
+    strategy = STRATEGIES["allreduce"]
+    found = forecast(chain((4.0, 4)), machine, strategy, strategy.config(workers=1), 1)
+    assert found.why == "computes 100 % of the step; nothing is exchanged"
+
+
+def test_of_workers_who_wait_for_nobody_no_wait_is_said() -> None:
+    """Theirs exchange beside all that they compute; the others have one layer, and nothing then."""
+    machine = box("gpu", "gpu", links=[link("gpu0", "h", 1e6), link("gpu1", "h", 1e6)])
+    both = machine.model_copy(update={"losses": losses(beside_exchange=0.5, spread=0.1)})
+    for name, causes in (("allreduce", f"6 %: {SLOWEST}"), ("hogbatch", f"50 %: {BESIDE}")):
+        config, work = STRATEGIES[name].config(workers=2), chain((1.0, 2_000_000))
+        why = forecast(work, both, STRATEGIES[name], config, 2).why
+        assert f", {causes.replace(':', ' longer than undisturbed:')}; " in why

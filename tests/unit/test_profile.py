@@ -192,3 +192,24 @@ def test_the_number_of_rounds_is_bounded(clock, seconds: float):
     profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
     # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
     assert num_steps == (8 if seconds < 1 else 502)
+
+
+@pytest.mark.parametrize(("held_up", "times", "unrest"), [(False, 1, 0.0), (True, 2, 4.5)])
+def test_a_restless_profile_takes_twice_as_many_rounds(
+    clock, held_up: bool, times: int, unrest: float
+):
+    model, num_steps = Small(clock), 0
+    share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
+
+    def source() -> Iterator[Share]:
+        nonlocal num_steps
+        num_steps += 1
+        clock.now += LOAD_S + HELD_UP_S * (held_up and num_steps % 3 == 0)
+        yield share
+
+    workload, step_s = describe(model, share.inputs), STEP_S + 2 * MARK_S
+    seconds = 2 * NUM_ROUNDS * step_s + 1e-6
+    found = profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
+    # Two to warm up, and as many traced as were wanted; quartiles are a step and one held up.
+    assert num_steps == 2 + times * NUM_ROUNDS + NUM_ROUNDS
+    assert found.machine.usual_losses.unrest == pytest.approx(unrest / step_s)

@@ -107,6 +107,20 @@ def test_the_largest_batch_is_said_as_far_as_it_is_known() -> None:
     )
 
 
+def test_a_busy_machine_is_said_before_all_else(tmp_path) -> None:
+    result = profile_result(unrest=0.25)
+    result = result.model_copy(update={"insights": tuple(insights_of(result))})
+    first = result.insights[0]
+    assert first.sentence == (
+        "This machine is busy with other programs: half of the steps lie ±25 % around their "
+        "median, and all that follows is as uncertain, although twice as many were taken."
+    )
+    assert first.sentence in summary(result, "runs/x")
+    page = write_report(write_profile(tmp_path / "run", result)).read_text()
+    assert first.sentence in page
+    assert "machine" not in said(unrest=0.15)
+
+
 def test_sums_and_errors_follow_from_the_rows() -> None:
     result = profile_result(recorded_typical_s=0.0125)
     assert result.stages_s == pytest.approx(0.010)  # hidden communication adds nothing

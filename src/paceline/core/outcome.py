@@ -199,8 +199,10 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
     device: str | None = None
 
 
-Topic = Literal["prediction", "limit", "change", "method", "exchange", "workers", "memory"]
-"""The question: was it predicted, what limits, what next, which exchange, how many, what fits."""
+Topic = Literal[
+    "machine", "prediction", "limit", "change", "method", "exchange", "workers", "memory"
+]
+"""What it is about: was the machine quiet, was it predicted, what limits, what next, and so on."""
 
 
 @dataclass(frozen=True)

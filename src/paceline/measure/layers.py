@@ -23,12 +23,11 @@ from torch import nn
 from paceline.core.balance import apportion
 from paceline.core.calibration import Measurement, Measurements
 from paceline.core.cost import CostModel, Measured, Roofline
-from paceline.core.losses import BUSY, Losses, unrest_between
+from paceline.core.losses import Losses
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Strategy, Window
-from paceline.core.timeline import quartiles
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.exchange.replica import Probe
 from paceline.exchange.step import Learning, Share, train_step
@@ -36,6 +35,7 @@ from paceline.links.group import Group
 from paceline.measure import timing
 from paceline.measure.cores import CoreTime, lost_here
 from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
 from paceline.models.paced import QUEUED_S
 from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
@@ -122,43 +122,29 @@ def profile(
         *probes.works,
     ]
 
-    def rounds(number: int) -> list[list[float]]:
+    def rounds(number: int) -> Rounds:
         # One row a round: the seconds of a step and of each exchange.
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
     # The fastest warm-up round of each rank: the first one allocates memory and connects.
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
-    untraced = rounds(number)
-    if unrest_of(group.gather(untraced)) > BUSY:
-        untraced += rounds(number)
+    rows = rounds_of_all(partial(rounds, number), group)
     # Traced afterwards, because the hooks of a trace slow down each layer.
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
     recorder.stop_trace()
     lost_beside = probes.lost_beside(group)
     probes.close()
-    rows = group.gather(untraced)
     parts = timing.median_durations(recorder.spans(), lambda span: (span.kind, span.part))
     # The scale removes what tracing adds to each layer.
-    scale = _straggling(rows) * median(row[0] for row in untraced) / sum(parts.values())
+    scale = _straggling(rows) * median(row[0] for row in rows[group.rank]) / sum(parts.values())
     parts = {key: scale * part_s for key, part_s in parts.items()}
     machine, durations = _of_ranks(parts, workload, group)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
     losses = Losses.none("contained in the profile", unrest_of(rows))
     machine = machine.model_copy(update={"losses": losses})
     return Profile(machine, durations, exchanges, lost_beside)
-
-
-def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return how far the quartiles of the slowest rank's steps lie from their median, over that.
-
-    `rows`: of each rank, for each round, the seconds of its step first.
-    """
-    lower, middle, upper = quartiles(
-        [max(row[0] for row in one) for one in zip(*rows, strict=True)]
-    )
-    return unrest_between(lower, middle, upper)
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:

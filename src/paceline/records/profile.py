@@ -58,7 +58,7 @@ def validated_profile(values: dict[str, Any]) -> ProfileSettings:
     return settings
 
 
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Stage = Literal["load", "forward", "backward", "train", "hidden", "exposed", "update", "idle"]
 
@@ -90,7 +90,7 @@ class StageRow(Record):
     """A part of the step: all parts but "hidden" add up to it."""
 
     stage: Stage
-    seconds: _Seconds
+    seconds: _NotNegative
 
 
 class ResourceRow(Record):
@@ -192,6 +192,7 @@ class ProfileResult(Record):
     `step` is the time of plain steps, `recorded_step` that of recorded ones, which took turns with
     them; `cost` is the relative difference. `stages` are means over the workers, from the timelines
     of the recorded steps; `recorded_typical_s` is the mean of the same steps by the clock alone.
+    `unrest` is that of `core.losses`, of all workers' plain steps.
     Operators are those of worker 0, and so are `kernels_s`, the seconds in which a GPU's kernels
     run, copies included; None on a CPU.
     """
@@ -203,6 +204,7 @@ class ProfileResult(Record):
     step: Quartiles
     recorded_step: Quartiles
     cost: float
+    unrest: _NotNegative = 0.0
     recorded_typical_s: _Positive
     stages: tuple[StageRow, ...]
     forward: Quartiles

@@ -23,6 +23,7 @@ from paceline.exchange.setup import TrainingSetup
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.measure.timing import endless, median_durations, num_rounds
+from paceline.measure.unrest import unrest_of_traced
 from paceline.record.clock import clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.strategies.subbatch.config import SubBatch
@@ -82,6 +83,8 @@ def _calibrated(
 ) -> Calibrated:
     """Return the machine, and the median seconds of what is computed and exchanged."""
     spans = timeline.spans
+    losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
+    machine = machine.model_copy(update={"losses": losses})
     # Computation is measured over all sub-batches together; exchanges belong to no single owner.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],

@@ -27,6 +27,7 @@ from paceline.measure.cores import cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.link import link_speed, message_speed
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
+from paceline.measure.unrest import unrest_of_traced
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.rpc.reading import PerSecond, Seconds
@@ -58,10 +59,11 @@ class DeviceProfile(Record):
 
     `host` tells its network from others, and it may use `cores` of it. `seconds` are those of each
     part of a step, by kind and layer, of which it was `running` on a core for a share: with fewer
-    cores than devices it waits for one. `codecs` are values a second encoded and decoded, by
-    kernel. A GPU copies `copy_bytes_per_s` to its host. `lost_beside` is what computation loses
-    beside messages to and from the hub, which the same cores send; one core sends or receives
-    `core_bytes_per_s`. `below`: for a child hub, the profiles of its body devices.
+    cores than devices it waits for one. `unrest` is that of `core.losses`. `codecs` are values a
+    second encoded and decoded, by kernel. A GPU copies `copy_bytes_per_s` to its host.
+    `lost_beside` is what computation loses beside messages to and from the hub, which the same
+    cores send; one core sends or receives `core_bytes_per_s`. `below`: for a child hub, the
+    profiles of its body devices.
     """
 
     kind: DeviceKind
@@ -72,6 +74,7 @@ class DeviceProfile(Record):
     codecs: dict[Kernel, tuple[PerSecond, PerSecond]]
     cores: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     running: Annotated[float, Field(ge=0, le=1)] = 1.0
+    unrest: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     lost_beside: Annotated[float, Field(ge=0, lt=1)] = 0.0
     copy_bytes_per_s: PerSecond | None = None
     latency_s: Seconds = 0.0
@@ -109,6 +112,7 @@ def profile_device(
         codecs={wire_format(name).kernel: codec_speed(name) for name in codecs},
         cores=cores_here(),
         running=min(1.0, busy_s / max(elapsed_s, _MIN_SECONDS)),
+        unrest=unrest_of_traced(spans),
         copy_bytes_per_s=None if device.type == "cpu" else copy_speed(device),
     )
 
@@ -200,7 +204,8 @@ def calibrate(
     # On a lone core the plan has messages and computation take turns.
     sharing = [one for number, one in profiles.items() if number and one.cores > 1]
     beside = max((one.lost_beside for one in sharing), default=0.0)
-    losses = Losses(beside_exchange=beside, spread=0.0, source=_SOURCE)
+    unrest = _unrest([profiles[number] for number in config.workers_by_device], on_host)
+    losses = Losses(beside_exchange=beside, spread=0.0, unrest=unrest, source=_SOURCE)
     machine = Machine(
         name="this-run",
         hosts=tuple(
@@ -274,9 +279,24 @@ def _undisturbed(one: DeviceProfile, on_host: Sequence[DeviceProfile]) -> float:
 
     Where devices share cores, plans have them take turns; elsewhere what ran beside it counts.
     """
+    return one.running if _shares_cores(one, on_host) else 1.0
+
+
+def _unrest(
+    bodies: Iterable[DeviceProfile], on_host: Mapping[str, Sequence[DeviceProfile]]
+) -> float:
+    """Return the unrest of the most restless body with a core of its own: others share theirs.
+
+    A hub's is not looked at: its parts are so short that any pause is many of them.
+    """
+    alone = (one.unrest for one in bodies if not _shares_cores(one, on_host[one.host]))
+    return max(alone, default=0.0)
+
+
+def _shares_cores(one: DeviceProfile, on_host: Sequence[DeviceProfile]) -> bool:
+    """Return True if a device is on cores of which there are fewer than such devices."""
     on_cores = [other for other in on_host if other.kind is DeviceKind.CPU]
-    shares = one.kind is DeviceKind.CPU and len(on_cores) > max(other.cores for other in on_host)
-    return one.running if shares else 1.0
+    return one.kind is DeviceKind.CPU and len(on_cores) > max(other.cores for other in on_host)
 
 
 def _device(workload: Workload, number: int, one: DeviceProfile, host: str) -> Device:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,11 +27,10 @@ from paceline.links.processes import module_command
 from paceline.measure.this_machine import facts
 from paceline.record.trace import write_trace
 from paceline.records import profile
-from paceline.records.config_file import write_config
 from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.terminal import console
-from paceline.runs.folder import make_folder, new_id
+from paceline.runs.folder import new_id, run_folder
 from paceline.runs.launching import as_rank, check_cores, leave, under_torchrun
 from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
@@ -94,20 +94,20 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     settings = request.settings
     err = console(stderr=True, quiet=group.rank != 0)
     subject = profiled_steps.subject_of(settings, group)
-    # Made now, so that a folder that cannot be written ends the run before its steps.
-    folder = make_folder(settings.output, request.run_id) if group.rank == 0 else None
-    if folder is not None:
-        write_config(folder, settings)
-    workload = subject.workload
-    err.print(
-        f"{settings.model}: {workload.num_parameters:,} parameters in {len(workload.layers)} "
-        f"layers; {settings.steps} steps as they are, and as many recorded"
-    )
-    findings = profiled_steps.profile_rank(settings, subject, group)
-    result = result_of(settings, request.run_id, findings, group)
-    if folder is not None:
-        write_trace(folder / "trace.json", findings.blocks.timelines[-1:])
-        write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
+    made: AbstractContextManager[Path | None] = nullcontext()
+    if group.rank == 0:  # so that a folder that cannot be written ends the run before its steps
+        made = run_folder(settings.output, request.run_id, settings)
+    with made as folder:
+        workload = subject.workload
+        err.print(
+            f"{settings.model}: {workload.num_parameters:,} parameters in {len(workload.layers)} "
+            f"layers; {settings.steps} steps as they are, and as many recorded"
+        )
+        findings = profiled_steps.profile_rank(settings, subject, group)
+        result = result_of(settings, request.run_id, findings, group)
+        if folder is not None:
+            write_trace(folder / "trace.json", findings.blocks.timelines[-1:])
+            write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
 
 
 def result_of(
@@ -136,6 +136,7 @@ def result_of(
         step=spread(plain),
         recorded_step=spread(recorded),
         cost=median(recorded) / median(plain) - 1,
+        unrest=blocks.unrest,
         recorded_typical_s=fmean(group.gather(fmean(map(profiled_steps.typical, blocks.recorded)))),
         stages=tuple(
             profile.StageRow(stage=name, seconds=seconds)

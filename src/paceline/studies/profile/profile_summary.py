@@ -6,14 +6,16 @@ from pathlib import Path
 
 from rich.table import Table
 
+from paceline.core.losses import busy_warning
 from paceline.core.outcome import Insight
 from paceline.records.profile import ProfileResult
-from paceline.report.format import duration, nbytes, number, share
+from paceline.report.format import change_text, duration, nbytes, number, share
 from paceline.report.profile import (
     largest_sentence,
     operator_rows,
     overhead_rows,
     stage_rows,
+    surplus_sentence,
 )
 from paceline.report.terminal import table
 
@@ -28,7 +30,11 @@ _MOST_OPERATORS = 8
 
 
 def insights_of(result: ProfileResult) -> Iterator[Insight]:
-    """Yield the limit of a step, the first change to make, and the limit of memory."""
+    """Yield the limit of a step, the first change to make, and the limit of memory.
+
+    If other programs ran beside the steps, that comes first.
+    """
+    yield from _unrest(result)
     parts = _shares(result)
     limit = max(parts, key=parts.__getitem__)
     others = {name: part for name, part in parts.items() if name != "computation"}
@@ -46,6 +52,14 @@ def insights_of(result: ProfileResult) -> Iterator[Insight]:
     yield Insight("limit", f"{sentence}.", figures)
     yield _change(worst, parts[worst], result)
     yield _memory(result)
+
+
+def _unrest(result: ProfileResult) -> Iterator[Insight]:
+    so = "all that follows is as uncertain, although twice as many were taken"
+    warning = busy_warning(result.unrest, "half of the steps", so)
+    if warning is not None:
+        figures = (("half of the steps", f"±{share(result.unrest, 0)} around their median"),)
+        yield Insight("machine", f"{warning[0].upper()}{warning[1:]}.", figures)
 
 
 def _shares(result: ProfileResult) -> dict[str, float]:
@@ -95,7 +109,7 @@ def _change(worst: str, lost: float, result: ProfileResult) -> Insight:
     return Insight(
         "change",
         f"First {words['remedy']}: without {words['cost']} a step would take "
-        f"{duration(without_s)}, {gain:.2f} times as fast.",
+        f"{duration(without_s)}, at best {gain:.2f} times as fast.",
         ((worst, f"{share(lost)} of a step"), ("step", duration(step_s))),
     )
 
@@ -151,13 +165,13 @@ def summary(result: ProfileResult, folder: str) -> str:
     lines = [
         f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
         f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
-        f"recording  {share(result.cost, signed=True)} of a step; the stages' sum is "
-        f"{share(result.stages_error, signed=True)} off",
+        f"recording  {change_text(result.cost)} of a step; the stages' sum is "
+        f"{change_text(result.stages_error)} off",
         f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
-        f"{nbytes(memory.predicted)} ({share(memory.error, signed=True)})",
+        f"{nbytes(memory.predicted)} ({change_text(memory.error)})",
     ]
-    if result.surplus_nbytes is not None:
-        lines.append(f"surplus    worker 0 needs {nbytes(result.surplus_nbytes)} more than others")
+    if (surplus := surplus_sentence(result)) is not None:
+        lines.append(f"surplus    {surplus}")
     if result.largest is not None:
         predicted = f"{result.largest.predicted:,}"
         lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")

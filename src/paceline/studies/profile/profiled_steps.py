@@ -23,6 +23,7 @@ from paceline.exchange.replica import ModelReplica
 from paceline.exchange.step import SGD, Learning, Share, shares, train_step
 from paceline.links.group import Group
 from paceline.measure.timing import endless, seconds_between
+from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
 from paceline.models import describe, find
 from paceline.recipes.named import recipe_of, takes_any_data
 from paceline.recipes.optimizers import checked_optimizer
@@ -127,6 +128,7 @@ class Blocks:
 
     `plain` and `recorded` are seconds by block. `spans` are this rank's, `timelines` those of all
     ranks, one for each recorded block. `processor_s` is what a plain step took of each core.
+    `unrest` is that of `core.losses`, of all ranks' plain steps.
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -134,6 +136,7 @@ class Blocks:
     spans: list[list[Span]] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
     processor_s: float = 0.0
+    unrest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -224,11 +227,12 @@ def measure(
 ) -> Blocks:
     """Take blocks of steps, plain and recorded in turns. All ranks must call it together.
 
-    Which of a pair goes first alternates, so that a machine that slows down slows both alike.
+    Which of a pair goes first alternates, so that a machine that slows down slows both alike. Where
+    plain steps are restless, twice as many blocks are taken.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
-    found, processor_s = Blocks(), 0.0
+    found = Blocks()
 
     def block(block_recorder: Recorder | None) -> list[float]:
         """Return the seconds of `size` steps after settling, recorded if there is a recorder."""
@@ -245,21 +249,27 @@ def measure(
         recorder.step_ends()
         return seconds_between(clock, marks)
 
-    for number in range(num_blocks):
-        for recorded in (False, True) if number % 2 == 0 else (True, False):
-            # Gathering took the ranks unequally long, and the first step must not wait for that.
-            group.barrier()
-            if recorded:
-                found.recorded.append(block(recorder))
-                spans = recorder.spans()
-                found.spans.append(spans)
-                found.timelines.append(gather_timeline(spans, clock_offset(group), group))
-            else:
-                before_s = time.process_time()
-                found.plain.append(block(None))
-                processor_s += time.process_time() - before_s
-    taken = num_blocks * (size + 1 + settling)
-    found.processor_s = processor_s / taken / len(os.sched_getaffinity(0))
+    def pairs() -> Rounds:
+        """Take blocks of both kinds, and return the plain steps."""
+        earlier = len(found.plain)
+        for number in range(num_blocks):
+            for recorded in (False, True) if number % 2 == 0 else (True, False):
+                # Gathering took the ranks unequally long: the first step must not wait for that.
+                group.barrier()
+                if recorded:
+                    found.recorded.append(block(recorder))
+                    spans = recorder.spans()
+                    found.spans.append(spans)
+                    found.timelines.append(gather_timeline(spans, clock_offset(group), group))
+                else:
+                    before_s = time.process_time()
+                    found.plain.append(block(None))
+                    found.processor_s += time.process_time() - before_s
+        return [[seconds] for own in found.plain[earlier:] for seconds in own]
+
+    found.unrest = unrest_of(rounds_of_all(pairs, group))
+    taken = len(found.plain) * (size + 1 + settling)
+    found.processor_s /= taken * len(os.sched_getaffinity(0))
     return found
 
 
