@@ -16,8 +16,9 @@ from closed_forms import (
     processing_s,
     typical_s,
 )
-from paceline.core.after_backward import AfterBackward, BackwardPhase, milliseconds
+from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.cost import Slowed
+from paceline.core.durations import duration
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Strategy, Window
 from paceline.planner.backward import after_backward_sentence
@@ -62,7 +63,7 @@ def test_host_states_definitions_3_1_to_3_3(sizes):
     assert found.left_s == pytest.approx(found.overhead_s - found.sync_s, rel=1e-6)
     decides = processing_s(times).index(max(processing_s(times)))
     assert f"l{decides}, whose gradients arrive last" in found.because
-    assert f"T = {milliseconds(host_s(times))}" in found.because
+    assert f"summed after {duration(host_s(times))}" in found.because
 
 
 @given(layers, st.sampled_from([2, 4, 8]))
@@ -85,8 +86,10 @@ def test_tree_states_definition_3_4(sizes, workers):
     assert found.total_s == pytest.approx(typical_s(times), rel=1e-9)
     assert found.left_s == pytest.approx(found.overhead_s, rel=1e-6)
     summed_s, down_s = (sum(getattr(one, name) for one in times) for name in ("t_aa", "t_bc"))
-    assert f"sums take {milliseconds(summed_s)} (t_aa)" in found.because
-    assert f"the way down {milliseconds(down_s)} (t_bc)" in found.because
+    assert f"sums take {duration(summed_s)} and" in found.because
+    assert f"the way down {duration(down_s)}, {duration(typical_s(times))} with backward" in (
+        found.because
+    )
 
 
 def plan(name, left_s, overhead_s, *, workers=2, codec=None):
@@ -102,7 +105,8 @@ def test_the_smaller_overhead_decides_and_not_what_is_left():
     # Many small layers: host leaves less after backward, but its synchronisations cost more.
     said = after_backward_sentence([plan("tree", 0.004, 0.004), plan("host", 0.001, 0.006)])
     assert said.startswith(
-        "after backward (T_BP = 100 ms, 2 workers) 4 ms are left with tree, 1 ms with host, because"
+        "after backward, which takes 100 ms on each of 2 workers, 4 ms are left with tree, "
+        "1 ms with host, because"
     )
     assert said.endswith(
         "so tree adds less to backward: 4 ms (tree) < 6 ms (host) (Le et al. 2018, section 3.2)"

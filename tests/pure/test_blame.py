@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.blame import place_of, told
+from paceline.core.blame import blamed, place_of, told
 from paceline.core.cost import Totals
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.interval import Interval
@@ -73,3 +73,10 @@ def test_a_library_that_a_model_has_called_is_blamed_on_the_models_line():
     library = Path(sysconfig.get_paths()["stdlib"])
     elsewhere = failing(ValueError("no"))
     assert str(library) not in str(place_of(raised("f()", f=elsewhere)))
+
+
+def test_what_is_refused_names_the_users_line_too():
+    assert blamed(raised("\nraise ValueError('no such mode')")) == (
+        "ValueError: no such mode (at mine.py:2)"
+    )
+    assert blamed(KeyError("x")) == "KeyError: 'x'"

@@ -17,14 +17,17 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
 from paceline.planner import search
-from paceline.records.machine_file import read_machine
-from paceline.strategies import find_exchange
+from paceline.planner.search import forecast_one
+from paceline.records.catalogue import known_link
+from paceline.records.machine_file import find_machine, read_machine
+from paceline.strategies import find_exchange, find_strategy
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.hierarchy import plan as hierarchy
 from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce
+from paceline.strategies.wheel.config import Wheel
 
 CODECS = {"eightbit": {"encode_values_per_s": 1e7, "decode_values_per_s": 2e7, "latency_s": 1e-4}}
 
@@ -210,6 +213,29 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
         assert f"workers: {workers} are too many" in refused.why
         assert f"at most {most}" in refused.why
         assert "\n" not in refused.why
+
+
+@pytest.mark.parametrize(
+    ("child_hubs", "num_devices", "sent_by_hub"),
+    [
+        (0, 1 + 256 // 4, 256 * 4_000_000),  # the body's parameters, to each worker
+        (8, 1 + 256 // 4 + 8, 8 * 4_004_000),  # all parameters, to each child
+    ],
+)
+def test_many_workers_of_wheel_are_planned_on_a_machine_by_name(
+    child_hubs: int, num_devices: int, sent_by_hub: int
+):
+    """They alternate by fours on 64 of the GPUs; in a tree each hub has one of its own, too."""
+    work, machine = chain((0.01, 4_000_000), (0.01, 4000)), find_machine("32x8xv100+25gbe")
+    config = Wheel(workers=256, lanes=4, head="l1", child_hubs=child_hubs)
+    found = forecast_one(lambda _: work, machine, find_strategy("wheel"), config, 256)
+    assert found.workers == 256
+    assert len(found.memory_nbytes) == num_devices
+    assert found.link_nbytes["host0.gpu0->host0"] == sent_by_hub
+    if not child_hubs:  # seven of the 64 stand beside the hub's
+        away = 4_000_000 * (256 - 7 * 4)
+        assert found.link_nbytes["host0->switch0"] == away
+        assert found.step_s > away / known_link("25gbe").bandwidth_bytes_per_s
 
 
 def test_a_machine_that_is_no_cluster_is_planned_as_it_is():

@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/tutorial.md")
-GUIDES = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/how-to/*.md")))
+GUIDES = tuple(
+    str(path.relative_to(ROOT))
+    for folder in ("how-to", "launch")
+    for path in sorted(ROOT.glob(f"docs/{folder}/*.md"))
+)
 README = (ROOT / "README.md").read_text()
 RESULTS = (ROOT / "docs" / "results.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -62,9 +62,12 @@ def test_a_machine_file_may_say_how_fast_codecs_are(tmp_path: Path):
     assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are keys
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in Path("machines").glob("*.toml")))
-def test_the_machine_files_can_be_read(name: str):
-    assert read_machine(Path("machines") / name).name == name.removesuffix(".toml")
+FILES = sorted(Path("machines").rglob("*.toml"))  # those of equal devices, too
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_machine_files_can_be_read(path: Path):
+    assert read_machine(path).name == path.stem
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,7 @@ def test_a_missing_machine_file_is_named(tmp_path: Path):
         read_machine(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("path", sorted(Path("machines").glob("*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_machine_of_the_repository_is_valid_and_connected(path: Path):
     known = read_machine(path)
     for device in known.devices[1:]:

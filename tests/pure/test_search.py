@@ -1,6 +1,6 @@
 """Which plans are looked at, which are refused, and how many workers are worth using."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -9,7 +9,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
-from paceline.planner import Ranking, search
+from paceline.planner import Forecast, Ranking, search
 from paceline.planner.search import placements
 from paceline.strategies import find_exchange
 
@@ -41,9 +41,10 @@ def test_more_workers_gain_until_the_link_takes_what_they_save():
         assert forecast.step_s == pytest.approx(-(-8 // workers) + ring_s + update_s)
     assert found.worth == 2  # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6
     rate = (SECONDS + update_s) / (SECONDS / 2 + 2 + update_s)
-    # Less than 13 % and 17 % of their steps, the ranges of both, would have to be apart.
+    # Less than 13 % and 17 % of their steps, the ranges of both, would have to be apart; of four it
+    # is 23 %.
     assert found.workers_sentence == (
-        f"2 workers may be worth using, {rate:.2f}x one worker; 4 would lose 25 %"
+        f"2 workers may be worth using, {rate:.2f}x one worker; 4 may lose 25 %"
     )
 
 
@@ -56,6 +57,37 @@ def test_one_worker_is_worth_it_where_the_link_is_too_slow():
     found = ranked(joined(["cpu"] * 2, 1e5))
     assert found[0].workers == found.worth == 1
     assert found.workers_sentence.startswith("1 worker is worth using; 2 would lose 9")
+
+
+@pytest.mark.parametrize(
+    ("ring_s", "says"),
+    [
+        (1.0, "; 4 are predicted to be as fast"),  # 4 + 1 and 2 + 3 s
+        (0.97, "; 4 may gain 1 %"),  # 4.97 for 4.91 s
+        (1.05, "; 4 may lose 2 %"),  # 5.05 for 5.15 s
+    ],
+)
+def test_what_more_workers_gain_is_within_the_ranges(ring_s, says):
+    """It is 2 % at most, or more of them would be worth using."""
+    found = ranked(joined(["cpu"] * 4, 8e6 / ring_s))
+    assert found.workers_sentence == f"2 workers are worth using, {_times_one(found)}{says}"
+    sure = replace(found, forecasts=tuple(map(certain, found.forecasts)))
+    assert sure.workers_sentence.endswith(says.replace("may", "would"))
+
+
+def _times_one(found: Ranking) -> str:
+    best = found.best_of
+    return f"{best[1].step_s / best[2].step_s:.2f}x one worker"
+
+
+class Certain(Forecast):
+    """A forecast that is never wrong."""
+
+    range_share = 0.0
+
+
+def certain(one: Forecast) -> Certain:
+    return Certain(**{field.name: getattr(one, field.name) for field in fields(one)})
 
 
 @pytest.mark.parametrize(

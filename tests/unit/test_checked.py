@@ -79,9 +79,9 @@ def test_a_wrong_prediction_makes_room_for_the_next(clock):
     assert found.name == "b"
     assert seconds == [2.0] * (TRIAL - 1) + [1.3] * (100 - TRIAL + 1)
     assert said == [
-        "auto: a takes 2e+03 ms a step, and not 1e+03 ms as predicted; trying b, predicted to "
-        "take 1.2e+03 ms",
-        "auto: b from now on; measured a 2e+03 ms, b 1.3e+03 ms",
+        "auto: a takes 2.00 s a step, and not 1.00 s as predicted; trying b, predicted to "
+        "take 1.20 s",
+        "auto: b from now on; measured a 2.00 s, b 1.30 s",
     ]
     assert found.num_searched == 2 * TRIAL - 1
 
@@ -90,7 +90,7 @@ def test_it_goes_back_if_the_next_is_worse(clock):
     found, seconds, said = run(clock, [("a", 1.0, 2.0), ("b", 1.2, 3.0)])
     assert found.name == "a"
     assert seconds[-1] == 2.0
-    assert said[-1] == "auto: a from now on; measured a 2e+03 ms, b 3e+03 ms"
+    assert said[-1] == "auto: a from now on; measured a 2.00 s, b 3.00 s"
 
 
 def test_what_was_predicted_to_be_slower_than_that_is_not_tried(clock):
@@ -108,7 +108,7 @@ def test_the_slowest_rank_counts(clock):
     assert found.name == "a"  # b takes 2.4 s there
     found, _, said = run(clock, [("a", 1.0, 1.1), ("b", 1.05, 0.9)], group=Alone(slower=2.0))
     assert found.name == "b"
-    assert "a takes 2.2e+03 ms" in said[0]
+    assert "a takes 2.20 s" in said[0]
 
 
 @pytest.mark.parametrize("num_steps", [5, TRIAL, 2 * TRIAL - 2, 2 * TRIAL])

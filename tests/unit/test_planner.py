@@ -10,7 +10,7 @@ from paceline.core.machine import Machine
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, Ranking, forecast, rank, search
-from paceline.planner.forecast import Advice
+from paceline.planner.ranking import Advice
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 
@@ -78,7 +78,7 @@ def test_buckets_hide_behind_backward_as_far_as_it_lasts():
     assert found.breakdown.hidden_s == pytest.approx(3)
     assert found.breakdown.exposed_s == pytest.approx(TWO_S + ONE_S - 3)
     assert found.devices == ("cpu0", "cpu1")
-    assert found.why == "computes 69 % of the step; 31 % is communication that shows, of 8e+03 ms"
+    assert found.why == "computes 69 % of the step; 31 % is communication that shows, of 8.00 s"
 
 
 def test_nothing_hides_where_the_cores_carry_the_bytes():

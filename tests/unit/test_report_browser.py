@@ -49,7 +49,7 @@ def desk(browser: Browser, folder: Path) -> Page:
 
 
 def test_is_small(folder: Path) -> None:
-    assert (folder / "report.html").stat().st_size < 8e6
+    assert (folder / "report.html").stat().st_size < 2e6
 
 
 def test_its_trace_is_one_that_perfetto_loads(folder: Path) -> None:

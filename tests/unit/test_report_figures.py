@@ -1,5 +1,6 @@
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,8 @@ from paceline.report.figures import (
     step_parts,
     whole_numbers,
 )
+from paceline.report.side_by_side import Point, Side, SideBySide
+from paceline.report.side_by_side_page import drawn
 from paceline.report.steps import excerpt, steps_in_time, thinned, through_time
 from paceline.report.workers import _updates
 
@@ -77,6 +80,18 @@ class TestStepsInTime:
         span = Span(Kind.STEP, 0, "", None, (lane,), 0.0, 1.0)
         (bar,) = steps_in_time([excerpt(Timeline([span], "measured"))]).data
         assert bar.y == ("&lt;b&gt;cpu/compute",)
+
+
+def figures_of(page: str) -> list[dict[str, Any]]:
+    """What plotly draws on a page."""
+    return [json.loads(one) for one in re.findall(r'application/json">(.+?)</script>', page)]
+
+
+def assert_whole_ticks(axis: dict[str, Any], highest: int) -> None:
+    """Few ticks, and all at whole numbers, whatever the range that plotly chooses."""
+    assert (axis["tickmode"], axis["tick0"]) == ("linear", 0)
+    assert axis["dtick"] == int(axis["dtick"]) >= 1
+    assert highest / axis["dtick"] <= 8
 
 
 def test_learning_curves_count_epochs_from_one() -> None:
@@ -236,6 +251,28 @@ def test_no_line_runs_backwards_in_time() -> None:
     # As workers write their updates down: in turns, and not in the order of their clocks.
     gaps = ((1.0, 1), (3.0, 2), (2.5, 1), (4.0, 0))
     made = Updates(count=4, by_worker={}, staleness={}, gaps=gaps, mean_staleness=0.5)
-    page = _updates(made, ())
-    (described,) = re.findall(r'application/json">(.+?)</script>', page)
-    assert json.loads(described)["data"][0]["x"] == [1.0, 2.5, 3.0, 4.0]
+    (figure,) = figures_of(_updates(made, ()))
+    assert figure["data"][0]["x"] == [1.0, 2.5, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 40])
+def test_updates_ahead_are_ticked_at_whole_numbers(most: int) -> None:
+    made = Updates(
+        count=4, by_worker={}, staleness={}, gaps=((1.0, 0), (2.0, most)), mean_staleness=0.5
+    )
+    assert_whole_ticks(figures_of(_updates(made, ()))[0]["layout"]["yaxis"], most)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3, 40])
+def test_epochs_of_runs_beside_each_other_are_ticked_once(num_epochs: int) -> None:
+    points = tuple(
+        Point(epoch=number, seconds=float(number), loss=1.0) for number in range(1, num_epochs + 1)
+    )
+    named = ("one", "other")
+    runs = tuple(
+        Side(name=name, differs="", points=points, samples_per_s=1, reached_s=1, num_updates=None)
+        for name in named
+    )
+    sides = SideBySide(loss="test loss", lowest=1.0, reached=1.0, runs=runs)
+    _, sections = drawn(sides)
+    assert_whole_ticks(figures_of("".join(sections))[0]["layout"]["xaxis2"], num_epochs)

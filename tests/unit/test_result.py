@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import ChunkTrial, Epoch
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
-from paceline.core.timeline import Span, Timeline
+from paceline.core.timeline import Origin, Span, Timeline
 from paceline.records.result import RunResult, read_result
 from paceline.report.terminal import comparison_table, result_tables, show_plans
 from plan_rows import plan_row
@@ -176,10 +176,27 @@ def test_two_timelines_are_compared_with_units():
 def test_the_summary_says_accuracy_and_prediction_beside_measurement():
     *_, text = result_tables(RESULT, "runs/x")
     assert "50.0 %" in text
-    assert "predicted 11.0 ms (9.57 ms to 12.4 ms), measured 10.0 ms (+10.0%)" in text
+    assert "predicted 11.0 ms (9.57 ms to 12.4 ms), measured 10.0 ms (+10.0 %)" in text
     assert "the median of the untraced steps" in text
     assert "6,400 samples/s with 2 workers" in text
     assert "runs/x/result.json" in text
+
+
+def test_a_prediction_that_is_many_times_off_is_said_as_times():
+    far = RESULT.model_copy(update={"predicted_step_s": 2.52, "plans": ()})
+    *_, text = result_tables(far, "runs/x")
+    assert "predicted 2.52 s, measured 10.0 ms (252 times), the median" in text
+
+
+@pytest.mark.parametrize(("workers", "counted"), [(1, "1 worker"), (2, "2 workers")])
+def test_workers_and_places_are_counted_in_plain_english(workers, counted):
+    own = {"settings": TrainSettings(model="lenet5", workers=workers)}
+    *_, text = result_tables(RESULT.model_copy(update=own), "runs/x")
+    assert f"6,400 samples/s with {counted}\n" in text
+    rehearsed = own | {"origin": Origin.REHEARSED, "devices": "as k40", "faults": ("late",)}
+    *_, text = result_tables(RESULT.model_copy(update=rehearsed), "runs/x")
+    assert f"no training: {counted} as k40\n" in text
+    assert "the trace departs from it in 1 place\n" in text
 
 
 def test_of_a_search_for_the_chunk_the_chosen_size_is_marked():

@@ -114,9 +114,3 @@ class BackwardPhase:
         update_s = self.spans[self.last_update.id].start_s
         left_s, total_s = update_s - self.end_s, update_s - self.start_s
         return AfterBackward(backward_s, self.sync_s, left_s, total_s, because)
-
-
-def milliseconds(seconds: float) -> str:
-    """Return seconds as milliseconds with three digits, such as "4.12 ms"."""
-    number = 1e3 * seconds
-    return f"{number:,.0f} ms" if number >= 1000 else f"{number:.3g} ms"

@@ -12,6 +12,7 @@ from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import factory_of, find_codec
 from paceline.core.calibration import LinearTime, Measurement, line_through
+from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import AUTO, wire_format
 from paceline.exchange.compressed import CompressedAllReduce
@@ -92,8 +93,8 @@ class AutoCodec(CodecChoice):
         self._mode = "encoded" if encoded_s < _WORTH * plain_s else "plain"
         outcome = _CODEC if self._mode == "encoded" else "none"
         self._verdict = (
-            f"{outcome}, because steps took {encoded_s * 1e3:.3g} ms with dynamic8 where it pays "
-            f"and {plain_s * 1e3:.3g} ms without"
+            f"{outcome}, because steps took {duration(encoded_s)} with dynamic8 where it pays "
+            f"and {duration(plain_s)} without"
         )
 
     def codec_of(self, count: int) -> tuple[str, Factory]:

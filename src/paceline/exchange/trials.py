@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.exchange.replica import Method, ModelReplica, Statistics
 from paceline.links.group import Group
@@ -107,7 +108,7 @@ class Trials:
     def _figure(self, name: str) -> str:
         chunk = self._chunks.get(name)
         chunks = "" if chunk is None else f" in chunks of {_layers(chunk)}"
-        return f"{name} {_ms(self._seconds[name])}{chunks}"
+        return f"{name} {duration(self._seconds[name])}{chunks}"
 
 
 class Candidate(NamedTuple):
@@ -215,9 +216,9 @@ class Checked:
             return
         other = faster[0]
         self._on_decision(
-            f"auto: {now.name} takes {_ms(self._measured[now.name])} a step, and not "
-            f"{_ms(now.predicted_s)} as predicted; trying {other.name}, predicted to take "
-            f"{_ms(other.predicted_s)}"
+            f"auto: {now.name} takes {duration(self._measured[now.name])} a step, and not "
+            f"{duration(now.predicted_s)} as predicted; trying {other.name}, predicted to take "
+            f"{duration(other.predicted_s)}"
         )
         self._replica.close()  # before the other is made: they hook the same gradients
         self._use(other)
@@ -228,8 +229,8 @@ class Checked:
         best = min(measured, key=lambda one: self._measured[one.name], default=self._used)
         if len(measured) > 1:
             self.num_searched = self._num_steps - 1
-            told = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in self._measured.items())
-            self._on_decision(f"auto: {best.name} from now on; measured {told}")
+            took = [f"{name} {duration(took_s)}" for name, took_s in self._measured.items()]
+            self._on_decision(f"auto: {best.name} from now on; measured {', '.join(took)}")
         if best is not self._used:
             self._replica.close()
             self._use(best)
@@ -239,10 +240,6 @@ class Checked:
         self._replica = candidate.make()
         if self._recorder is not None:
             self._replica.record(self._recorder)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def _layers(count: int) -> str:

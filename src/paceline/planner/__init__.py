@@ -1,6 +1,7 @@
 """Forecast what strategies would take on a machine, rank them, and say whether a codec pays."""
 
-from paceline.planner.forecast import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
+from paceline.planner.forecast import ERROR_BAR, Forecast, forecast
+from paceline.planner.ranking import Ranking, Refusal, rank
 from paceline.planner.search import forecast_one, search
 
 __all__ = [

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from paceline.core.after_backward import AfterBackward, milliseconds
+from paceline.core.after_backward import AfterBackward
+from paceline.core.durations import duration
 
 
 class Planned(Protocol):
@@ -58,11 +59,11 @@ def after_backward_sentence(plans: Iterable[Planned]) -> str | None:
         return None
     workers = next(iter(found.values())).workers
     (first, one), *others = known.items()
-    left = [f"{milliseconds(one.left_s)} are left with {first}"]
-    left += [f"{milliseconds(other.left_s)} with {name}" for name, other in others]
-    backward = milliseconds(min(each.backward_s for each in known.values()))
+    left = [f"{duration(one.left_s)} are left with {first}"]
+    left += [f"{duration(other.left_s)} with {name}" for name, other in others]
+    backward = duration(min(each.backward_s for each in known.values()))
     reasons = "; ".join(f"with {name} {each.because}" for name, each in known.items())
-    start = f"after backward (T_BP = {backward}, {workers} workers)"
+    start = f"after backward, which takes {backward} on each of {workers} workers,"
     return f"{start} {', '.join(left)}, because {reasons}{_decided(known)}"
 
 
@@ -71,5 +72,5 @@ def _decided(known: dict[str, AfterBackward]) -> str:
     if len(known) < 2:
         return ""
     ordered = sorted(known.items(), key=lambda item: item[1].overhead_s)
-    added = " < ".join(f"{milliseconds(one.overhead_s)} ({name})" for name, one in ordered)
+    added = " < ".join(f"{duration(one.overhead_s)} ({name})" for name, one in ordered)
     return f"; so {ordered[0][0]} adds less to backward: {added} (Le et al. 2018, section 3.2)"

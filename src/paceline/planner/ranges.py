@@ -1,4 +1,4 @@
-"""The range of a prediction: in nine of ten cases the step that is measured lies within it.
+"""The range of a prediction: meant to hold the median of the measured steps in nine of ten cases.
 
 Of a machine whose figures a profile has measured it is that of `benchmarks/planner`, where each
 configuration was predicted and carried out; twice as much of an exchange if a file states them. Of

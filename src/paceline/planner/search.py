@@ -16,7 +16,8 @@ from paceline.core.simulate import period
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
-from paceline.planner.forecast import Forecast, Ranking, Refusal, forecast, memory, rank
+from paceline.planner.forecast import Forecast, forecast, memory
+from paceline.planner.ranking import Ranking, Refusal, rank
 from paceline.strategies import find_exchange
 
 # The four 8-bit types are equally fast: one stands for all. What 4 bits cost in accuracy is not

@@ -12,7 +12,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
-from paceline.planner.forecast import Forecast, Ranking
+from paceline.planner.forecast import Forecast
+from paceline.planner.ranking import Ranking
 from paceline.planner.search import NO_OPTIONS, search
 
 Quantity = Literal["bandwidth", "latency"]

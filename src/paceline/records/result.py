@@ -1,6 +1,5 @@
 """The results of runs and plans, and result.json, whose records are told apart by their `kind`."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -18,7 +17,7 @@ from paceline.files import limits
 from paceline.files.reading import read_file
 from paceline.planner import Forecast, Ranking, Refusal
 from paceline.planner.backward import after_backward_sentence
-from paceline.planner.forecast import Advice
+from paceline.planner.ranking import Advice
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
 
@@ -29,8 +28,9 @@ class PlanRow(Record):
     `config` is the strategy's configuration; `efficiency` is samples a second over what the devices
     would reach on their own; `link_nbytes_per_step` is by direction of a link, of a ring on its
     slowest way, and `memory_nbytes` by device, and by host where one holds anything. `is_balanced`:
-    the workers' parts follow their speeds. `range_share`: in nine of ten cases a measured step is
-    as near as that to `step_s`, as a share of it. `notes` are sentences to stand beside `why`.
+    the workers' parts follow their speeds. `range_share`: the median of the measured steps is meant
+    to be as near as that to `step_s`, as a share of it, in nine of ten cases. `notes` are sentences
+    to stand beside `why`.
     `after_backward`: what the exchange leaves to be done then, where the strategy says so.
     """
 
@@ -64,6 +64,11 @@ class PlanRow(Record):
             "memory_nbytes": dict(forecast.memory_nbytes),
         }
         return cls(**own, **{n: getattr(forecast, n) for n in cls.model_fields if n not in own})
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The shortest and the longest step within the range."""
+        return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property
     def explanation(self) -> str:
@@ -133,21 +138,6 @@ class RankingRows(Record):
             backward_sentence=after_backward_sentence(ranking),
         )
 
-    @property
-    def sentences(self) -> Iterator[str]:
-        """The sentences below the table of a terminal, with the first refusal of each strategy."""
-        if self.workers_sentence:
-            yield self.workers_sentence
-        if self.advice:
-            yield self.advice.sentence
-        if self.backward_sentence:
-            yield self.backward_sentence
-        first = {row.strategy: row for row in reversed(self.refused)}
-        for name, row in first.items():
-            yield f"{name} is refused on {row.workers} workers: {row.why}"
-        if self.plans:
-            yield "in 9 of 10 cases a step is within the range beside it (±)"
-
 
 class RunResult(RunMetrics):
     """A training or a rehearsal: its settings, its prediction, and its metrics.
@@ -200,7 +190,7 @@ class RunResult(RunMetrics):
         """The shortest and the longest step within the range of the prediction."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
-                return (1 - plan.range_share) * plan.step_s, (1 + plan.range_share) * plan.step_s
+                return plan.range_s
         return None
 
     @property

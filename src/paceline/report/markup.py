@@ -108,15 +108,22 @@ def header(title: str, line: str, run_id: str, tiles: Iterable[tuple[str, str, s
 
 
 def insights(rows: Iterable[Insight]) -> Html:
-    """Return the first section of a page: what was found, each with the figures it rests on."""
-    items = []
+    """Return the first section of a page: what was found, each with the figures it rests on.
+
+    What is found about one topic stands together, where the first of it would.
+    """
+    found: dict[str, list[Html]] = {}
     for row in rows:
         figures = (element("span", f"{name} ", element("b", value)) for name, value in row.figures)
         rests = element("div", *figures, class_="rests soft")
-        topic = element("span", _TOPICS.get(row.topic, row.topic), class_="topic")
-        items.append(element("li", topic, element("div", element("span", row.sentence), rests)))
+        said = element("div", element("span", row.sentence), rests)
+        found.setdefault(_TOPICS.get(row.topic, row.topic), []).append(said)
+    items = (
+        element("li", element("span", topic, class_="topic"), element("div", *said))
+        for topic, said in found.items()
+    )
     nothing = element("p", "Too little is known of it to say anything.")
-    return section("What it says", "", element("ul", *items, class_="says") if items else nothing)
+    return section("What it says", "", element("ul", *items, class_="says") if found else nothing)
 
 
 def facts(

@@ -32,7 +32,7 @@ from paceline.report.markup import (
     table,
 )
 from paceline.report.steps import two_steps
-from paceline.strategies import EXCHANGES
+from paceline.strategies import EXCHANGES, STRATEGIES
 
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _BEST = 12
@@ -182,7 +182,9 @@ def _method(plans: Sequence[PlanRow]) -> Insight:
         times = ratio(best.samples_per_s, other.samples_per_s)
         sentence += f", {times:.2f} times those of {_described(other)}, the best of the others"
         if (1 + best.range_share) * best.step_s >= (1 - other.range_share) * other.step_s:
-            sentence += "; their ranges overlap: rehearse both"
+            both = _is_rehearsed(best) and _is_rehearsed(other)
+            advice = "rehearse both" if both else "either may be the faster"
+            sentence += f"; their ranges overlap: {advice}"
         figures.append((_described(other), f"{duration(other.step_s)} a step"))
     sentence = "; ".join((sentence, *best.notes))
     return Insight("method", f"{sentence}.", tuple(figures))
@@ -192,12 +194,12 @@ def _change(ranking: RankingRows, best: PlanRow) -> Insight:
     step = ("step", duration(best.step_s))
     figures: list[tuple[str, str]] = [("exposed communication", duration(best.exposed_s)), step]
     left_s = best.step_s - best.exposed_s
-    advice = ranking.advice
-    if advice is not None and advice.pays:
+    advice, is_exchange = ranking.advice, best.strategy in EXCHANGES
+    if advice is not None and advice.pays and is_exchange:
         figures.append(("the link is busy", f"{share(advice.link_busy)} of a plain step"))
         return Insight("change", f"{_capital(advice.sentence)}.", tuple(figures))
-    if best.strategy not in EXCHANGES:  # whose devices have no steps in common
-        sentence = f"Rehearse {_described(best)} before anything is changed for it"
+    if not is_exchange:  # the gains below are those of exchanges alone
+        sentence = _trial(best)
     elif best.exposed_s > WORTH * best.step_s and left_s > 0:
         sentence = (
             "Change the exchange first (a faster link, larger batches): without exposed "
@@ -213,6 +215,22 @@ def _change(ranking: RankingRows, best: PlanRow) -> Insight:
     if advice is not None:
         sentence += f". As to codecs, {advice.sentence}"
     return Insight("change", f"{sentence}.", tuple(figures))
+
+
+def _trial(plan: PlanRow) -> str:
+    """Return how a plan can be tried, if it can be."""
+    strategy, described = STRATEGIES.get(plan.strategy), _described(plan)
+    if strategy is not None and strategy.run is None:
+        return f"{described} can be planned, but not run here"
+    if _is_rehearsed(plan):
+        return f"Rehearse {described} before anything is changed for it"
+    return f"Train for a short time with {described} before anything is changed for it"
+
+
+def _is_rehearsed(plan: PlanRow) -> bool:
+    """Return True if it is known that the plan's strategy can be rehearsed."""
+    strategy = STRATEGIES.get(plan.strategy)
+    return strategy is not None and strategy.run is not None and strategy.is_rehearsed
 
 
 def _capital(sentence: str) -> str:

@@ -9,7 +9,15 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, ProfileResult, Quartiles
 from paceline.report.figures import HOVER, KINDS, LEFT, PARTS, escaped, figure_of, styled
-from paceline.report.format import counted, duration, nbytes, number, ratio, share
+from paceline.report.format import (
+    change_text,
+    counted,
+    duration,
+    nbytes,
+    number,
+    ratio,
+    share,
+)
 from paceline.report.markup import Drawn, Html, facts, folded, header, insights, section, table
 from paceline.report.steps import two_steps
 
@@ -47,7 +55,7 @@ def _header(result: ProfileResult) -> Html:
         ("samples/s", number(result.samples_per_s), "measured, not recorded"),
         ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
         ("memory", nbytes(memory.measured), f"of tensors; {nbytes(memory.predicted)} predicted"),
-        ("recording", share(result.cost, signed=True), "what it added to a step"),
+        ("recording", change_text(result.cost), "recorded steps beside others"),
     )
     return header(settings.model, line, result.id, tiles)
 
@@ -99,7 +107,7 @@ def _stages(result: ProfileResult) -> Html:
     note = (
         "Means over the workers and over the recorded steps, the middle half of them. Hidden "
         "communication runs beside computation and adds nothing. The sum is "
-        f"{share(result.stages_error, signed=True)} off the recorded steps by the clock, "
+        f"{change_text(result.stages_error)} off the recorded steps by the clock, "
         f"{duration(result.recorded_typical_s)}."
     )
     named = {name: fill.label for name, fill in PARTS.items()}
@@ -181,7 +189,7 @@ def _tables(result: ProfileResult) -> Iterator[Html]:
     head = ("phase", "sum of our layers", "torch.profiler", "error", "inside operators")
     rows = []
     for row in result.agreement:
-        error, inside = share(row.error, signed=True), duration(row.in_operators_s)
+        error, inside = change_text(row.error), duration(row.in_operators_s)
         rows.append((row.phase, duration(row.ours_s), duration(row.torch_s), error, inside))
     note = "The same steps, of worker 0 by itself, under both at once; in seconds of such a step."
     if rows:
@@ -198,7 +206,7 @@ def _memory(result: ProfileResult) -> Html:
         ("a batch", nbytes(tensors.inputs)),
         ("at most at once, predicted", nbytes(tensors.predicted)),
         ("at most at once, measured", nbytes(tensors.measured)),
-        ("error of the prediction", share(tensors.error, signed=True)),
+        ("error of the prediction", change_text(tensors.error)),
     ]
     held = []
     for row in result.workers:
@@ -208,11 +216,22 @@ def _memory(result: ProfileResult) -> Html:
         "Tensors of worker 0 as PyTorch's allocator counted them, without the data set; feature "
         "maps are what forward keeps for backward. Below, what each process held."
     )
-    if result.surplus_nbytes is not None:
-        surplus = nbytes(result.surplus_nbytes)
-        note += f" Worker 0 needs {surplus} more than the others do on average."
+    if (surplus := surplus_sentence(result)) is not None:
+        note += f" {surplus}."
     processes = table(("process", "before training", "in training", "more"), held)
     return section("Memory", note, table(("tensors", "bytes"), rows), processes)
+
+
+def surplus_sentence(result: ProfileResult) -> str | None:
+    """Return what worker 0 needs beside the others, without its full stop; None if it is alone."""
+    surplus = result.surplus_nbytes
+    if surplus is None:
+        return None
+    others = "worker 1" if len(result.workers) == 2 else "the others on average"
+    if not surplus:
+        return f"Worker 0 needs as much memory as {others}"
+    more = f"{nbytes(abs(surplus))} {'more' if surplus > 0 else 'less'}"
+    return f"Worker 0 needs {more} than {others}"
 
 
 def _largest(found: LargestBatch) -> Html:

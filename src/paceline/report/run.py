@@ -140,7 +140,8 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
     if result.predicted_step_s is not None:
         note = "before the rehearsal" if result.is_rehearsal else "before training"
         if within is not None:
-            note = f"9 of 10 steps: {duration(within[0])} to {duration(within[1])}"
+            held = f"{duration(within[0])} to {duration(within[1])}"
+            note = f"range meant to hold 9 of 10 medians: {held}"
         yield "predicted step", duration(result.predicted_step_s), note
     if result.prediction_error is not None:
         note = f"predicted against {result.origin}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import plotly.graph_objects as go
 
-from paceline.report.figures import COLOURS, escaped, figure_of, styled
+from paceline.report.figures import COLOURS, escaped, figure_of, styled, whole_numbers
 from paceline.report.format import share
 from paceline.report.markup import Drawn, Html, element, section, table
 from paceline.report.side_by_side import (
@@ -75,7 +75,8 @@ def _curves(sides: SideBySide) -> go.Figure:
                 col=column,
             )
     figure.update_xaxes(title_text="seconds of training", rangemode="tozero", col=1)
-    figure.update_xaxes(title_text="epoch", tickformat="d", rangemode="tozero", col=2)
+    last = max(point.epoch for run in sides.runs for point in run.points)
+    figure.update_xaxes(title_text="epoch", rangemode="tozero", col=2, **whole_numbers(last))
     figure.update_yaxes(title_text=f"{sides.loss} / lowest", col=1)
     return styled(figure, _HEIGHT)
 

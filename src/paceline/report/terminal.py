@@ -8,10 +8,12 @@ from rich.table import Table
 
 from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Traffic, is_share
-from paceline.records.result import PlanRow, RunResult
+from paceline.planner import Refusal
+from paceline.records.result import PlanRow, RankingRows, RunResult
 from paceline.report.differences import Differences
 from paceline.report.format import (
     change_text,
+    counted,
     duration,
     nbytes,
     optional_share,
@@ -23,6 +25,8 @@ from paceline.report.insights import brought
 from paceline.report.side_by_side import SideBySide, epoch_rows, summary_rows, time_rows
 
 _MOST_PLANS = 12
+_RANGE = """\
+the range beside a step (±) is meant to hold the median of the measured steps in 9 of 10 cases"""
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
@@ -108,6 +112,30 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
     if len(fastest) > len(shown):
         out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
+
+
+def plan_sentences(ranking: RankingRows) -> Iterator[str]:
+    """Yield the sentences below the table of plans, with the first refusal of each strategy."""
+    if ranking.workers_sentence:
+        yield ranking.workers_sentence
+    if ranking.advice:
+        yield ranking.advice.sentence
+    if ranking.backward_sentence:
+        yield ranking.backward_sentence
+    first = {row.strategy: row for row in reversed(ranking.refused)}
+    for row in first.values():
+        yield _refused(row, ranking.plans)
+    if ranking.plans:
+        yield _RANGE
+
+
+def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
+    """Return that a strategy is refused, and what of it, if the rest of it is planned."""
+    asked = row.strategy, row.workers
+    planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
+    name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
+    where = f" ({row.placement})" if planned else ""
+    return f"{name} is refused on {counted(row.workers, 'worker')}{where}: {row.why}"
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
@@ -207,9 +235,10 @@ def learnt(last: Epoch, score: str) -> tuple[str, str]:
 
 def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     settings, files = result.settings, "result.json, trace.json, report.html"
-    how = f"with {result.num_workers} workers"
+    workers = counted(result.num_workers, "worker")
+    how = f"with {workers}"
     if result.is_rehearsal:
-        yield "rehearsed", f"no training: {settings.workers} workers {result.devices}"
+        yield "rehearsed", f"no training: {workers} {result.devices}"
         how = f"rehearsed with strategy {result.strategy}"
     elif result.epochs:
         yield learnt(result.epochs[-1], result.score)
@@ -220,7 +249,7 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
             predicted = f"predicted {duration(result.predicted_step_s)}"
             if (within := result.predicted_range_s) is not None:
                 predicted += f" ({duration(within[0])} to {duration(within[1])})"
-            happened = f"{predicted}, {happened} ({result.prediction_error:+.1%})"
+            happened = f"{predicted}, {happened} ({change_text(result.prediction_error)})"
         yield "step", f"{happened}, the median of the untraced steps"
         if settings.kind == "rehearse" and result.lower_quartile_s and result.upper_quartile_s:
             lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
@@ -235,8 +264,8 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
         yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
     if result.is_rehearsal and result.faults is not None:
-        faults = len(result.faults)
-        conforms = f"departs from it in {faults} places" if faults else "conforms to it"
+        faults = counted(len(result.faults), "place")
+        conforms = f"departs from it in {faults}" if result.faults else "conforms to it"
         yield "plan", f"the trace {conforms}"
     yield "written", f"{folder}/{files}"
 

@@ -100,7 +100,8 @@ def _updates(made: Updates, workers: Sequence[UnevenWorker]) -> Html:
         times, gaps = zip(*sorted(made.gaps), strict=True)
         figure = go.Figure(go.Scatter(x=times, y=gaps, mode="lines", line={"color": COLOURS[0]}))
         figure.update_xaxes(title_text="seconds of training", rangemode="tozero")
-        figure.update_yaxes(title_text="updates ahead of the last", rangemode="tozero")
+        ticks = whole_numbers(max(gaps))
+        figure.update_yaxes(title_text="updates ahead of the last", rangemode="tozero", **ticks)
         drawn.append(figure_of(styled(figure, _HEIGHT), "gaps"))
     note = "Updates of the shared model. Tried: samples/s before the training."
     return section("Updates", note, *drawn)

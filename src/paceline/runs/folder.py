@@ -3,7 +3,8 @@
 import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -11,14 +12,15 @@ from uuid import uuid4
 from rich.console import Console
 
 from paceline.core.errors import InvalidInput
+from paceline.core.settings import Record
 from paceline.core.timeline import Origin, Timeline
 from paceline.files.writing import write_text
 from paceline.planner import Ranking
 from paceline.record.trace import write_trace
-from paceline.records.config_file import FILE_NAME
+from paceline.records.config_file import FILE_NAME, written_config
 from paceline.records.result import AnyResult, PlanResult
 from paceline.report import write_report
-from paceline.report.terminal import show_plans
+from paceline.report.terminal import plan_sentences, show_plans
 
 _by_torchrun = count(1)  # runs of this process
 
@@ -56,11 +58,30 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
     return folder
 
 
+@contextmanager
+def run_folder(
+    output: Path, run_id: str, settings: Record, *, exists: bool = False
+) -> Iterator[Path]:
+    """Make the folder of a run, unless it `exists`, with the run's settings in it.
+
+    One that was made, and in which nothing else is written, is removed in the end. Raises
+    InvalidInput if it cannot be made or written to.
+    """
+    folder = make_folder(output, run_id, exists=exists)
+    try:
+        with written_config(folder, settings):
+            yield folder
+    finally:
+        if not exists:
+            remove_unused(folder)
+
+
 def remove_unused(folder: Path) -> None:
-    """Remove the folder of a run that has written nothing but its settings there."""
-    if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
-        (folder / FILE_NAME).unlink(missing_ok=True)
-        folder.rmdir()
+    """Remove the folder of a run that has written nothing but its settings there, if it can be."""
+    with suppress(OSError):  # how the run has ended says more than a folder that stays
+        if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
+            (folder / FILE_NAME).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:
@@ -95,7 +116,7 @@ def show_plan(
         out.print_json(data=data | ({"folder": str(folder)} if folder else {}))
         return
     show_plans(out, result.ranking.plans, title)
-    for text in result.ranking.sentences:
+    for text in plan_sentences(result.ranking):
         out.print(text, soft_wrap=True)
     if drawing:
         out.print(drawing, soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.strategy import Strategy
@@ -146,7 +147,7 @@ def train_best(
     # Profiles differ between ranks, and all have to go the same way: rank 0's.
     predicted = group.gather([(one.strategy, one.step_s) for one in forecasts])[0]
     by_name = {one.strategy: one for one in forecasts}
-    shown = [f"{name} {step_s * 1e3:.3g} ms" for name, step_s in predicted]
+    shown = [f"{name} {duration(step_s)}" for name, step_s in predicted]
     decide(f"auto: {predicted[0][0]} first; predicted {', '.join(shown)} a step")
     model = runner.setup.model
     candidates = []

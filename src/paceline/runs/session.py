@@ -4,6 +4,7 @@ measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder
 """
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -27,23 +28,18 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
 from paceline.planner.admission import admit_profiled, admit_rounds
-from paceline.records.config_file import written_config
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report.format import duration, share
 from paceline.report.terminal import console, result_tables, show_plans
-from paceline.runs.folder import make_folder, remove_unused, show_plan, write_files
+from paceline.runs.folder import run_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
 _OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
-_OF_TWO_MACHINES = (
-    "two machines: `paceline launch {model} --workers 2 --nodes 2 --master ADDRESS --emit "
-    "torchrun` prints a command for each"
-)
 logger = logging.getLogger(__name__)
 
 
@@ -118,8 +114,21 @@ def _show_ranking(
         ranking=RankingRows.of(ranking),
     )
     output = settings.output if request.keep and session.group.rank == 0 else None
-    more = _OF_TWO_MACHINES.format(model=settings.model)
+    more = _of_two_machines(session)
     show_plan(out, plan, ranking, output, title, request.as_json, more=more)
+
+
+def _of_two_machines(session: TrainingSession) -> str | None:
+    """Return what prints the commands for two machines; None if no launcher starts the workers."""
+    settings, strategy = session.settings, session.strategy
+    if strategy.is_led and not strategy.takes_ranks:
+        return None
+    model = shlex.quote(settings.model)
+    named = f" --strategy {settings.strategy}" if strategy.is_led else ""  # planned by itself
+    return (
+        f"two machines: `paceline launch {model}{named} --workers 2 --nodes 2 --master ADDRESS "
+        "--emit torchrun` prints a command for each"
+    )
 
 
 def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
@@ -130,7 +139,8 @@ def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
     """Say on rank 0 that other programs ran beside the profile, if its steps tell."""
     unrest = max((one.machine.usual_losses.unrest for one in forecasts), default=0.0)
-    warning = busy_warning(unrest, "steps of the profile", "predictions are as much less certain")
+    so = "the ranges of predictions are wider for it"
+    warning = busy_warning(unrest, "half of the steps of the profile", so)
     if warning is not None and group.rank == 0:
         logger.warning("%s", warning)
 
@@ -153,20 +163,12 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
     return request.model_copy(update={"run_id": rows[0]["run_id"]})
 
 
-@contextmanager
-def _folder_of(session: TrainingSession) -> Iterator[Path]:
-    """Make the run's folder, or take that of the run that goes on, with its settings in it."""
+def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
+    """Give the run's folder, or that of the run that goes on, with its settings in it."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0
-    folder = make_folder(settings.output, session.run_id, exists=exists)
-    try:
-        with written_config(folder, settings):
-            yield folder
-    except InvalidInput:  # of a run that is refused before it has done anything nothing is left
-        if not exists:
-            remove_unused(folder)
-        raise
+    return run_folder(settings.output, session.run_id, settings, exists=exists)
 
 
 @contextmanager

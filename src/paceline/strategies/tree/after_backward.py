@@ -1,6 +1,7 @@
 """What the tree leaves after backward: all of its exchange (Le et al. 2018, definition 3.4)."""
 
-from paceline.core.after_backward import AfterBackward, BackwardPhase, milliseconds
+from paceline.core.after_backward import AfterBackward, BackwardPhase
+from paceline.core.durations import duration
 from paceline.core.plan import Kind
 
 
@@ -9,8 +10,8 @@ def after_backward(phase: BackwardPhase) -> AfterBackward:
     summed_s = max(span.end_s for span in phase.exchange if span.kind is Kind.REDUCE)
     found = phase.explained("")
     up_s = summed_s - phase.end_s
-    up, down = milliseconds(up_s), milliseconds(found.left_s - up_s)
+    up, down = duration(up_s), duration(found.left_s - up_s)
     return phase.explained(
-        f"nothing is sent before backward is over: sums take {up} (t_aa) and the way down {down} "
-        f"(t_bc), T' = {milliseconds(found.total_s)}"
+        f"nothing is sent before backward is over: sums take {up} and the way down {down}, "
+        f"{duration(found.total_s)} with backward"
     )

@@ -131,7 +131,9 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     ratio, share = ratio_of(busiest), busy[busiest.name] / timeline.makespan_s
     if ratio <= 1 or share < _SATURATED:  # messages, or turns of one lane, take longer than both
         return None
-    needed = len(served) * ceil(ratio)
+    count = len(served[busiest])
+    body_s = sum(busy[body.name] for body in served[busiest]) / count
+    needed = len(served) * head_devices_needed(busy[busiest.name] / count, count, body_s)
     return (
         f"{busiest.name} is what limits: heads and updates keep it busy {ratio:.2f} times as long "
         f"as a body's device computes (p k / t); {needed} devices with heads would keep up (child "

@@ -1,0 +1,37 @@
+"""Strategies whose runs have been measured beforehand, so that a plan of them takes no time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from boxes import box, chain, link
+from paceline.core.cost import Roofline
+from paceline.core.losses import Losses
+from paceline.core.strategy import Calibrated, Role
+from paceline.exchange.session import TrainingSession
+from paceline.strategies import STRATEGIES
+
+unrest = 0.0  # of the steps that were measured
+
+RANKS = replace(STRATEGIES["allreduce"], name="ranks", run=__name__, calibrate=None)
+HUB = replace(RANKS, name="hub", roles=lambda config: (Role("hub", 1, leads=True),))
+HUB_OF_RANKS = replace(HUB, name="hub_of_ranks", takes_ranks=True)
+
+
+class MeasuredRun:
+    """A run of a model of one layer on two equal cores."""
+
+    about, samples_per_step = "measured beforehand", 8.0
+    workload = chain((8.0, 4_000_000))
+
+    def measure(self) -> Calibrated:
+        """Return two cores whose exchange takes hardly any time."""
+        cores = box("cpu", "cpu", links=[link("h", "h", 1e12)])
+        machine = cores.model_copy(update={"losses": Losses.none("a test", unrest)})
+        return Calibrated(machine, Roofline.of(machine))
+
+
+@contextmanager
+def start(session: TrainingSession) -> Iterator[MeasuredRun]:
+    """Give the run of a session."""
+    yield MeasuredRun()

@@ -1,0 +1,55 @@
+"""Results of runs whose traced step has known parts, for tests of what is said of them."""
+
+from paceline.core.compare import Comparison, ComparisonRow
+from paceline.core.outcome import Epoch, Insight
+from paceline.core.settings import TrainSettings
+from paceline.core.timeline import Timeline
+from paceline.records.result import PlanRow, RunResult
+from paceline.report.insights import of_run
+from plan_rows import plan_row
+
+EXCHANGES = {"load": 0, "forward": 4, "backward": 8, "update": 0.4, "exposed": 6, "idle": 1.6}
+COMPUTES = {"load": 0, "forward": 30, "backward": 66, "update": 1, "exposed": 2, "idle": 1}
+
+
+def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
+    """Return an epoch of 2 s with a training loss of 1."""
+    return Epoch(number=number, train_loss=1, test_loss=test_loss, score=accuracy, seconds=2)
+
+
+def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:
+    """Return a run of two workers, predicted without an error, but for `changes`.
+
+    `parts` are the seconds of a step; `plans` stand beside that of its own strategy, allreduce.
+    """
+    step = sum(parts.values())
+    rows = {"step": step, "hidden": 0.5 * step} | parts
+    result = RunResult(
+        origin="measured",
+        id="run",
+        settings=TrainSettings(model="net", workers=2),
+        strategy="allreduce",
+        machine={"memory_bytes": 2**30},
+        plans=(plan_row(step_s=step), *plans),
+        epochs=(epoch(0, 1),),
+        accuracy=0.5,
+        predicted_step_s=step,
+        step_s=step,
+        samples_per_s=64 / step,
+        comparison=Comparison(
+            left="predicted",
+            right="measured",
+            rows=tuple(
+                ComparisonRow(quantity=name, left_s=1, right_s=value, error=None)
+                for name, value in rows.items()
+            ),
+        ),
+        peak_memory_bytes=(2**28, 2**27),
+    )
+    return result.model_copy(update=changes)
+
+
+def said(result: RunResult, timeline: Timeline | None = None) -> dict[str, Insight]:
+    """Return what is said of a run, by topic."""
+    found = of_run(result, {} if timeline is None else {"measured": timeline})
+    return {one.topic: one for one in found}
