@@ -1,11 +1,17 @@
 """Workers that die, and whatever else goes wrong in a run: one clear line, and nothing left."""
 
 import os
+import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
+
+from processes import Started
 
 LONG = ("--profile-s", "0.2", "--epochs", "1000")
 
@@ -142,3 +148,146 @@ def test_a_model_that_exits_has_not_done_the_work(paceline, tmp_path):
     assert done.code != 0
     assert "Traceback" not in done.err
     assert done.err.count("\n") == 1
+
+
+FAILING = """
+import itertools
+import os
+from pathlib import Path
+
+from torch import nn
+
+calls = itertools.count()
+
+
+class Bang(nn.Linear):
+    def __init__(self, fails):
+        super().__init__(64, 10)
+        self.fails = fails
+
+    def forward(self, images):
+        if self.fails():
+            raise RuntimeError("bang")
+        return super().forward(images.flatten(1))
+
+
+def at_once():
+    return Bang(lambda: True)
+
+
+def in_its_profile():
+    return Bang(lambda: next(calls) > 20)
+
+
+def at_a_sign():
+    return Bang(lambda: os.environ["RANK"] == "1" and Path("sign").exists())
+"""
+BANG = FAILING.splitlines().index('            raise RuntimeError("bang")') + 1
+IN_STEP = ("allreduce", "host")
+
+
+def said_once(err: str) -> str:
+    """The one line in which the run says why it ends."""
+    assert "Traceback" not in err
+    (line,) = (line for line in err.splitlines() if line.startswith("paceline: "))
+    return line.removeprefix("paceline: ")
+
+
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_a_model_that_cannot_run_is_refused_with_its_line(paceline, tmp_path, strategy):
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = paceline("train", "failing:at_once", "--strategy", strategy, *LONG)
+    assert done.code == 2, done.err
+    asked = "model failing:at_once: fails on a sample of its train data, float32 1x1x8x8"
+    assert said_once(done.err) == f"{asked}: RuntimeError: bang (at failing.py:{BANG})"
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        *(("train", ("--strategy", strategy, *LONG)) for strategy in IN_STEP),
+        ("profile", ("--data", "digits")),
+    ],
+)
+def test_a_model_that_fails_before_any_result_leaves_no_folder(paceline, tmp_path, verb, options):
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = paceline(verb, "failing:in_its_profile", *options)
+    assert done.code == 1, done.err
+    said = rf"RuntimeError: bang \(worker [01] at failing\.py:{BANG}\)"
+    assert re.fullmatch(said, said_once(done.err))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_a_model_that_fails_on_one_rank_in_training_is_blamed_there(start, tmp_path, strategy):
+    (tmp_path / "failing.py").write_text(FAILING)
+    run = start("-m", "paceline", "train", "failing:at_a_sign", "--strategy", strategy, *LONG)
+    assert any(line.startswith("epoch 1/") for line in iter(run.process.stderr.readline, ""))
+    (tmp_path / "sign").touch()
+    done = run.finish()
+    assert done.code == 1, done.err
+    assert said_once(done.err) == f"RuntimeError: bang (worker 1 at failing.py:{BANG})"
+    assert not run.members()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+# As where a disk is full: no file may have more bytes than the first argument says.
+LIMITED = """
+import resource, sys
+from paceline.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.argv[1:] = sys.argv[2:]
+main()
+"""
+FEW = ("--workers", "1", "--profile-s", "0.2", "--epochs", "2")
+
+
+def limited(start, tmp_path, nbytes: int, *more: str):
+    """Train LeNet-5, whose parameters take 247 kB, in processes that inherit the limit."""
+    (tmp_path / "limited.py").write_text(LIMITED)
+    return start("limited.py", str(nbytes), "train", "lenet5", *FEW, *more, afresh=True).finish()
+
+
+def test_results_without_room_are_named_and_made_after_it_is_there(start, paceline, tmp_path):
+    """A report takes more than a megabyte, and a checkpoint's files less."""
+    done = limited(start, tmp_path, 1 << 20, "--checkpoint-every", "40")
+    assert done.code == 2, done.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    path = folder.relative_to(tmp_path)
+    assert said_once(done.err) == (
+        f"output: the results cannot be written to {path}: OSError: [Errno 27] File too large; "
+        f"make room; then paceline train --resume {path} goes on"
+    )
+    assert not (folder / "report.html").exists()
+    again = paceline("train", "--resume", str(path))
+    assert again.code == 0, again.err
+    assert (folder / "report.html").stat().st_size > 1 << 20
+
+
+def test_a_run_that_can_write_nothing_leaves_nothing(start, tmp_path):
+    done = limited(start, tmp_path, 1 << 17, "--checkpoint-every", "never")
+    assert done.code == 2, done.err
+    said = r"output: the results cannot be written to runs/\S+: .*File too large.*; make room"
+    assert re.fullmatch(said, said_once(done.err))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_full_disk_is_named(start, tmp_path):
+    """On a small file system that only this run sees."""
+    (tmp_path / "runs").mkdir()
+    mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=200k none runs && "$@"']
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mounted, "sh", "true"], cwd=tmp_path, capture_output=True).returncode
+    ):
+        pytest.skip("this user may not mount a file system")
+    command = [sys.executable, "-m", "paceline", "train", "lenet5", *FEW]
+    run = Started([*mounted, "sh", *command], tmp_path, afresh=True)
+    done = run.finish()
+    assert done.code == 2, done.err
+    said = r"output: the results cannot be written to runs/\S+: .*No space left.*; make room"
+    assert re.fullmatch(said, said_once(done.err))
+    assert not run.members()

@@ -4,6 +4,7 @@ from command_line import MACHINE, steps, write_run
 from paceline.api import planning
 from paceline.core.errors import WorkersFailed
 from paceline.record.trace import write_trace
+from profiles import profile_result, write_profile
 
 PACED = ("rehearse", "lenet5", "--device", "p100")
 SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
@@ -46,6 +47,9 @@ SEARCH = (*PACED, "--strategy", "host", "--chunk-search")
         (["compare", "none"], "none: there is no such folder; that of a run is named in"),
         (["compare", "run", "none"], "none: there is no such folder; that of a run is named in"),
         (["compare", "run", "plan"], "plan: holds a plan, not a run or a rehearsal"),
+        (["compare", "run", "profile"], "profile: holds a profile, not a run or a rehearsal"),
+        (["compare", "profile", "run"], "profile: holds a profile, not a run or a rehearsal"),
+        (["compare", "run", "run", "profile"], "profile: holds a profile, not a run or a rehears"),
         (["compare", "empty"], "empty/trace.json: has no predicted timeline"),
         (["compare", "run", "empty"], "empty/trace.json: has no measured timeline"),
         (["compare", "short"], "short: a period needs two weight updates on one device"),
@@ -137,6 +141,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(line, tmp_path, argumen
     (tmp_path / "plan").mkdir()
     (tmp_path / "plan" / "result.json").write_text('{"kind": "plan"}')
     write_run(tmp_path / "run", 1, 1)
+    write_profile(tmp_path / "profile", profile_result())
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "trace.json").write_text('{"traceEvents": []}')
     (tmp_path / "short").mkdir()

@@ -197,7 +197,10 @@ def test_factories_that_cannot_be_found(folder: Path, name: str, message: str) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_models:broken", "calling it failed: RuntimeError: first line$"),
+        (
+            "own_models:broken",
+            r"calling it failed: RuntimeError: first line \(at own_models\.py:\d+\)$",
+        ),
         ("own_models:needs", "calling it failed: TypeError: .*missing 1 required"),
         ("own_models:leaves", "calling it failed: SystemExit: 3"),
         ("own_models:number", "returned int, not a torch.nn.Module"),

@@ -47,6 +47,15 @@ def told(error: BaseException, worker: str | int | None = None) -> str:
     return f"internal error{where}: {error!r} (--debug shows where)"
 
 
+def blamed(error: BaseException) -> str:
+    """Return the error's first line, and where the user's own code has raised it, if it has.
+
+    As in "ValueError: no such mode (at mine.py:12)".
+    """
+    place = place_of(error)
+    return first_line(error) + ("" if place is None else f" (at {place})")
+
+
 def exit_code(error: BaseException) -> int:
     """Return 2 if the input is to blame, 1 for another error."""
     return 2 if isinstance(error, InvalidInput) else 1

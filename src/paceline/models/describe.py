@@ -24,7 +24,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.blame import blamed
+from paceline.core.errors import InvalidInput
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
@@ -134,7 +135,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
         raise InvalidInput(
-            f"{label} cannot run a training step on a batch of shape {shapes}: {first_line(error)}"
+            f"{label} cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
         ) from error
     finally:
         random.setstate(state)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from paceline.core.blame import blamed
 from paceline.core.defaults import usual_for
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.errors import InvalidInput
 from paceline.core.names import did_you_mean
 from paceline.data import load
 from paceline.data.dataset import Dataset
@@ -164,7 +165,7 @@ def _of_user(name: str) -> Architecture:
         try:
             model = factory()
         except (Exception, SystemExit) as error:
-            raise InvalidInput(f"{name}: calling it failed: {first_line(error)}") from error
+            raise InvalidInput(f"{name}: calling it failed: {blamed(error)}") from error
         if not isinstance(model, nn.Module):
             raise InvalidInput(f"{name}: it returned {type(model).__name__}, not a torch.nn.Module")
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -189,7 +190,7 @@ def imported(name: str) -> Any:
                 f"{name}: there is no module {missing!r} in {Path.cwd()} or among the installed "
                 "packages"
             ) from error
-        raise InvalidInput(f"{name}: importing {module!r} failed: {first_line(error)}") from error
+        raise InvalidInput(f"{name}: importing {module!r} failed: {blamed(error)}") from error
     try:
         return attrgetter(attribute)(found)
     except AttributeError as error:

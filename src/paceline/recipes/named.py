@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.blame import blamed
+from paceline.core.errors import InvalidInput
 from paceline.core.workload import Workload
 from paceline.data.dataset import Dataset
 from paceline.models.describe import describe
@@ -108,7 +109,7 @@ def _of_user(name: str) -> Recipe | None:
         why = str(error).removeprefix(f"{NAMELESS}: ")
         raise InvalidInput(f"{name}: {why}") from error
     except (Exception, SystemExit) as error:
-        raise InvalidInput(f"{name}: calling it failed: {first_line(error)}") from error
+        raise InvalidInput(f"{name}: calling it failed: {blamed(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
         raise InvalidInput(
             f"{name}: it returned {type(made).__name__}, not a paceline.Recipe or torch.nn.Module"

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.blame import blamed
+from paceline.core.errors import InvalidInput
 from paceline.data.batch import Batch, MapDataset, batches_of, call
 from paceline.data.dataset import IndexedSamples
 from paceline.recipes.classification import check_classes
@@ -100,9 +101,7 @@ def new_model(recipe: Recipe) -> nn.Module:
     except InvalidInput:
         raise
     except (Exception, SystemExit) as error:
-        raise InvalidInput(
-            f"{recipe.name}: its model cannot be made: {first_line(error)}"
-        ) from error
+        raise InvalidInput(f"{recipe.name}: its model cannot be made: {blamed(error)}") from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(
             f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
@@ -138,7 +137,7 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
     except Exception as error:
         raise InvalidInput(
             f"model {recipe.name}: fails on a sample of its {part} data, {described(inputs)}: "
-            f"{first_line(error)}"
+            f"{blamed(error)}"
         ) from error
     if recipe.num_classes is not None:
         check_classes(recipe.name, outputs, targets, recipe.num_classes)
@@ -156,7 +155,7 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
     except Exception as error:
         raise InvalidInput(
             f"{what}: fails on outputs {described(outputs)} and targets {described(targets)}: "
-            f"{first_line(error)}"
+            f"{blamed(error)}"
         ) from error
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
         raise InvalidInput(

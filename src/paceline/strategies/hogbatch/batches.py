@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.blame import place_of
+from paceline.core.blame import blamed
 from paceline.core.errors import InvalidInput, PacelineError, first_line
 from paceline.data.batch import Batch, call
 from paceline.data.dataset import TensorSamples
@@ -59,9 +59,7 @@ def loss_of(
         try:
             outputs = call(model, inputs)
         except Exception as error:
-            place = place_of(error)
-            at = "" if place is None else f" (at {place})"
             raise InvalidInput(
-                f"model {name}: fails on a batch, {described(inputs)}: {first_line(error)}{at}"
+                f"model {name}: fails on a batch, {described(inputs)}: {blamed(error)}"
             ) from error
         return learnable_loss(name, learning.loss, outputs, targets)
