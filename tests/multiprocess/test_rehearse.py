@@ -166,8 +166,9 @@ def test_a_rehearsal_of_subbatch_sends_the_declared_share(paceline):
     assert result["sent_share"]["measured"] == pytest.approx(SHARE, rel=0.05)
 
 
-def test_a_training_says_if_the_declared_share_is_wrong(paceline, tmp_path):
-    own = ("--strategy", "allreduce", "--set", f"codec={DECLARED}", "--profile-s", "0.3")
+@pytest.mark.parametrize(("strategy", "field"), [("allreduce", "codec"), ("wheel", "gradients")])
+def test_a_training_says_if_the_declared_share_is_wrong(paceline, tmp_path, strategy, field):
+    own = ("--strategy", strategy, "--set", f"{field}={DECLARED}", "--profile-s", "0.3")
     done = paceline("train", "lenet5", *own, "--epochs", "1")
     assert done.code == 0, done.err
     (said,) = (text for text in done.out.splitlines() if text.startswith("codec "))

@@ -123,6 +123,12 @@ def test_a_named_layer_that_will_not_do_is_refused_in_plans_with_one_that_would(
     assert "head=last would do" in ranking.refused[0].why
 
 
+def test_subbatch_names_the_layer_that_would_do_in_place_of_the_named_one() -> None:
+    with pytest.raises(InvalidInput, match=r"'4' is LayerNorm.*; head=5 would do"):
+        forecast(NORMALISED, "k40-gigabit", "subbatch", options={"head": 2}, workers=2)
+    assert forecast(NORMALISED, "k40-gigabit", "subbatch", options={"head": 5}, workers=2)
+
+
 def test_a_built_in_model_is_tried_where_a_layer_is_named() -> None:
     with pytest.raises(InvalidInput, match="2 values are used behind the cut"):
         forecast(

@@ -123,6 +123,53 @@ def test_a_file_of_equal_devices_is_the_machine_of_that_name(tmp_path: Path) -> 
         read_machine(path)
 
 
+@pytest.mark.parametrize("name", ["8xv100", "4x8xv100+25gbe", "4x4090", "dgx1-v100"])
+def test_a_file_that_is_not_there_is_the_machine_of_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_machine(f"{name}.toml") == find_machine(name)
+
+
+def test_a_file_that_is_there_counts_more_than_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("8xv100.toml")
+    path.write_text('name = "mine"\n[equal]\ndevice = "k80"\ndevices = 2\n')
+    assert find_machine(str(path)).name == "mine"
+    assert find_machine("8xv100").num_devices == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none.toml", "^none.toml: cannot be read: No such file"),
+        ("elsewhere/8xv100.toml", "^elsewhere/8xv100.toml: cannot be read: No such file"),
+        ("8xv101.toml", r"device: 'v101' is not known; did you mean 'v100'\?"),
+        ("dgx-v100", r"machine: 'dgx-v100' is not known; did you mean 'dgx1-v100'\?"),
+    ],
+)
+def test_a_machine_that_is_nowhere_is_named(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=words):
+        find_machine(name)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("machines/equal").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_every_file_of_equal_devices_is_planned_on_all_of_them(path: Path) -> None:
+    machine = read_machine(path)
+    count = machine.num_devices
+    assert count > 1
+    (found,) = planned(machine, batch_size=32 * count, workers=count, measured="200/s@32")
+    assert found.workers == count
+    assert 200 < found.samples_per_s < 200 * count
+
+
 def test_a_file_keeps_its_losses(tmp_path: Path) -> None:
     machine = EqualDevices(device="p100", devices=2).machine("two", NONE)
     path = tmp_path / "two.toml"

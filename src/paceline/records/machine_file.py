@@ -111,17 +111,21 @@ def _missing_link(machine: Machine) -> str | None:
 def find_machine(name: str) -> Machine:
     """Return the machine of a file, or the one that a file of ./machines or of Paceline describes.
 
-    InvalidInput lists the known ones if there is none of that name.
+    Where there is no such file, NAME.toml is the machine NAME. InvalidInput lists the known ones if
+    there is none of that name.
     """
     path = Path(name)
-    if path.suffix or path.exists():
+    if path.exists() or (path.suffix and path.name != name):  # a file, here or in a folder
         return read_machine(path)
     files = _machine_files() + _machine_files("equal")
     known = {path.stem: path for path in reversed(files)}  # the user's own come first
-    if name in known:
-        return read_machine(known[name])
-    if (machine := by_name(name)) is not None:
+    short = name.removesuffix(".toml")
+    if short in known:
+        return read_machine(known[short])
+    if (machine := by_name(short)) is not None:
         return machine
+    if path.suffix:
+        return read_machine(path)  # which says why it cannot be read
     also = ", any FILE.toml, and equal devices such as 8xv100 or 4x8xv100+25gbe"
     raise not_known("machine", name, sorted(known), also)
 
