@@ -1,11 +1,14 @@
-"""Write docs/reference.md from the records of settings: python docs/build/reference.py."""
+"""Write docs/reference.md from settings and the command line: python docs/build/reference.py."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from paceline.commands.app import COMMANDS, loaded
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.records.profile import ProfileSettings
 from paceline.records.scale import ScaleSettings
@@ -19,34 +22,74 @@ _VERBS: dict[str, type[BaseModel]] = {
     "profile": ProfileSettings,
     "scale": ScaleSettings,
 }
+_AS_TRAIN = {
+    "launch": "It takes the options of [train](#train), too: see the [guides](launch/index.md).",
+    "hub": "It takes the options of [train](#train), too. `--strategy` is `wheel` or `local`.",
+}
+_OF_ALL = ("--config", "--json", "--debug")
 _TABLES = {"options": "--set FIELD=VALUE", "optimizer_options": "--optimizer-set FIELD=VALUE"}
+_DEFAULT = re.compile(r"\s+\[default: (.*)\]$")
+
+
+class Option(NamedTuple):
+    """A row of a table; `default` is Markdown."""
+
+    name: str
+    default: str
+    text: str
+
+    @property
+    def row(self) -> str:
+        """The row."""
+        text = self.text.replace("|", r"\|")
+        return f"| `{self.name}` | {self.default} | {text} |"
 
 
 def page() -> str:
-    """Return the page: a table of options for each verb."""
+    """Return the page: a table of options for each command."""
     return "\n".join(_lines()) + "\n"
 
 
 def _lines() -> Iterator[str]:
     yield "# Reference"
     yield ""
-    yield "The settings of each verb, made from its record by `python docs/build/reference.py`."
-    yield "They are options of the command line, keys of `run.toml`, and arguments in Python."
-    yield "Options have `-` in place of `_`."
-    for verb, settings in _VERBS.items():
-        yield f"\n## {verb}\n"
-        yield "| option | default | what it is |\n|---|---|---|"
-        for name, field in settings.model_fields.items():
-            if name != "kind":
-                yield _row(name, field)
+    yield "The options of each command, made by `python docs/build/reference.py`."
+    yield "Most of `train`, `rehearse`, `plan`, `profile` and `scale` are fields of a record: also"
+    yield "keys of `run.toml`, with `_` in place of `-`, and arguments in Python."
+    yield "One that is written without `--` is a key and an argument only."
+    yield "Commands with such fields take `--config RUN.TOML`, a file of them that options replace."
+    yield "`--json` prints one JSON object, `--debug` the traceback of an error."
+    yield "The shell [completes](how-to/which-command.md#completion) commands and options."
+    for name in (*_VERBS, *(one for one in COMMANDS if one not in _VERBS)):
+        yield f"\n## {name}\n"
+        yield f"{COMMANDS[name].help}"
+        if name in _AS_TRAIN:
+            yield _AS_TRAIN[name]
+        rows = [one.row for one in _options(name)]
+        if rows:
+            yield "\n| option | default | what it is |\n|---|---|---|"
+            yield from rows
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    shown = _TABLES.get(name, f"--{name.replace('_', '-')}")
-    if name == "model":
-        shown = "MODEL"
-    text = (field.description or "").replace("|", "\\|")
-    return f"| `{shown}` | {_default(field)} | {text} |"
+def _options(name: str) -> Iterable[Option]:
+    """Return the options of a command: fields of its record, and those of the command line."""
+    settings = _VERBS.get(name)
+    fields = [] if settings is None else list(_of_record(settings, name))
+    known = {one.name.split()[0] for one in fields}
+    known |= set(map(_flag, loaded("train").params)) if name in _AS_TRAIN else set()
+    own = [one for one in loaded(name).params if _flag(one) not in (*_OF_ALL, *known)]
+    return [*fields, *map(_of_command, own)]
+
+
+def _of_record(settings: type[BaseModel], command: str) -> Iterator[Option]:
+    flags = set(map(_flag, loaded(command).params))
+    for name, field in settings.model_fields.items():
+        if name == "kind":
+            continue
+        flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+        shown = _TABLES.get(name, flag)
+        is_option = shown.split()[0] in flags
+        yield Option(shown if is_option else name, _default(field), field.description or "")
 
 
 def _default(field: FieldInfo) -> str:
@@ -56,6 +99,23 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return "on" if value else ""
     return f"`{','.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def _flag(parameter: Any) -> str:
+    """Return how a parameter of a command is written: --strategy, or MODEL."""
+    is_option = parameter.param_type_name == "option"
+    return str(parameter.opts[0] if is_option else parameter.name.upper())
+
+
+def _of_command(parameter: Any) -> Option:
+    """Return a parameter of a command, whose help text may end with its default."""
+    text = (parameter.help or "").replace("\\[", "[")
+    default = _DEFAULT.search(text)
+    shown = f"`{default[1]}`" if default else ""
+    if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):
+        shown = f"`{parameter.default}`"
+    metavar = "" if parameter.metavar is None else f" {parameter.metavar}"
+    return Option(f"{_flag(parameter)}{metavar}", shown, _DEFAULT.sub("", text))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""The loop of the README, as it stands there, under the command that stands below it."""
+
+import re
+import shlex
+from pathlib import Path
+
+from paceline.strategies import EXCHANGES
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_loop_runs_and_says_which_exchange_it_has_chosen(start, tmp_path):
+    ((name, program),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, re.S)
+    (tmp_path / name).write_text(program)
+    (command,) = re.findall(r"Start it with `torchrun (.+?)`", README)
+    arguments = shlex.split(command)
+    assert arguments[-1] == name
+    # Standalone: at a free port, as tests beside this one may have torchrun's usual one.
+    done = start("-m", "torch.distributed.run", "--standalone", *arguments).finish()
+    assert done.code == 0, done.err
+    said = done.out.splitlines()
+    assert len(said) == int(arguments[arguments.index("--nproc-per-node") + 1])
+    chosen = {line.partition(":")[0] for line in said}
+    assert len(chosen) == 1
+    assert chosen <= set(EXCHANGES)
+    assert all(": the fastest of those measured, by the step: " in line for line in said)
