@@ -25,7 +25,7 @@ def installed(quick: bool) -> dict[str, Any]:
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
         _timed(folder, *pip, "--wheel-dir", folder, ROOT)
         (wheel,) = folder.glob("paceline-*.whl")
-        return {"runs": [_first_time(wheel, folder / str(i)) for i in range(1 if quick else 3)]}
+        return {"runs": [_first_time(wheel, folder / str(i)) for i in range(1 if quick else 2)]}
 
 
 def _first_time(wheel: Path, folder: Path) -> dict[str, float]:
