@@ -103,3 +103,13 @@ def test_a_page_says_changes_beyond_tenfold_as_times(tmp_path) -> None:
     # Of recording, of the stages' sum, of two phases, and of memory.
     assert small.count("+25.0 %") == large.count("25.0 times") == 5
     assert "2,400.0 %" not in large
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(None, "profiled, "), ("digits", "profiled on digits, ")]
+)
+def test_the_page_names_the_data_that_were_asked_for(tmp_path, data, said) -> None:
+    result = profile_result()
+    settings = result.settings.model_copy(update={"data": data})
+    write_profile(tmp_path, result.model_copy(update={"settings": settings}))
+    assert f"{said}strategy" in write_report(tmp_path).read_text()

@@ -44,8 +44,9 @@ def drawn(result: ProfileResult, folder: Path) -> Drawn:
 
 def _header(result: ProfileResult) -> Html:
     settings, step, memory = result.settings, result.step, result.memory
+    data = "" if settings.data is None else f" on {settings.data}"
     line = (
-        f"profiled on {settings.data}, strategy {settings.strategy}, "
+        f"profiled{data}, strategy {settings.strategy}, "
         f"{counted(settings.workers, 'worker')}, {settings.batch_size} samples a step"
     )
     exposed = next((row.seconds for row in result.stages if row.stage == "exposed"), 0.0)
