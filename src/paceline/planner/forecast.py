@@ -166,9 +166,6 @@ def forecast(
         timeline = simulate(plan, model)
     # The difference of two windows: the first step starts cold, the last one overlaps with none.
     period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
-    left = None
-    if strategy.after_backward is not None and config.workers > 1:
-        left = strategy.after_backward(BackwardPhase(plan, model, timeline))
     num_taken = num_steps * per_period
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
@@ -191,8 +188,15 @@ def forecast(
         steps_per_update=per_update,
         slowdown=slowdown,
         slowed_by=slowed_by,
-        after_backward=left,
+        after_backward=_after_backward(strategy, config, BackwardPhase(plan, model, timeline)),
     )
+
+
+def _after_backward(strategy: Strategy, config: Any, phase: BackwardPhase) -> AfterBackward | None:
+    """Return what the exchange of several workers leaves, where the strategy says so."""
+    if strategy.after_backward is None or config.workers == 1:
+        return None
+    return strategy.after_backward(phase)
 
 
 def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:

@@ -13,7 +13,7 @@ from pydantic import FailFast, Field
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.losses import Losses
-from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
+from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Link, Machine
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.settings import Record
 from paceline.core.strategy import Calibrated
@@ -208,15 +208,7 @@ def calibrate(
     losses = Losses(beside_exchange=beside, spread=0.0, unrest=unrest, source=_SOURCE)
     machine = Machine(
         name="this-run",
-        hosts=tuple(
-            host_here(
-                name,
-                _SOURCE,
-                cores=max(one.cores for one in on_host[host]),
-                message_bytes_per_s=messages[host],
-            )
-            for host, name in hosts.items()
-        ),
+        hosts=tuple(_host(name, on_host[host], messages[host]) for host, name in hosts.items()),
         devices=tuple(devices),
         links=tuple(links),
         losses=losses,
@@ -227,6 +219,12 @@ def calibrate(
         for kind, part, seconds in one.seconds
     }
     return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+
+
+def _host(name: str, profiles: Sequence[DeviceProfile], message_bytes_per_s: float | None) -> Host:
+    """Return the host of these devices, with the most cores that any of them may use."""
+    cores = max(one.cores for one in profiles)
+    return host_here(name, _SOURCE, cores=cores, message_bytes_per_s=message_bytes_per_s)
 
 
 def _messages(
