@@ -1,5 +1,7 @@
 """Plans of a server in main memory, which lends a head its parameters (section 3.4.2)."""
 
+from itertools import product
+
 import pytest
 
 from boxes import after, box, link
@@ -11,7 +13,7 @@ from paceline.core.strategy import Window
 from paceline.planner import search
 from paceline.strategies import find_strategy
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.plan import memory, plan
+from paceline.strategies.wheel.plan import memory, placements, plan
 from wheels import BODY, CROSSING, HEAD, SAMPLES, model
 
 BUS = 1e6  # bytes a second of each copy
@@ -134,3 +136,10 @@ def test_the_planner_lends_the_head_where_the_device_is_too_small():
         workers=2,
     )
     assert not list(none)
+
+
+def test_child_hubs_are_tried_with_their_servers_in_either_memory():
+    tried = [(one.child_hubs, one.server_memory) for one in placements(model(), Wheel(workers=4))]
+    assert sorted(tried) == sorted(product((0, 2, 4), ("device", "host")))
+    asked = placements(model(), Wheel(workers=4, child_hubs=2, server_memory="host"))
+    assert [(one.child_hubs, one.server_memory) for one in asked] == [(2, "host")]

@@ -95,15 +95,15 @@ def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
 
     On more devices, those of child hubs: how many pay is the rule of section 3.4.1
     (`head_devices_needed`), of which the plan knows more, the devices and the links that there are.
-    And in main memory, for a device that is too small (section 3.4.2).
+    And each in main memory, too, for devices that are too small (section 3.4.2).
     """
-    yield config
+    counts = [config.child_hubs]
     if config.child_hubs == 0 and config.head != LOSS:
-        for count in range(2, min(config.workers, _MOST_CHILD_HUBS) + 1):
-            if config.workers % count == 0:
-                yield replace(config, child_hubs=count)
-    if config.server_memory == "device":
-        yield replace(config, server_memory="host")
+        most = min(config.workers, _MOST_CHILD_HUBS)
+        counts += [count for count in range(2, most + 1) if config.workers % count == 0]
+    for memory in dict.fromkeys((config.server_memory, "host")):
+        for count in counts:
+            yield replace(config, child_hubs=count, server_memory=memory)
 
 
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
