@@ -21,7 +21,7 @@ from paceline.core.reading import read_json
 from paceline.links import processes
 from paceline.links.group import physical_cores
 from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
-from paceline.rpc.client import Client
+from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.connecting import Connecting, ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
@@ -53,6 +53,16 @@ def check_reply(reply: Message, hub: str = "") -> Message:
 def refusal(why: str) -> Message:
     """Return the reply that tells a worker why it cannot take part."""
     return Message(REFUSED, parts=(why.encode(),))
+
+
+def until_told(tell: Callable[[], None]) -> None:
+    """Tell the hub what it must know before training; again if it has forgotten it meanwhile."""
+    while True:
+        try:
+            tell()
+            return
+        except (HubRestarted, StepGivenUp):
+            logger.info("the hub has begun anew; measuring for it once more")
 
 
 def agreement() -> str:

@@ -1,5 +1,8 @@
 """Recipes whose steps a test slows down, or makes fail, by files in the folder of the run."""
 
+import os
+import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.recipes.recipe import Recipe
 
-SLOW, HANG = Path("slow"), Path("hang")
+SLOW, HANG, STOP = Path("slow"), Path("hang"), Path("stop")
 POISON, POISON_ALL = Path("poison"), Path("poison-all")
 SLOW_S, HANG_S = 0.1, 3600.0
 WIDTH, NUM_SAMPLES = 6, 480
@@ -55,6 +58,15 @@ class Net(nn.Module):
         return self.last(self.dropout(self.norm(self.first(inputs)).relu()))
 
 
+class Stopping(nn.Linear):
+    """A layer that stops the process of `paceline worker` once, if there is a flag."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if "worker" in sys.argv and _takes(STOP):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().forward(inputs)
+
+
 def steady(width: int = 16, num_samples: int = NUM_SAMPLES) -> Recipe:
     """Running means, random numbers and momentum: all that a worker has to keep, or take over."""
     return Recipe(
@@ -86,3 +98,10 @@ def untestable() -> Recipe:
 def line() -> Recipe:
     """A model that diverges without end at a rate that is too high: it has no normalisation."""
     return Recipe(model=lambda: nn.Linear(WIDTH, 3), train=data(), test=data(60, 1), loss=loss)
+
+
+def stopping() -> Recipe:
+    """A model whose first layer stops its process, in a worker of any strategy."""
+    return replace(
+        line(), model=lambda: nn.Sequential(Stopping(WIDTH, 16), nn.ReLU(), nn.Linear(16, 3))
+    )

@@ -34,7 +34,7 @@ from paceline.links.group import Group, boot_id
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.workers import StepGivenUp, check_reply, run_as_process
+from paceline.rpc.workers import StepGivenUp, check_reply, run_as_process, until_told
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.measure import device_profile
 from paceline.strategies.local.protocol import (
@@ -323,7 +323,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
         worker = LocalWorker(number, clients[number], spec, device)
         try:
             if spec.profiles:
-                worker.profile()
+                until_told(worker.profile)
             worker.run()
         finally:
             worker.close()

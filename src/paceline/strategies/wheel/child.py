@@ -8,13 +8,14 @@ its child hubs itself, as processes of this module, or waits for those of other 
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 
 from paceline.core.outcome import Epoch, Evaluation, Traffic, Updates
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
-from paceline.rpc.workers import connected, run_as_process
+from paceline.rpc.workers import connected, run_as_process, until_told
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.hub import Hub
@@ -87,7 +88,8 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
         if own is not None:
-            server.parent.measure(own, [hub.profiles[one[0]] for one in lanes], job.whole_nbytes)
+            below = [hub.profiles[one[0]] for one in lanes]
+            until_told(partial(server.parent.measure, own, below, job.whole_nbytes))
         server.begin()
         num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
         progress.begin(num_samples, "samples")

@@ -36,7 +36,7 @@ from paceline.record.recorder import LayerMarks
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process
+from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
@@ -353,7 +353,7 @@ def _train(
             for worker, client in clients.items()
         ]
         if spec.profile_s:
-            bodies[0].profile()
+            until_told(bodies[0].profile)
         _run(bodies, turns)
 
 
