@@ -38,15 +38,26 @@ Family = dict[str, Any]
 
 
 class Cell(NamedTuple):
-    """A printed figure, ours, and those of two naive predictors, in samples a second."""
+    """A printed figure, ours, and those of two naive predictors, in samples a second.
+
+    `range_share`: how far the step may be from ours, as the forecast says; `method` is what the
+    source says of the exchange.
+    """
 
     half: str
     source: str
+    method: str
     num_devices: int
     printed: float
     ours: float
+    range_share: float
     linear: float
     in_turn: float
+
+    @property
+    def is_in_range(self) -> bool:
+        """True if the printed step lies within the range of the predicted one."""
+        return abs(self.ours / self.printed - 1) <= self.range_share
 
 
 def half_of(family: Family) -> str:
@@ -64,6 +75,17 @@ def source_of(family: Family) -> str:
     return name
 
 
+def method_of(family: Family) -> str:
+    """Return how a source says that gradients are exchanged, and if it trains on real images."""
+    how, remark = family["how"], family["remark"]
+    by_servers = any(words in how for words in ("server", "dist_device_sync"))
+    by_cores = "MPI" in how
+    reduced = not by_cores and any(words in how for words in ("all-reduce", "replicated", "NCCL"))
+    method = "parameter servers" if by_servers else "all-reduce on GPUs" if reduced else "others"
+    is_real = any(words in remark for words in ("eal Imag", "eal imag", "CIFAR"))
+    return f"{method}, real images" if is_real else method
+
+
 def cells_of(family: Family) -> list[Cell]:
     """Return the cells of more than one device; those that cannot be planned raise InvalidInput."""
     ((_, alone),) = [cell for cell in family["cells"] if cell[0] == 1]
@@ -76,8 +98,9 @@ def cells_of(family: Family) -> list[Cell]:
         parts_of_step = _planned(family, count, alone, _NO_LOSSES).breakdown
         size = family["batch_per_device"]
         in_turn = count * size / (size / alone + parts_of_step.communication_s)
-        own = half_of(family), source_of(family), count, printed
-        found.append(Cell(*own, step.samples_per_s, count * alone, in_turn))
+        own = half_of(family), source_of(family), method_of(family), count, printed
+        naive = count * alone, in_turn
+        found.append(Cell(*own, step.samples_per_s, step.range_share, *naive))
     return found
 
 
@@ -96,7 +119,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
     machine = equal.machine("published", losses)
     machine = calibrated(machine, described, MeasuredRate(alone, size), size)
     part = machine.for_workers(count, _STRATEGY.symmetric)
-    config = _STRATEGY.config(workers=count)
+    config = _STRATEGY.config(workers=count, codec=family.get("gradients"))
     return forecast(described(size), part, _STRATEGY, config, count * size)
 
 
@@ -120,6 +143,7 @@ def text(_: str, figures: Mapping[str, Any]) -> str:
     tables = [
         _errors("Both halves", "half", cells, [one.half for one in cells]),
         _errors("By source", "source", cells, [one.source for one in cells]),
+        _errors("By method", "method", cells, [one.method for one in cells]),
         _errors("By devices", "devices", cells, [one.num_devices for one in cells]),
     ]
     return "\n\n".join([*tables, f"{len(refused)} families cannot be planned.", *refused])
@@ -129,7 +153,7 @@ def _errors(title: str, what: str, cells: Sequence[Cell], keys: Iterable[Any]) -
     groups = defaultdict(list)
     for cell, key in zip(cells, keys, strict=True):
         groups[key].append(cell)
-    head = (what, "cells", "ours", "median", "bias", "N times one", "in turn")
+    head = (what, "cells", "ours", "median", "bias", "in range", "N times one", "in turn")
     lines = []
     for key, own in [*sorted(groups.items()), ("all", list(cells))]:
         ours = [one.ours / one.printed - 1 for one in own]
@@ -138,8 +162,9 @@ def _errors(title: str, what: str, cells: Sequence[Cell], keys: Iterable[Any]) -
             for field in ("linear", "in_turn")
         )
         error = f"{mean(map(abs, ours)):.1%}"
-        middle = f"{median(map(abs, ours)):.1%}"
-        lines.append((str(key), str(len(own)), error, middle, f"{mean(ours):+.1%}", *naive))
+        middle, bias = f"{median(map(abs, ours)):.1%}", f"{mean(ours):+.1%}"
+        within = f"{mean(one.is_in_range for one in own):.0%}"
+        lines.append((str(key), str(len(own)), error, middle, bias, within, *naive))
     return table(title, head, lines)
 
 

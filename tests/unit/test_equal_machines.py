@@ -17,8 +17,8 @@ from paceline.records.machine_file import find_machine, machine_text, read_machi
 NONE = Losses.none("a test")
 
 
-def planned(machine, **asked):  # type: ignore[no-untyped-def]
-    return paceline.plan("resnet18", machine, strategies=["allreduce"], **asked)
+def planned(machine, model="resnet18", **asked):  # type: ignore[no-untyped-def]
+    return paceline.plan(model, machine, strategies=["allreduce"], **asked)
 
 
 def test_a_lone_worker_makes_what_was_measured() -> None:
@@ -97,6 +97,27 @@ def test_staged_copies_of_all_cards_share_the_hosts_memory(count: int) -> None:
     seconds = Ring.at_once(machine, machine.devices, ()).seconds(1e9)
     latencies_s = 2 * (count - 1) * known.latency_s
     assert seconds == pytest.approx(2 * (count - 1) / count * 1e9 / each + latencies_s)
+
+
+def test_gradients_of_two_bytes_take_half_the_time_on_the_link_and_two_casts() -> None:
+    machine = EqualDevices(device="p100-pcie", devices=2).machine("two", NONE)
+    asked = {"batch_size": 2, "workers": 2, "options": {"bucket_mb": 4096, "codec": "half"}}
+    found = {one.config.codec: one for one in planned(machine, model="vgg16", **asked)}
+    whole, half = found[None], found["half"]
+    # Encoded once, and decoded once and a half, as two ranks do; six bytes a value each time.
+    casts_s = 2.5 * 6 * 138_357_544 / machine.devices[0].memory_bandwidth_bytes_per_s
+    saved_s = whole.breakdown.communication_s / 2
+    assert saved_s > 5 * casts_s
+    # All but the first encoding and the last decoding may run beside the link.
+    assert whole.step_s - saved_s < half.step_s <= whole.step_s - saved_s + casts_s
+
+
+def test_codecs_of_named_gpus_are_planned_only_where_one_is_asked_for() -> None:
+    (found,) = planned("2xp100", batch_size=64, workers=2)
+    assert found.config.codec is None
+    asked = {"batch_size": 64, "workers": 2, "options": {"codec": "dynamic8"}}
+    (refused,) = planned("2xp100", **asked).refused
+    assert "how fast device 'gpu0' is with kernel 'eightbit'" in refused.why
 
 
 @pytest.mark.parametrize(

@@ -230,10 +230,23 @@ def place_of(station: Station) -> str:
     return station.name
 
 
+_CAST_NBYTES = 6  # that are read and written for each value
+
+
 def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
-    """Return the speed of a device or host with a codec; raises InvalidInput if it is unknown."""
+    """Return the speed of a device or host with a codec; raises InvalidInput if it is unknown.
+
+    A GPU casts as fast as it copies, unless it says otherwise.
+    """
     kernel = wire_format.kernel
     if kernel not in station.codecs:
+        if kernel == "cast" and isinstance(station, Device) and station.kind is DeviceKind.GPU:
+            values_per_s = station.memory_bandwidth_bytes_per_s / _CAST_NBYTES
+            return CodecSpeed(
+                encode_values_per_s=values_per_s,
+                decode_values_per_s=values_per_s,
+                latency_s=station.call_latency_s,
+            )
         what = "device" if isinstance(station, Device) else "host"
         raise InvalidInput(
             f"codec: {wire_format.name!r} cannot be planned, because nothing says how fast {what} "

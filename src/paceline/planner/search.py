@@ -394,8 +394,11 @@ def _with_codecs(
     if plain != asked:
         return [*found, forecast_of(asked)]
     formats: dict[tuple[str, float], Forecast] = {}
+    stated = {kernel for one in (*machine.hosts, *machine.devices) for kernel in one.codecs}
     for codec in _CODECS if encoded else ():
         known = wire_format(codec)
+        if known.kernel not in stated:
+            continue
         if known.value_bits < _LEAST_BITS and "activations" in encoded:
             continue
         named = dict.fromkeys(encoded, codec)
