@@ -12,6 +12,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -126,14 +127,23 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
 def measure(quick: bool) -> dict[str, Any]:
     """Return all cells, and the families that cannot be planned with the reason."""
     lines = (HERE / "families.jsonl").read_text().splitlines()
-    cells, refused = [], []
-    for line in lines[:: _EVERY if quick else 1]:
-        family = json.loads(line)
-        try:
-            cells += [one._asdict() for one in cells_of(family)]
-        except InvalidInput as error:
-            refused.append(f"{source_of(family)}, {family['model']}: {error}")
+    cells: list[dict[str, Any]] = []
+    refused = []
+    with ProcessPoolExecutor() as pool:
+        for found in pool.map(_cells_or_why, lines[:: _EVERY if quick else 1]):
+            if isinstance(found, str):
+                refused.append(found)
+            else:
+                cells += [one._asdict() for one in found]
     return {"cells": cells, "refused": refused}
+
+
+def _cells_or_why(line: str) -> list[Cell] | str:
+    family = json.loads(line)
+    try:
+        return cells_of(family)
+    except InvalidInput as error:
+        return f"{source_of(family)}, {family['model']}: {error}"
 
 
 def text(_: str, figures: Mapping[str, Any]) -> str:

@@ -394,7 +394,8 @@ def _with_codecs(
     if plain != asked:
         return [*found, forecast_of(asked)]
     formats: dict[tuple[str, float], Forecast] = {}
-    stated = {kernel for one in (*machine.hosts, *machine.devices) for kernel in one.codecs}
+    stations: tuple[Station, ...] = (*machine.hosts, *machine.devices)
+    stated = {kernel for one in stations for kernel in one.codecs}
     for codec in _CODECS if encoded else ():
         known = wire_format(codec)
         if known.kernel not in stated:
