@@ -122,7 +122,9 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
         **asked,
     )
     drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else None
-    show_plan(console(), result, ranking, settings.output, about, as_json, drawn)
+    is_measured = settings.measured is not None or settings.profile is not None
+    shown = console(), result, ranking, settings.output, about, as_json
+    show_plan(*shown, is_measured=is_measured, drawing=drawn)
     if not ranking:
         raise InvalidInput("nothing can be planned: see why each strategy was refused")
 

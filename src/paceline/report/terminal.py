@@ -27,6 +27,9 @@ from paceline.report.side_by_side import SideBySide, epoch_rows, summary_rows, t
 _MOST_PLANS = 12
 _RANGE = """\
 the range beside a step (±) is meant to hold the median of the measured steps in 9 of 10 cases"""
+_RANGE_AS_STATED = """\
+the range beside a step (±) is of exchanging and waiting; how fast devices compute is taken from \
+the machine file: say what one of them makes by --measured 350/s"""
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
@@ -114,8 +117,11 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
         out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
 
 
-def plan_sentences(ranking: RankingRows) -> Iterator[str]:
-    """Yield the sentences below the table of plans, with the first refusal of each strategy."""
+def plan_sentences(ranking: RankingRows, *, is_measured: bool) -> Iterator[str]:
+    """Yield the sentences below the table of plans, with the first refusal of each strategy.
+
+    `is_measured`: if a measurement says how fast devices compute the model, and not a file alone.
+    """
     if ranking.workers_sentence:
         yield ranking.workers_sentence
     if ranking.advice:
@@ -126,7 +132,7 @@ def plan_sentences(ranking: RankingRows) -> Iterator[str]:
     for row in first.values():
         yield _refused(row, ranking.plans)
     if ranking.plans:
-        yield _RANGE
+        yield _RANGE if is_measured else _RANGE_AS_STATED
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:

@@ -98,12 +98,15 @@ def show_plan(
     output: Path | None,
     title: str,
     as_json: bool,
+    *,
+    is_measured: bool,
     drawing: str | None = None,
     more: str | None = None,
 ) -> None:
     """Print a plan, and write it into a folder in `output` if there is one to keep it.
 
-    `drawing` is that of the best forecast's timeline, if it is wanted; `more` a last sentence.
+    `is_measured`: if a measurement says how fast devices compute the model. `drawing` is that of
+    the best forecast's timeline, if it is wanted; `more` a last sentence.
     """
     folder = None
     if output is not None:
@@ -116,7 +119,7 @@ def show_plan(
         out.print_json(data=data | ({"folder": str(folder)} if folder else {}))
         return
     show_plans(out, result.ranking.plans, title)
-    for text in plan_sentences(result.ranking):
+    for text in plan_sentences(result.ranking, is_measured=is_measured):
         out.print(text, soft_wrap=True)
     if drawing:
         out.print(drawing, soft_wrap=True)
