@@ -1,9 +1,11 @@
-"""Fixtures: hubs and workers of paceline.rpc as processes, and a network between them."""
+"""Fixtures: hubs and workers as processes, a network between them, and runs of strategy local."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from local_runs import LocalRuns
 from processes import Started
 from rpc_exchange import PROGRAMS, TESTS, Proxy, free_port, line_of
 
@@ -45,3 +47,9 @@ def proxy():
     yield begin
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def runs(start, tmp_path: Path) -> LocalRuns:
+    """Runs of strategy local, in a folder of the test's own."""
+    return LocalRuns(start, tmp_path)

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ from rpc_exchange import free_port
 
 RECIPE, SILENCE_S = "local_recipes:stopping", 3
 OPTIONS = {"local": ("--set", "sync_every=5"), "wheel": ("--set", "lanes=1", "--set", "head=2")}
-
-
-@pytest.fixture
-def runs(start, tmp_path: Path) -> LocalRuns:
-    return LocalRuns(start, tmp_path)
 
 
 def started_hub(runs: LocalRuns, strategy: str, port: int) -> Run:

@@ -17,11 +17,6 @@ DELAY = ("--set", "delay=2", "--set", "mixing=0.5")
 JOINS = "takes part from round"
 
 
-@pytest.fixture
-def runs(start, tmp_path: Path) -> LocalRuns:
-    return LocalRuns(start, tmp_path)
-
-
 @pytest.mark.parametrize("steps", [81, 82, 83])
 def test_a_last_round_may_be_shorter_than_the_delay(runs: LocalRuns, steps: int) -> None:
     delay = ("--set", "delay=3", "--set", "mixing=0.5")

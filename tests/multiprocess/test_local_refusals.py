@@ -34,11 +34,6 @@ main()
 """
 
 
-@pytest.fixture
-def runs(start, tmp_path: Path) -> LocalRuns:
-    return LocalRuns(start, tmp_path)
-
-
 def one_line(err: str) -> str:
     """Return the only line in which the command says why it has ended."""
     (line,) = (one for one in err.splitlines() if one.startswith("paceline: "))

@@ -17,11 +17,6 @@ EVERY = ("--checkpoint-every", "40")
 MANY = 30
 
 
-@pytest.fixture
-def runs(start, tmp_path: Path) -> LocalRuns:
-    return LocalRuns(start, tmp_path)
-
-
 def wait_for_checkpoint(runs: LocalRuns, run: Run, output: str = "runs") -> Path:
     """Wait until a run has written a checkpoint, and return its folder."""
     until_s = time.monotonic() + DEADLINE_S

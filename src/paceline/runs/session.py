@@ -115,11 +115,7 @@ def _show_ranking(
     )
     output = settings.output if request.keep and session.group.rank == 0 else None
     more = _of_two_machines(session)
-    show_plan(
-        *(out, plan, ranking, output, title, request.as_json),
-        is_measured=True,
-        more=more,
-    )
+    show_plan(out, plan, ranking, output, title, request.as_json, is_measured=True, more=more)
 
 
 def _of_two_machines(session: TrainingSession) -> str | None:
