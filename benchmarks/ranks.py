@@ -6,13 +6,13 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from figures import spread
 from paceline.links.group import Group, physical_cores
@@ -21,6 +21,7 @@ from paceline.links.launch import launch
 DEADLINE_S = 120.0
 _USABLE = os.sched_getaffinity(0)
 Blocks = Mapping[str, Sequence[Sequence[float]]]
+T = TypeVar("T")
 
 
 def on_ranks(
@@ -110,15 +111,20 @@ def alternate(
     In every round each variant has a block, in a new order each time, so that what else goes on on
     the machine hits all alike.
     """
-    order = random.Random(0)  # noqa: S311 - no secret
     blocks: dict[str, list[list[float]]] = {variant.name: [] for variant in variants}
-    for _ in range(num_blocks):
-        for variant in order.sample(list(variants), len(variants)):
-            group.barrier()
-            if group.rank < variant.num_ranks:
-                blocks[variant.name].append(variant.run(num_times))
+    for variant in in_turns(variants, num_blocks):
+        group.barrier()
+        if group.rank < variant.num_ranks:
+            blocks[variant.name].append(variant.run(num_times))
     group.barrier()
     return blocks
+
+
+def in_turns(compared: Iterable[T], num_rounds: int) -> Iterator[T]:
+    """Yield each once in every round, in a new order each time, the same in all processes."""
+    every, order = list(compared), random.Random(0)  # noqa: S311 - no secret
+    for _ in range(num_rounds):
+        yield from order.sample(every, len(every))
 
 
 def rounds_within(

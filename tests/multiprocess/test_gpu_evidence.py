@@ -234,7 +234,7 @@ def test_what_cannot_be_measured_is_refused(start, tmp_path, monkeypatch):
     assert done.err == "gpu-evidence: simulated GPUs have no speed to measure; take --smoke\n"
     done = start(str(GPU / "main.py"), "out", "codec", "--smoke").finish()
     assert done.code == 2
-    assert "no part is called 'codec'; known: tests, sums, hidden, codecs" in done.err
+    assert "no part is called 'codec'; known: tests, sums, hidden, beside, codecs" in done.err
     monkeypatch.delenv("PACELINE_SIMULATED_GPUS")
     done = start(str(GPU / "main.py"), "out").finish()
     assert (done.code, done.out) == (2, "")

@@ -7,7 +7,6 @@ are those that are read and written at least: 4 and 1 a value to encode, 1 and 4
 decode and add, 8 for `copy_`; and 4 a block for its scale.
 """
 
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from torch import Tensor
 from figures import shown, spread
 from paceline.codecs.blockwise import TABLES, EightBit, has_triton, table
 from paceline.devices import Device
+from ranks import in_turns
 
 sys.path.append(str(Path(__file__).parents[2] / "codecs"))
 
@@ -168,13 +168,10 @@ def _nbytes(values: Tensor, block_size: int) -> int:
 
 def _compared(found: Mapping[str, Variant], stopwatch: Stopwatch, rounds: int) -> dict[str, Any]:
     """Return seconds, bytes a second, and the share of copying's bytes a second, of all."""
-    order = random.Random(0)  # noqa: S311 - no secret
     seconds: dict[str, list[float]] = {name: [] for name in found}
-    for number in range(_WARM_UP + rounds):
-        for name in order.sample(list(found), len(found)):
-            took = stopwatch.seconds(found[name])
-            if number >= _WARM_UP:
-                seconds[name].append(took)
+    for name in in_turns(found, _WARM_UP + rounds):
+        seconds[name].append(stopwatch.seconds(found[name]))
+    seconds = {name: taken[_WARM_UP:] for name, taken in seconds.items()}
     speeds = {name: [found[name].nbytes / s for s in seconds[name]] for name in found}
     return {
         name: {

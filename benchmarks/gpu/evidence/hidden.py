@@ -21,8 +21,8 @@ from trainee import Task
 
 _HERE = Path(__file__).parent
 _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
-_BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # of a rank
-_SMOKE_SIZES = {"lenet5": 2, "gpt": 2}
+BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # of a rank
+SMOKE_SIZES = {"lenet5": 2, "gpt": 2}
 _SMOKE_GPT = Size(num_tokens=64, length=8, width=8, num_heads=2, num_blocks=1)
 _HOST = ("host", "host, chunk auto")
 
@@ -30,7 +30,7 @@ _HOST = ("host", "host, chunk auto")
 def run(part: Part) -> None:
     """Have ranks take steps of each model, on one GPU and on a GPU each."""
     for where, (num_ranks, num_gpus) in part.worlds().items():
-        for name, batch_size in (_SMOKE_SIZES if part.smoke else _BATCH_SIZES).items():
+        for name, batch_size in (SMOKE_SIZES if part.smoke else BATCH_SIZES).items():
             found = on_ranks(
                 _HERE.parent, "evidence.hidden", num_ranks, part.smoke, num_gpus, case=name
             )
@@ -48,7 +48,7 @@ def _line(figures: dict[str, Any]) -> str:
 
 def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
     """Return, on rank 0, the figures of all variants of a model's step."""
-    task = _task(name, smoke, group.device)
+    task = task_of(name, smoke, group.device)
     if smoke:
         wraps = steps.wraps(group, *_HOST, buckets_mb=(25,))
         return steps.measure(task, wraps, group, 2, 2)
@@ -57,10 +57,11 @@ def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
     )
 
 
-def _task(name: str, smoke: bool, device: torch.device) -> Task:
+def task_of(name: str, smoke: bool, device: torch.device) -> Task:
+    """Return what is trained under that name."""
     if name != "gpt":
-        return Task.synthetic(name, (_SMOKE_SIZES if smoke else _BATCH_SIZES)[name], device)
-    size, batch_size = (_SMOKE_GPT, _SMOKE_SIZES[name]) if smoke else (GPT2, _BATCH_SIZES[name])
+        return Task.synthetic(name, (SMOKE_SIZES if smoke else BATCH_SIZES)[name], device)
+    size, batch_size = (_SMOKE_GPT, SMOKE_SIZES[name]) if smoke else (GPT2, BATCH_SIZES[name])
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(size.num_tokens, (batch_size, size.length + 1), generator=generator)
     return Task(
