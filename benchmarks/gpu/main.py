@@ -17,14 +17,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 # The seconds after which a part is ended: together less than ten minutes.
 DEADLINES_S = {
-    "tests": 135.0,
+    "tests": 130.0,
     "sums": 35.0,
-    "hidden": 130.0,
+    "hidden": 120.0,
     "beside": 45.0,
-    "codecs": 40.0,
-    "hogbatch": 70.0,
+    "codecs": 20.0,
+    "hogbatch": 95.0,
     "probe": 25.0,
-    "profile": 50.0,
+    "profile": 65.0,
     "predicted": 65.0,
 }
 _SMOKE_DEADLINE_S = 600.0  # on a machine that may be busy with anything

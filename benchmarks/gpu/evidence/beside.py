@@ -82,8 +82,8 @@ def _beside(
     """Return what steps take beside each load, and what of it goes on meanwhile."""
     trainee = _warm(task, device, lambda model: model)
     num_steps = _steps_of(trainee, device, block_s)
-    works = {name: Load(device, work) for name, work in loads.items()}
-    paces = {name: load.alone() for name, load in works.items()}
+    load_s = _OUTLASTING * _timed(trainee, device, num_steps)
+    works = {name: Load(device, work, block_s) for name, work in loads.items()}
     steps_s: dict[str, list[float]] = {name: [] for name in (_ALONE, *works)}
     kept: dict[str, list[float]] = {name: [] for name in works}
     outlasted = dict.fromkeys(works, True)
@@ -92,7 +92,7 @@ def _beside(
             steps_s[name].append(_timed(trainee, device, num_steps) / num_steps)
             continue
         load = works[name]
-        load.begin(_OUTLASTING * (num_steps * median(steps_s[_ALONE] or [block_s])))
+        load.begin(load_s)
         took = _timed(trainee, device, num_steps)
         share, outlasts = load.progress(took)
         steps_s[name].append(took / num_steps)
@@ -106,41 +106,43 @@ def _beside(
             "seconds": spread(steps_s[name]),
             "beside_exchange": spread([one / alone_s - 1 for one in steps_s[name]]),
             "pace_of_alone": spread(kept[name]),
-            "work_alone_s": paces[name],
+            "work_alone_s": works[name].once_s,
             "outlasted_steps": outlasted[name],
         }
     return found
 
 
 class Load:
-    """Work that streams of its own do again and again, one stream for each of `works`."""
+    """Work that streams of its own do again and again, one stream for each of `works`.
 
-    def __init__(self, device: Device, works: list[Work]) -> None:
+    `once_s`: what all streams take for their work once, with nothing else to do.
+    """
+
+    def __init__(self, device: Device, works: list[Work], warm_up_s: float) -> None:
         self._device, self._works = device, works
         self._streams = [device.new_stream() for _ in works]
         self._events: list[list[Any]] = [[] for _ in works]
-        self._once_s = self.alone()
+        self.once_s = self._alone(1)
+        # A GPU that was idle needs a while until its clocks are those of one that works.
+        self.once_s = self._alone(math.ceil(warm_up_s / self.once_s))
+        self.once_s = self._alone(4)
 
-    def alone(self, num_times: int = 4) -> float:
-        """Return how long all streams take for their work once, with nothing else to do."""
-        self._queue(1)
-        self.end()
+    def _alone(self, num_times: int) -> float:
         begun = time.perf_counter()
         self._queue(num_times)
         self.end()
-        self._once_s = (time.perf_counter() - begun) / num_times
-        return self._once_s
+        return (time.perf_counter() - begun) / num_times if num_times else self.once_s
 
     def begin(self, seconds: float) -> None:
         """Have the streams work for about so long."""
         self._events = [[] for _ in self._works]
-        self._queue(2 + math.ceil(seconds / self._once_s))
+        self._queue(2 + math.ceil(seconds / self.once_s))
 
     def progress(self, seconds: float) -> tuple[float, bool]:
         """Return how fast the streams were, over their pace alone; and whether all still work."""
         done = [sum(event.is_reached for event in events) for events in self._events]
         still = all(not events[-1].is_reached for events in self._events)
-        return sum(done) / len(done) * self._once_s / seconds, still
+        return sum(done) / len(done) * self.once_s / seconds, still
 
     def end(self) -> None:
         """Wait for the end of all that is queued."""

@@ -170,6 +170,7 @@ _FORMULAS: dict[str, _Formula] = {
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
     # Normalise again 2, two sums 3, gradient of the input 4 (1 where the statistics are fixed).
     "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
+    "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # in training alone
     "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[
         _aten._scaled_dot_product_flash_attention
     ](*args[:3], out_val=out),
