@@ -103,6 +103,14 @@ def test_batch_norm(training: bool, forward: int, backward: int) -> None:
     assert layer.backward.flops == backward * 2 * 3 * 4 * 5
 
 
+def test_batch_norm_of_a_gpu_counts_as_that_of_the_cpu() -> None:
+    with torch.device("meta"):
+        x, channel, reserve = torch.zeros(2, 3, 4, 5), torch.zeros(3), torch.zeros(0).byte()
+    with CostCounter() as counter:
+        torch.ops.aten.cudnn_batch_norm_backward(x, x, *[channel] * 5, 1e-5, reserve)
+    assert counter.counts[0] == 9 * 2 * 3 * 4 * 5
+
+
 def count(operation: Callable[..., Any], *tensors: Tensor) -> tuple[int, int, int]:
     counter = CostCounter()
     with counter:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Workload
@@ -125,6 +125,17 @@ class Locked(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)
         self.lock = threading.Lock()
+
+
+def test_a_kernel_that_pytorch_has_already_is_no_reason_to_take_a_step_with_values(monkeypatch):
+    # PyTorch before 2.13 refuses a second kernel unless it is told otherwise.
+    monkeypatch.setitem(library.Library.impl.__kwdefaults__, "allow_override", False)
+    monkeypatch.setattr(library, "_impls", library._impls | {"aten/mkldnn_rnn_layer/Meta"})
+    devices = []
+    model = nn.Linear(4, 3)
+    model.register_forward_hook(lambda module, inputs, output: devices.append(output.device.type))
+    describe(model, torch.zeros(2, 4))
+    assert devices == ["meta"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ _WORKER = "paceline.strategies.hogbatch.worker"
 
 def run(part: Part) -> None:
     """Train each way, until the target is reached or the time is over."""
-    with open_server([_WORKER], KEEPING_MEMORY | os.environ):
+    # As workers want it: a server that was started otherwise does not fork them.
+    with open_server([_WORKER], KEEPING_MEMORY | os.environ | {"OMP_NUM_THREADS": "1"}):
         for name, way in ways().items():
             found = _way(way, part.smoke)
             part.keep(name, found, _line(found))

@@ -119,15 +119,16 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     state = random.getstate()
     try:
         with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
-            try:
-                meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
-                empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-                with torch.device("meta"), attention_as_on_cpu(), recurrent_layers_as_on_cpu():
-                    return _run(empty, meta_batch)
-            except InvalidInput:
-                raise
-            except Exception:  # noqa: S110 - whatever fails without values is tried with them
-                pass
+            with attention_as_on_cpu(), recurrent_layers_as_on_cpu():
+                try:
+                    meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
+                    empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+                    with torch.device("meta"):
+                        return _run(empty, meta_batch)
+                except InvalidInput:
+                    raise
+                except Exception:  # noqa: S110 - whatever fails without values is tried with them
+                    pass
             real_batch = tree_map(lambda tensor: tensor.detach().clone(), batch)
             return _run(duplicate(model, torch.clone), real_batch)
     except InvalidInput:

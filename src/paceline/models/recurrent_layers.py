@@ -40,7 +40,8 @@ def recurrent_layers_as_on_cpu() -> Iterator[None]:
     """
     with library._scoped_library("aten", "IMPL") as aten:
         aten.impl("lstm.input", _lstm, "AutogradMeta")
-        aten.impl("mkldnn_rnn_layer", _lstm_kernel, "Meta")
+        # PyTorch has a kernel of its own for this key, and before 2.13 refuses another unasked.
+        aten.impl("mkldnn_rnn_layer", _lstm_kernel, "Meta", allow_override=True)
         for name, cell in (("gru", _gru_cell), ("rnn_tanh", _tanh_cell), ("rnn_relu", _relu_cell)):
             aten.impl(f"{name}.input", partial(_of_one_state, cell), "AutogradMeta")
         yield
