@@ -159,3 +159,20 @@ def test_no_forked_process_outlives_who_asked_or_the_server(victim):
 def test_a_server_that_is_gone_is_not_needed(monkeypatch):
     monkeypatch.setenv(forkserver.ADDRESS, "paceline-nobody")
     assert output(python(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
+
+
+HANGING = """
+import os, time
+from paceline.devices import cuda
+os.register_at_fork(after_in_child=lambda: time.sleep(600))
+cuda._FORK_S = 0.1
+print(cuda.can_fork())
+"""
+
+
+def test_a_library_that_hangs_in_a_fork_is_not_waited_for():
+    with subprocess.Popen(python(HANGING), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.communicate(timeout=DEADLINE_S)[0] == "False\n"
+        finally:
+            process.kill()

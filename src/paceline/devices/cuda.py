@@ -1,6 +1,8 @@
 """NVIDIA's GPUs, by torch.cuda."""
 
 import os
+import select
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +18,7 @@ from paceline.core.machine import DeviceKind
 from paceline.devices.device import DeviceMemory, Event, Stream
 
 _DEVICE_FILES = Path("/dev")
+_FORK_S = 30.0  # for a process that was forked to answer, on a busy machine
 _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES by which a person hides all GPUs
 
 
@@ -39,11 +42,18 @@ def num_gpus() -> int:
 def can_fork() -> bool:
     """Return True if a process that is forked from this one can use GPUs.
 
-    It cannot if this one has initialised CUDA, which torch tells in the forked process only.
+    It cannot if this one has initialised CUDA, which torch tells in the forked process only; nor if
+    what a library does in each fork hangs there.
     """
     pid = os.fork()
     if pid == 0:
         os._exit(is_lost())
+    pidfd = os.pidfd_open(pid)
+    try:
+        if not select.select([pidfd], [], [], _FORK_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
     return os.waitpid(pid, 0)[1] == 0
 
 
