@@ -25,8 +25,13 @@ _PAYLOAD = 1448 / 1514  # of a frame's bytes are TCP's; machine files count thos
 _MBIT = 1e6 / 8
 _SWEEP = [_MBIT * 50 * 2 ** (i / 4) for i in range(37)]  # 50 Mbit/s to 25 Gbit/s
 _MEASURED_AT = {"100mbit": 100 * _MBIT, "1gbit": 1000 * _MBIT}
-# Variants that a plan knows, with its codec: none knows torch's hook.
-_PLANNED = {"DDP 25 MB": "none", "dynamic8": "dynamic8", "e3m0": "e3m0"}
+# Variants that a plan knows, with its codec. Ours of 16 bits casts faster than torch's hook.
+_PLANNED = {
+    "DDP 25 MB": "none",
+    "DDP 25 MB, fp16_compress_hook": "half",
+    "dynamic8": "dynamic8",
+    "e3m0": "e3m0",
+}
 _CODECS = {
     "none": ("#8b95a1", "DDP 25 MB", "torch's DDP"),
     "half": ("#e8a33d", "DDP 25 MB, fp16_compress_hook", "16 bits"),

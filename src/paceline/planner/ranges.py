@@ -1,8 +1,9 @@
 """The range of a prediction: meant to hold the median of the measured steps in nine of ten cases.
 
 Of a machine whose figures a profile has measured it is that of `benchmarks/planner`, where each
-configuration was predicted and carried out; twice as much of an exchange if a file states them. Of
-one with losses as others have published them it is that of the published tables of
+configuration was predicted and carried out; twice as much of an exchange if a file states them:
+seven steps between two hosts of `benchmarks/codecs` lie within that, the worst 19 % off. Of one
+with losses as others have published them it is that of the published tables of
 `benchmarks/scaling_tables`: wide as soon as the exchange is a tenth of a step, as links and
 frameworks differ by factors.
 """
