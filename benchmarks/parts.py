@@ -31,8 +31,14 @@ def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], s
         figures = parts[name](quick)
         if not quick:
             earlier, others = _earlier(folder, name)
-            write(folder, earlier | {name: figures}, others)
+            write(folder, _ordered(earlier | {name: figures}, parts), others)
         print(f"\n{text(name, figures)}", flush=True)
+
+
+def _ordered(figures: Mapping[str, Any], parts: Mapping[str, Measure]) -> dict[str, Any]:
+    """Return the figures in the order of the parts, whichever was measured last."""
+    places = {name: place for place, name in enumerate(parts)}
+    return dict(sorted(figures.items(), key=lambda item: places.get(item[0], len(places))))
 
 
 def _earlier(folder: Path, but: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What computation loses beside an exchange, and what buckets cost that exchange nothing.
+"""What computation loses beside an exchange, and what buckets cost where none is needed.
 
 Steps of a model run alone, and beside work that goes on without a pause: copies to the host and
 back, as those of `host`; or a kernel of 4 or 24 blocks that adds memory to memory. The kernel
@@ -122,16 +122,15 @@ class Load:
         self._device, self._works = device, works
         self._streams = [device.new_stream() for _ in works]
         self._events: list[list[Any]] = [[] for _ in works]
-        self.once_s = self._alone(1)
         # A GPU that was idle needs a while until its clocks are those of one that works.
-        self.once_s = self._alone(math.ceil(warm_up_s / self.once_s))
+        self._alone(math.ceil(warm_up_s / self._alone(1)) + 1)
         self.once_s = self._alone(4)
 
     def _alone(self, num_times: int) -> float:
         begun = time.perf_counter()
         self._queue(num_times)
         self.end()
-        return (time.perf_counter() - begun) / num_times if num_times else self.once_s
+        return (time.perf_counter() - begun) / num_times
 
     def begin(self, seconds: float) -> None:
         """Have the streams work for about so long."""

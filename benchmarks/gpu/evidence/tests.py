@@ -55,7 +55,9 @@ def run(part: Part) -> None:
     usual = ["--rootdir", str(_ROOT), "-c", str(_ROOT / "pyproject.toml")]
     # pytest-benchmark, where it is installed, warns of several at once, and warnings are errors.
     usual += ["-p", "no:cacheprovider", "-p", "no:benchmark", "-q"]
-    others = sorted(set(_TESTS.glob("test_*.py")) - {_TIMED}, key=lambda path: path.name == _MANY)
+    others = sorted(
+        set(_TESTS.glob("test_*.py")) - {_TIMED}, key=lambda path: (path.name == _MANY, path)
+    )
     codes = [
         pytest.main([*usual, str(_TIMED)], [outcomes]),
         pytest.main([*usual, *at_once, *map(str, others)], [outcomes]),

@@ -50,7 +50,9 @@ def can_fork() -> bool:
         os._exit(is_lost())
     pidfd = os.pidfd_open(pid)
     try:
-        if not select.select([pidfd], [], [], _FORK_S)[0]:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        if not ended.poll(_FORK_S * 1e3):
             os.kill(pid, signal.SIGKILL)
     finally:
         os.close(pidfd)
