@@ -129,6 +129,25 @@ def test_a_signal_before_the_steps_ends_all_ranks(start: Start, strategy, when_s
     check_ended(run, signal.SIGINT)
 
 
+def test_a_signal_between_the_starts_of_two_ranks_ends_both(start: Start) -> None:
+    """The second rank was not known yet: it found the launcher's store gone, and said so.
+
+    A thread of the store takes a signal that the main one has blocked.
+    """
+    run = start(str(PROGRAMS / "signalled_start.py"), *command("allreduce")[2:])
+    check_ended(run, signal.SIGINT)
+
+
+def test_a_store_that_is_lost_with_its_rank_is_no_internal_error(start: Start) -> None:
+    program, port = str(PROGRAMS / "store_lost.py"), str(free_port())
+    first, second = (start(program, str(rank), port) for rank in range(2))
+    done = second.finish()
+    assert (first.finish().code, done.code) == (0, 1), done.err
+    said = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
+    gone = f"worker 0 (process {first.process.pid})"
+    assert said == [f"paceline: worker 1 stops: {gone} died in the middle of the run"]
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 1), (signal.SIGUSR1, 3)], ids=["passed on", "left"]
 )

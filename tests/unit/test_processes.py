@@ -153,3 +153,21 @@ def test_a_command_that_does_not_exist_is_an_error():
 def test_reasons_are_ends_of_sentences():
     assert reason(0) == "ended with exit code 0"
     assert reason(-9) == "was ended by SIGKILL"
+
+
+HOLDING = """
+import os, signal, threading
+from paceline.links.signals import blocked
+signal.signal(signal.SIGINT, lambda *_: print("handled", flush=True))
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with blocked():
+    os.kill(os.getpid(), signal.SIGINT)
+    for number in range(10**6):
+        pass
+    print("started", flush=True)
+print("over", flush=True)
+"""
+
+
+def test_a_signal_waits_for_a_start_though_another_thread_takes_it():
+    assert output(python(HOLDING), 60).stdout.split() == ["started", "handled", "over"]

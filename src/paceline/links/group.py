@@ -288,11 +288,26 @@ def _told(
     None: its own, which is the first, and which it has to say. WorkersFailed: there is nothing to
     say, as another rank has, or as one has left the run in order.
     """
+    # torch's own kinds of errors are all RuntimeErrors
+    lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
+    try:
+        return _told_by(store, error, group, lost_in_torch)
+    except dist.DistNetworkError:
+        if not lost_in_torch:
+            return None
+        # The launcher keeps the store. If it has ended, it has said why, and the kernel is about to
+        # end this rank.
+        time.sleep(_REPORT_S)
+        gone = group.dead() or "the process that keeps the run's store"
+        return WorkerLost(f"worker {group.rank} stops: {gone} died in the middle of the run")
+
+
+def _told_by(
+    store: Store, error: Exception | SystemExit, group: Group, lost_in_torch: bool
+) -> WorkerLost | WorkersFailed | None:
     if store.check([_LEFT_KEY]):
         return WorkersFailed(128 + int(store.get(_LEFT_KEY)))
     reason = f"worker {group.rank} failed: {error}"
-    # torch's own kinds of errors are all RuntimeErrors
-    lost_in_torch = isinstance(error, RuntimeError) and _is_loss(error)
     if lost_in_torch and store.check([_SIGNALLED_KEY]):
         return WorkersFailed(128 + int(store.get(_SIGNALLED_KEY)))
     if lost_in_torch:
@@ -466,7 +481,9 @@ def _check_kinds(members: Sequence[Member]) -> None:
 
 
 def _is_loss(error: RuntimeError) -> bool:
-    return any(mark in str(error) for mark in _LOST_MARKS)
+    return isinstance(error, dist.DistNetworkError) or any(
+        mark in str(error) for mark in _LOST_MARKS
+    )
 
 
 def _unknown_peer(error: BaseException) -> str:

@@ -55,13 +55,12 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     )
     workers: list[Process] = []
     try:
-        # A signal between a worker's start and its place in the list would leave it to find the
-        # store gone, and to say so.
-        with signals_held(command):
-            for rank in range(num_workers):
-                environment = _environment(rank, num_workers, port)
-                workers.append(start(command, environment=environment))
         with _passing_on(workers, store) as passed:
+            # A signal between a worker's start and its place in the list would not reach it.
+            with signals_held(command):
+                for rank in range(num_workers):
+                    environment = _environment(rank, num_workers, port)
+                    workers.append(start(command, environment=environment))
             failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
         codes = [process.poll() or 0 for process in failed]
         if failed and (passed.number is not None or set(codes) & set(EXIT_CODES)):

@@ -15,9 +15,10 @@ import _thread
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -125,11 +126,20 @@ def _handle(handler: Handler) -> None:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Start processes that get no signal before they handle it; this one gets it afterwards."""
+    """Start processes that get no signal before they handle it; this one handles it afterwards.
+
+    They inherit the mask. Here it does not suffice: the kernel gives the signal to a thread that
+    has not blocked it, as those of a store, and Python handles it in the main one all the same.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    noted: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
     try:
-        yield
+        with handled_by(lambda number, _: noted.append(number)) if is_main else nullcontext():
+            yield
     finally:
+        for number in noted:
+            signal.raise_signal(number)  # in this thread, where it waits for the next line
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -137,12 +147,14 @@ def blocked() -> Iterator[None]:
 def handled_by(handler: Handler) -> Iterator[dict[int, Any]]:
     """Have signals handled so meanwhile; yields the handlers before, by the signal's number.
 
-    Call it in the main thread.
+    Call it in the main thread. A handler that was not set from Python stays, as Python could not
+    put it back.
     """
     before: dict[int, Any] = {}
     try:
         for number in SIGNALS:
-            before[number] = signal.signal(number, handler)
+            if signal.getsignal(number) is not None:
+                before[number] = signal.signal(number, handler)
         yield before
     finally:
         for one, earlier in before.items():
