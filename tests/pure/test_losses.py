@@ -90,6 +90,33 @@ def test_cores_between_hosts_lose_as_much_as_was_measured_beside_their_exchange(
     assert found.step_s == pytest.approx(2000.0 * expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("beside_copies", "expected"), [(0.2, 1 + 0.2 * 500 / 2000), (None, 1 + 0.9 * 500 / 2000)]
+)
+def test_copies_to_and_from_the_host_take_less_from_a_gpu_than_its_own_sums(
+    beside_copies: float | None, expected: float
+) -> None:
+    """Each way takes 250 s of the 1,000 s of backward that are left; the host's sum takes 200."""
+    links = [link("gpu0", "h", 32e3), link("gpu1", "h", 32e3)]
+    slow_sums = box("gpu", "gpu", links=links).with_each(
+        "hosts", memory_bandwidth_bytes_per_s=3 * 8e6 / 200
+    )
+    shares = losses(beside_exchange=0.9, beside_copies=beside_copies)
+    machine = slow_sums.model_copy(update={"losses": shares})
+    work, strategy = chain((1000.0, 4), (1000.0, 8_000_000)), STRATEGIES["host"]
+    found = forecast(work, machine, strategy, strategy.config(workers=2, chunk=1), 2)
+    assert found.slowdown == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_cores_that_sum_are_those_that_compute() -> None:
+    joined = box("cpu", "cpu").with_each("hosts", memory_bandwidth_bytes_per_s=3 * 8e6 / 200)
+    shares = losses(beside_exchange=0.9, beside_copies=0.0)
+    machine = joined.model_copy(update={"losses": shares})
+    work, strategy = chain((1000.0, 4), (1000.0, 8_000_000)), STRATEGIES["host"]
+    found = forecast(work, machine, strategy, strategy.config(workers=2, chunk=1), 2)
+    assert found.slowdown > 1 + 0.9 * 190 / 2000
+
+
 def parts(exposed_s: float) -> Breakdown:
     return Breakdown(0.0, 0.3, 0.7 - exposed_s, 0.0, 0.0, 0.0, exposed_s, 0.0)
 

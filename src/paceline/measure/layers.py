@@ -335,7 +335,7 @@ class _Exchanging:
 
 def with_idle_cores(machine: Machine) -> Machine:
     """Return the machine whose layers leave the cores to the exchange, as layers that wait do."""
-    losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0})
+    losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 

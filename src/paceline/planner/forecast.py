@@ -10,11 +10,11 @@ from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Roofline, Slowed, compute_lane
 from paceline.core.durations import duration
-from paceline.core.machine import Device, Machine
+from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
 from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Strategy, Window, codec_fields
-from paceline.core.timeline import Timeline, intersection, length, union
+from paceline.core.timeline import Span, Timeline, intersection, length, union
 from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner.ranges import half_width
 
@@ -23,6 +23,7 @@ _SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one
 _FEWEST_PERIODS = 3  # the first, the last, and one between them
 _MOST_LOOKED_AT = 8  # devices: others are like them
 _MANY_TASKS = 8_000  # of a step
+_COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _SHOWN_SLOWDOWN = 1.005
 # Mean absolute error of a predicted step: benchmarks/planner.
 ERROR_BAR = 0.06
@@ -257,32 +258,47 @@ def _slowdown(
     """Return by how much longer computation takes than in a timeline without losses, and why."""
     some = _devices_of(machine, config.workers)[:_MOST_LOOKED_AT]
     shares = [_beside(timeline, device) for device in some]
-    hidden = sum(shares) / len(shares)
+    hidden, copied = (sum(each) / len(shares) for each in zip(*shares, strict=True))
     num_waiting = 1 if strategy.is_asynchronous else config.workers
     losses, num_steps = machine.usual_losses, strategy.steps_per_period(config)
     causes = {
-        "beside exchanges": losses.slowdown(hidden, 1),
+        "beside exchanges": losses.slowdown(hidden, 1, copied=copied),
         "waiting for the slowest": losses.slowdown(0.0, num_waiting, num_steps),
     }
     slowed_by = tuple(cause for cause, times in causes.items() if times > 1)
-    return losses.slowdown(hidden, num_waiting, num_steps), slowed_by
+    return losses.slowdown(hidden, num_waiting, num_steps, copied=copied), slowed_by
 
 
-def _beside(timeline: Timeline, device: Device) -> float:
-    """Return the exchange beside a device's computation, as a share of that.
+def _beside(timeline: Timeline, device: Device) -> tuple[float, float]:
+    """Return the exchange beside a device's computation, and its copies alone, as shares of that.
 
-    What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes.
+    What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes. Sums
+    in the host's memory take nothing from a GPU, which waits for them.
     """
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
-    exchanging = union(
-        one
-        for one in timeline.spans
-        if (one.kind is Kind.SEND and one.worker is None)
-        or (one.kind in COMMUNICATION and any(on.owner == device.name for on in one.on))
-    )
+    exchanges: list[Span] = []
+    copies: list[Span] = []
+    for one in timeline.spans:
+        if one.kind in COMPUTE:
+            continue
+        own = {on.lane for on in one.on if on.owner == device.name}
+        if own & _COPY_ENGINES:
+            copies.append(one)
+        elif (own and not _is_summed_for_gpu(one, device)) or (
+            one.kind is Kind.SEND and one.worker is None
+        ):
+            exchanges.append(one)
     whole = length(computing)
-    return length(intersection(computing, exchanging)) / whole if whole else 0.0
+    if not whole:
+        return 0.0, 0.0
+    exchanged = length(intersection(computing, union(exchanges)))
+    either = length(intersection(computing, union([*exchanges, *copies])))
+    return exchanged / whole, (either - exchanged) / whole
+
+
+def _is_summed_for_gpu(span: Span, device: Device) -> bool:
+    return device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
