@@ -11,7 +11,7 @@ from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, search
 from paceline.planner.search import placements
-from paceline.strategies import find_exchange
+from paceline.strategies import STRATEGIES, find_exchange
 
 ALLREDUCE = find_exchange("allreduce")
 SECONDS = 8.0  # of backward for a batch of 8
@@ -107,6 +107,32 @@ def test_a_number_that_was_asked_for_is_set_beside_one_worker(nbytes_per_s, work
     assert found.alone.step_s == ranked(machine).best_of[1].step_s
     assert found.worth is None
     assert found.workers_sentence == f"{says}; other numbers of workers were not compared"
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_the_gain_of_workers_that_wait_for_nobody_stands_beside_that_of_others(workers):
+    """Eight GPUs were "worth using, 7.2x one": with an asynchronous strategy, which it hid."""
+    links = [link("gpu0", "h", 4e6), link("gpu1", "h", 4e6)]
+    machine = box("gpu", "gpu", links=links)
+    found = ranked(machine, ALLREDUCE, STRATEGIES["hogbatch"], workers=workers)
+    first, one = found[0], found.alone or found.best_of[1]
+    assert (first.strategy, first.workers) == ("hogbatch", 2)
+    same = next(one for one in found if one.strategy == "allreduce" and one.workers == 2)
+    gain, plain = (each.samples_per_s / one.samples_per_s for each in (first, same))
+    says = f" with hogbatch, which is not the same training, and {plain:.2f}x with allreduce"
+    assert f"{gain:.2f}x one worker{says}" in found.workers_sentence
+    for each in found:
+        differs = each.strategy == "hogbatch" and each.workers > 1
+        assert each.is_synchronous is not differs
+        assert any("not the same training" in note for note in each.notes) is differs
+
+
+def test_without_one_worker_to_compare_with_it_is_said_what_training_is_meant():
+    links = [link(f"gpu{i}", "h", 4e9) for i in range(3)]
+    found = ranked(box("gpu", "gpu", "gpu", links=links), STRATEGIES["hogbatch"])
+    several = replace(found, forecasts=tuple(one for one in found if one.workers > 1))
+    says = "3 workers are worth using with hogbatch, which is not the same training"
+    assert several.workers_sentence == says
 
 
 def test_nothing_is_said_of_a_number_that_nothing_is_beside():

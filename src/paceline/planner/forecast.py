@@ -25,6 +25,10 @@ _MOST_LOOKED_AT = 8  # devices: others are like them
 _MANY_TASKS = 8_000  # of a step
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _SHOWN_SLOWDOWN = 1.005
+_ASYNCHRONOUS = (
+    "not the same training: workers do not wait for each other, and their gradients are of "
+    "parameters that others have changed meanwhile"
+)
 # Mean absolute error of a predicted step: benchmarks/planner.
 ERROR_BAR = 0.06
 
@@ -40,7 +44,8 @@ class Forecast:
     Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
     where workers take several between two exchanges. `slowdown`: how many times longer computation
     takes than undisturbed (see `core.losses`), through what `slowed_by` names. `after_backward`:
-    what the exchange leaves to be done then, where the strategy says so.
+    what the exchange leaves to be done then, where the strategy says so. `is_synchronous`: what is
+    learnt is the same as by one worker with the whole batch.
     """
 
     strategy: str
@@ -61,6 +66,7 @@ class Forecast:
     slowdown: float = 1.0
     slowed_by: tuple[str, ...] = ()
     after_backward: AfterBackward | None = None
+    is_synchronous: bool = True
 
     @property
     def codec(self) -> str | None:
@@ -190,6 +196,7 @@ def forecast(
         slowdown=slowdown,
         slowed_by=slowed_by,
         after_backward=_after_backward(strategy, config, BackwardPhase(plan, model, timeline)),
+        is_synchronous=_caveat(strategy, config) is None,
     )
 
 
@@ -214,8 +221,15 @@ def _notes_of(
     """Yield what the strategy says beside its forecast: what limits it, what is learnt."""
     if strategy.limit is not None and (limit := strategy.limit(machine, config, timeline)):
         yield limit
+    if (caveat := _caveat(strategy, config)) is not None:
+        yield caveat
+
+
+def _caveat(strategy: Strategy, config: Any) -> str | None:
+    """Return what is not the same as with equal workers that exchange in each step, if anything."""
     if strategy.caveat is not None:
-        yield strategy.caveat(config)
+        return strategy.caveat(config)
+    return _ASYNCHRONOUS if strategy.is_asynchronous and config.workers > 1 else None
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:

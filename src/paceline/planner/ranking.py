@@ -184,9 +184,7 @@ class Ranking(Sequence[Forecast]):
         if worth is None:
             return self._beside_one()
         one = best.get(1)
-        gain = ""
-        if one is not None and worth > 1:
-            gain = f", {best[worth].samples_per_s / one.samples_per_s:.2f}x one worker"
+        gain = "" if worth == 1 else self._gain(best[worth], one)
         plural = "worker is" if worth == 1 else "workers are"
         if one is not None and worth > 1 and not best[worth].surely_faster_than(one):
             plural = "workers may be"
@@ -196,12 +194,24 @@ class Ranking(Sequence[Forecast]):
             return sentence
         return f"{sentence}; {more[-1]} {_effect(best[more[-1]], best[worth])}"
 
+    def _gain(self, best: Forecast, one: Forecast | None) -> str:
+        """Return what workers gain over one; also without a change of training, if that is one."""
+        gain = "" if one is None else f", {best.samples_per_s / one.samples_per_s:.2f}x one worker"
+        if best.is_synchronous:
+            return gain
+        gain += f" with {best.strategy}, which is not the same training"
+        as_many = (other for other in self.forecasts if other.workers == best.workers)
+        same = next((other for other in as_many if other.is_synchronous), None)
+        if one is None or same is None:
+            return gain
+        return f"{gain}, and {same.samples_per_s / one.samples_per_s:.2f}x with {same.strategy}"
+
     def _beside_one(self) -> str | None:
         if self.alone is None or not self.forecasts:
             return None
         best = self.forecasts[0]
         times = best.samples_per_s / self.alone.samples_per_s
-        beside = f"are {times:.2f}x one worker"
+        beside = f"are{self._gain(best, self.alone).removeprefix(',')}"
         if times < _GAIN:
             verdict = "slower" if times * _GAIN < 1 else "no faster"
             beside = f"are {verdict} than one ({times:.2f}x)"
