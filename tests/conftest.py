@@ -43,8 +43,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     for one in started:
         one.kill()
         one.process.wait()
-        for stream in (one.process.stdout, one.process.stderr):
-            stream.close()
+        one.close()
     assert not left, f"left running: {left}"
 
 

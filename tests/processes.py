@@ -121,6 +121,8 @@ class _Forked:
             os.close(stderr)
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
         self.pid = self._forked.pid
+        self._reading: list[threading.Thread] = []
+        self._found = ["", ""]
 
     @property
     def returncode(self) -> int | None:
@@ -141,26 +143,31 @@ class _Forked:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         until = time.monotonic() + (DEADLINE_S if timeout is None else timeout)
-        found = ["", ""]
 
         def read(number: int, stream: IO[str]) -> None:
-            found[number] = stream.read()
+            self._found[number] = stream.read()
             stream.close()
 
-        streams = [self.stdout, self.stderr]
-        threads = [
-            threading.Thread(target=read, args=(number, stream), daemon=True)
-            for number, stream in enumerate(streams)
-            if not stream.closed
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        if not self._reading:
+            self._reading = [
+                threading.Thread(target=read, args=(number, stream), daemon=True)
+                for number, stream in enumerate((self.stdout, self.stderr))
+                if not stream.closed
+            ]
+            for thread in self._reading:
+                thread.start()
+        for thread in self._reading:
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 raise subprocess.TimeoutExpired(self.args, timeout)
         self.wait(max(0.1, until - time.monotonic()))
-        return found[0], found[1]
+        return self._found[0], self._found[1]
+
+    def close(self) -> None:
+        """Close its output, but for what a thread still reads: that is open in another process."""
+        if not any(thread.is_alive() for thread in self._reading):
+            self.stdout.close()
+            self.stderr.close()
 
     def send_signal(self, number: int) -> None:
         self._forked.send(number)
@@ -230,7 +237,10 @@ class Started:
             out, err = self.process.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            out, err = self.process.communicate(timeout=ENDING_S)
+            try:
+                out, err = self.process.communicate(timeout=ENDING_S)
+            except subprocess.TimeoutExpired:
+                out, err = "another process, which is none of its group,", " keeps its output open"
             raise AssertionError(f"not done after {deadline_s:g} s: {out}{err}") from None
         seconds = time.monotonic() - self._started
         return Finished(self.process.returncode, out, err, seconds)
@@ -246,6 +256,14 @@ class Started:
                 break
             time.sleep(0.01)
         return members_of(self.process.pid)
+
+    def close(self) -> None:
+        """Close its output."""
+        if isinstance(self.process, _Forked):
+            self.process.close()
+            return
+        self.process.stdout.close()
+        self.process.stderr.close()
 
     def workers(self) -> list[int]:
         """The process numbers of the ranks, in the order in which they were started."""

@@ -75,8 +75,9 @@ def _ended(arguments: Sequence[str], part: Planned) -> _Ended:
     mark = f"{os.getpid()}-{part.name}"
     with tempfile.TemporaryFile() as stderr:
         command = [sys.executable, str(_CHILD), *arguments]
-        process = start(command, environment={_MARK: mark}, stderr=stderr)
+        process = None  # also if a signal comes when it is started, but not yet known here
         try:
+            process = start(command, environment={_MARK: mark}, stderr=stderr)
             process.wait(part.deadline_s)
             code = process.poll()
         finally:
@@ -99,13 +100,14 @@ def _outcome(ended: _Ended, why: str | None) -> dict[str, Any]:
     }
 
 
-def _end(process: Process, mark: bytes) -> list[int]:
+def _end(process: Process | None, mark: bytes) -> list[int]:
     """End a part's process group, and what else it has started; return what cannot be ended."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(TERMINATION_S)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.close()
+    if process is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(TERMINATION_S)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.close()
     until = time.monotonic() + _KILLING_S
     while (left := _marked(mark)) and time.monotonic() < until:
         for pid in left:

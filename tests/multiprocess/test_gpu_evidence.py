@@ -228,6 +228,33 @@ def test_a_part_is_ended_with_the_command_and_what_it_has_kept_is_shown(start, t
     assert "| hanging | unfinished | - | a: one |" in (tmp_path / "out" / "README.md").read_text()
 
 
+# The program, which gets SIGTERM while it starts the part: that runs, and is not known yet.
+SLOW_TO_START = f"""
+import os, pathlib, runpy, signal, sys, time
+sys.path[:0] = [{str(GPU)!r}, {str(GPU.parent)!r}]
+import supervise
+
+def slow(*arguments, **how):
+    process = start(*arguments, **how)
+    while not pathlib.Path("pids").exists():
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+start, supervise.start = supervise.start, slow
+sys.argv[:] = [{PROGRAM!r}, "600", "out", "hanging"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_part_is_ended_though_the_command_is_before_it_knows_it(start, tmp_path):
+    """On a busy machine the part was quicker; what it had started went on for ever."""
+    parts(tmp_path, hanging=HANGING)
+    done = start("-c", SLOW_TO_START).finish()
+    assert done.code not in (0, 1)
+    check_nothing_is_left(tmp_path)
+
+
 def test_what_cannot_be_measured_is_refused(start, tmp_path, monkeypatch):
     done = start(str(GPU / "main.py"), "out", "codecs").finish()
     assert (done.code, done.out) == (2, "")
