@@ -47,7 +47,7 @@ PURE = {
 @pytest.mark.parametrize("package", PURE)
 def test_what_plans_does_not_import_torch(package: str):
     modules = [f"{package}.{name}" for name in PURE[package]]
-    subprocess.run([sys.executable, "-c", BLOCKED, *modules], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", BLOCKED, *modules], check=True, timeout=600)
 
 
 def test_what_the_documentation_names_is_found_without_importing_torch_before():
@@ -58,12 +58,12 @@ def test_what_the_documentation_names_is_found_without_importing_torch_before():
         "assert get('onebit').name == ErrorFeedback(OneBit()).name; "
         "assert all(hasattr(paceline.codecs, name) for name in paceline.codecs.__all__)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_the_block_works():
     command = [sys.executable, "-c", BLOCKED, "paceline.links.group"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert "torch is blocked" in done.stderr
 
 
@@ -78,7 +78,7 @@ def test_a_plan_of_a_built_in_model_does_without_torch(more: tuple[str, ...]):
         [sys.executable, "-c", PLANNED, *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,6 +90,6 @@ def test_importing_paceline_starts_nothing():
         "import paceline, sys, threading; print('torch' in sys.modules, threading.active_count())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout.split() == ["False", "1"]

@@ -80,7 +80,7 @@ class Watched:
 
     def address(self) -> str:
         """Return where a hub listens."""
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + _ENDS_S
         while time.monotonic() < until_s and self.process.poll() is None:
             if found := re.search(r"listening on (tcp://\S+);", "".join(self.err)):
                 return found[1]
@@ -185,7 +185,7 @@ class _Trial:
                 others.append(self._liar_at(address))
             code = hub.finish(time.monotonic() + _ENDS_S)
             seconds = time.monotonic() - began_s
-            codes = [one.finish(time.monotonic() + 30.0) for one in others[: len(honest)]]
+            codes = [one.finish(time.monotonic() + _ENDS_S) for one in others[: len(honest)]]
         finally:
             for one in (hub, *others):
                 one.kill()

@@ -80,7 +80,7 @@ def test_the_fuzzer_finds_what_is_broken(fault: str, end: str, tmp_path: Path):
             capture_output=True,
             text=True,
             pass_fds=(file.fileno(),),
-            timeout=120,
+            timeout=600,
             check=False,
         )
     assert end in f"{done.stdout} exit {done.returncode}", done.stderr

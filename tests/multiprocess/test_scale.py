@@ -97,8 +97,8 @@ def test_an_interrupted_study_keeps_its_cells_and_goes_on(start, tmp_path, by):
     study = start(*command)
     wait_for(study.workers)
     study.process.send_signal(by)
-    study.process.wait(20)
-    wait_for(lambda: not study.members(), 20)
+    study.process.wait(600)
+    wait_for(lambda: not study.members(), 600)
     (kept,) = cells_of(tmp_path / "study")
     assert kept["error"] == "a batch of 1 cannot be shared by 2 workers"
     if by == signal.SIGKILL:

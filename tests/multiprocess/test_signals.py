@@ -99,7 +99,7 @@ def test_a_signal_before_the_command_has_imported_anything_is_not_lost(
     """It was lost in an import, or printed a traceback."""
     # Started afresh: in a fork of the tests' server all is imported.
     run = start(*command("allreduce"), afresh=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not handles(run.process.pid, number):
         assert time.monotonic() < deadline
     os.kill(run.process.pid, number)
@@ -119,7 +119,7 @@ def handles(pid: int, number: int) -> bool:
 def test_a_signal_before_the_steps_ends_all_ranks(start: Start, strategy, when_s: float) -> None:
     """The launcher passed it on to those of its ranks that there were, and started the others."""
     run = start(*command(strategy))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not any(one in line for line in run.members().values() for one in MODULES):
         assert run.process.poll() is None
         assert time.monotonic() < deadline

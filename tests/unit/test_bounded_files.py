@@ -153,7 +153,7 @@ def test_a_few_kilobytes_take_no_gigabytes(tmp_path: Path, name: str, content: b
         [sys.executable, "-c", BOUNDED, good, bad],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     grown, _, told = done.stdout.partition(" ")

@@ -90,7 +90,7 @@ wire.send(wire.recv(100) + str(os.path.exists(f"/proc/self/fd/{sys.argv[2]}")).e
 
 def test_an_output_is_read_whole():
     code = "import sys; print('x' * 10**6); print(sys.stdin.read(), file=sys.stderr); sys.exit(4)"
-    done = output(python(code), 60)
+    done = output(python(code), 600)
     assert (done.returncode, done.stdout, done.stderr) == (4, "x" * 10**6 + "\n", "\n")
 
 
@@ -140,7 +140,7 @@ def test_a_module_dies_with_the_process_that_started_it(tmp_path):
 
 
 def test_a_module_runs_as_python_would_run_it():
-    done = output(module_command("json.tool", "--help"), 60)
+    done = output(module_command("json.tool", "--help"), 600)
     assert done.returncode == 0
     assert "json" in done.stdout
 
@@ -170,4 +170,4 @@ print("over", flush=True)
 
 
 def test_a_signal_waits_for_a_start_though_another_thread_takes_it():
-    assert output(python(HOLDING), 60).stdout.split() == ["started", "handled", "over"]
+    assert output(python(HOLDING), 600).stdout.split() == ["started", "handled", "over"]
