@@ -81,7 +81,7 @@ def test_the_plan_says_how_many_devices_keep_up_where_heads_take_longer(
     """
     config = Wheel(workers=6, head="head")
     found = forecast_one(lambda n: two_layers(n, head_s), MACHINE, WHEEL, config, 6 * 16)
-    (note,) = found.notes
+    note, _ = found.notes
     (times,) = re.findall(r"gpu0 is what limits: .* ([\d.]+) times as long", note)
     assert float(times) == pytest.approx(3 * head_s, abs=0.005)
     assert f"; {needed} devices with heads would keep up" in note
@@ -93,7 +93,7 @@ def test_the_devices_that_keep_up_are_counted_for_each_hub() -> None:
     machine = box(*["cpu"] * 7, links=[link("h", "h", 1e15)])
     config = Wheel(workers=8, child_hubs=2)
     found = forecast_one(lambda _: model(head_s=0.8), machine, WHEEL, config, 8 * SAMPLES)
-    (note,) = found.notes
+    note, _ = found.notes
     assert re.match(r"cpu[14] is what limits: .* 1\.60 times as long", note)
     assert "; 4 devices with heads would keep up" in note
 
@@ -101,7 +101,7 @@ def test_the_devices_that_keep_up_are_counted_for_each_hub() -> None:
 def test_the_plan_says_nothing_of_a_hub_that_keeps_up() -> None:
     config = Wheel(workers=6, head="head")
     found = forecast_one(lambda n: two_layers(n, 0.2), MACHINE, WHEEL, config, 6 * 16)
-    assert found.notes == ()
+    assert not any("limits" in note for note in found.notes)
     assert found.step_s == pytest.approx(2 * 1.0, rel=0.1)  # two workers on each device
 
 
@@ -110,7 +110,7 @@ def test_the_plan_does_not_blame_a_hub_that_waits_for_the_network() -> None:
     nbytes = 50 * 2**20  # of a sample: 7 s of the link for each message of 16
     found = forecast_one(lambda n: two_layers(n, 1.5, nbytes), MACHINE, WHEEL, config, 6 * 16)
     assert found.step_s > 2 * 6 * 1.5
-    assert found.notes == ()
+    assert not any("limits" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
