@@ -123,7 +123,7 @@ def test_the_gain_of_workers_that_wait_for_nobody_stands_beside_that_of_others(w
     assert f"{gain:.2f}x one worker{says}" in found.workers_sentence
     for each in found:
         differs = each.strategy == "hogbatch" and each.workers > 1
-        assert each.is_synchronous is not differs
+        assert each.is_same_training is not differs
         assert any("not the same training" in note for note in each.notes) is differs
 
 

@@ -44,8 +44,8 @@ class Forecast:
     Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
     where workers take several between two exchanges. `slowdown`: how many times longer computation
     takes than undisturbed (see `core.losses`), through what `slowed_by` names. `after_backward`:
-    what the exchange leaves to be done then, where the strategy says so. `is_synchronous`: what is
-    learnt is the same as by one worker with the whole batch.
+    what the exchange leaves to be done then, where the strategy says so. `is_same_training`: as by
+    one worker with the whole batch, but for what a codec rounds.
     """
 
     strategy: str
@@ -66,7 +66,7 @@ class Forecast:
     slowdown: float = 1.0
     slowed_by: tuple[str, ...] = ()
     after_backward: AfterBackward | None = None
-    is_synchronous: bool = True
+    is_same_training: bool = True
 
     @property
     def codec(self) -> str | None:
@@ -179,6 +179,7 @@ def forecast(
     if per_period > 1:
         per_update = num_taken / timeline.num_steps()
         parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
+    caveats = _caveats(strategy, config)
     return Forecast(
         strategy.name,
         config,
@@ -191,12 +192,12 @@ def forecast(
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=(*notes, *_notes_of(strategy, machine, config, timeline)),
+        notes=(*notes, *_limits(strategy, machine, config, timeline), *caveats),
         steps_per_update=per_update,
         slowdown=slowdown,
         slowed_by=slowed_by,
         after_backward=_after_backward(strategy, config, BackwardPhase(plan, model, timeline)),
-        is_synchronous=_caveat(strategy, config) is None,
+        is_same_training=not caveats,
     )
 
 
@@ -215,21 +216,17 @@ def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
     return -(-num_steps // alike) * alike
 
 
-def _notes_of(
-    strategy: Strategy, machine: Machine, config: Any, timeline: Timeline
-) -> Iterator[str]:
-    """Yield what the strategy says beside its forecast: what limits it, what is learnt."""
+def _limits(strategy: Strategy, machine: Machine, config: Any, timeline: Timeline) -> Iterator[str]:
+    """Yield what keeps more workers from gaining, where the strategy says so."""
     if strategy.limit is not None and (limit := strategy.limit(machine, config, timeline)):
         yield limit
-    if (caveat := _caveat(strategy, config)) is not None:
-        yield caveat
 
 
-def _caveat(strategy: Strategy, config: Any) -> str | None:
+def _caveats(strategy: Strategy, config: Any) -> tuple[str, ...]:
     """Return what is not the same as with equal workers that exchange in each step, if anything."""
     if strategy.caveat is not None:
-        return strategy.caveat(config)
-    return _ASYNCHRONOUS if strategy.is_asynchronous and config.workers > 1 else None
+        return (strategy.caveat(config),)
+    return (_ASYNCHRONOUS,) if strategy.is_asynchronous and config.workers > 1 else ()
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:

@@ -197,11 +197,11 @@ class Ranking(Sequence[Forecast]):
     def _gain(self, best: Forecast, one: Forecast | None) -> str:
         """Return what workers gain over one; also without a change of training, if that is one."""
         gain = "" if one is None else f", {best.samples_per_s / one.samples_per_s:.2f}x one worker"
-        if best.is_synchronous:
+        if best.is_same_training:
             return gain
         gain += f" with {best.strategy}, which is not the same training"
         as_many = (other for other in self.forecasts if other.workers == best.workers)
-        same = next((other for other in as_many if other.is_synchronous), None)
+        same = next((other for other in as_many if other.is_same_training), None)
         if one is None or same is None:
             return gain
         return f"{gain}, and {same.samples_per_s / one.samples_per_s:.2f}x with {same.strategy}"
