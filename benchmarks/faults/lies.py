@@ -186,10 +186,12 @@ class _Trial:
             code = hub.finish(time.monotonic() + _ENDS_S)
             seconds = time.monotonic() - began_s
             codes = [one.finish(time.monotonic() + _ENDS_S) for one in others[: len(honest)]]
+            ended = [one for one in others[len(honest) :] if one.process.poll() is not None]
         finally:
             for one in (hub, *others):
                 one.kill()
         faults, loss = self._faults(hub, code, codes, others[: len(honest)])
+        faults += [f"the liars ended by themselves: {''.join(one.err[-3:])}" for one in ended]
         log = self._log.read_text().splitlines() if self._log.exists() else []
         told = Counter(json.loads(line)["rule"] for line in log)
         refused = sum("is refused" in line for line in hub.err)

@@ -85,11 +85,13 @@ class Pair:
     def run(self, test: str) -> Outcome:
         """Run one test. Where a rank crashed or hung, the pair has ended: it is not `usable`."""
         started = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-            Path(folder, "barrier").mkdir()  # torch's tests expect it
-            self._tell({"test": test, "folder": folder})
-            said = self._wait(TEST_S)
-            log = "" if _complete(said) else self._end(said)
+        # Kept as long as the ranks: these destroy their store after they have answered, and where
+        # its folder disappears meanwhile, torch's FileStore waits minutes for it to come back.
+        folder = tempfile.mkdtemp(dir=self._folder.name)
+        Path(folder, "barrier").mkdir()  # torch's tests expect it
+        self._tell({"test": test, "folder": folder})
+        said = self._wait(TEST_S)
+        log = "" if _complete(said) else self._end(said)
         first = next((answer for answer in said.values() if answer.get("error")), {})
         ranks = [_word(said.get(rank)) for rank in range(NUM_RANKS)]
         return Outcome(
