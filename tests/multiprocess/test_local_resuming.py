@@ -3,28 +3,17 @@
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from local_runs import QUICK, RECIPE, LocalRuns, Run, check_whole, first_loss
-from processes import DEADLINE_S
+from processes import wait_for_checkpoint
 from rpc_exchange import free_port
 
 ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2", "--set", "codec=onebit")
 EVERY = ("--checkpoint-every", "40")
 MANY = 30
-
-
-def wait_for_checkpoint(runs: LocalRuns, run: Run, output: str = "runs") -> Path:
-    """Wait until a run has written a checkpoint, and return its folder."""
-    until_s = time.monotonic() + DEADLINE_S
-    while not (found := list((runs.folder / output).glob("*/checkpoints/step-*"))):
-        assert run.started.process.poll() is None, run.finish().err
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-    return found[0].parents[1]
 
 
 def resumed(runs: LocalRuns, folder: Path, *options: str) -> Run:
@@ -36,7 +25,7 @@ def test_a_killed_hub_goes_on_from_its_checkpoint_bit_for_bit(runs: LocalRuns) -
     whole = runs.train(*ROUNDS, epochs=MANY).result()
     slow = runs.flag("slow")
     run = runs.train(*ROUNDS, *EVERY, "--output", "killed", epochs=MANY)
-    folder = wait_for_checkpoint(runs, run, "killed")
+    folder = wait_for_checkpoint(runs.folder / "killed", run.started)
     run.started.process.send_signal(signal.SIGKILL)
     run.started.process.wait()
     assert not run.started.members()  # workers end with their hub
@@ -54,7 +43,7 @@ def test_workers_of_elsewhere_go_on_with_a_hub_that_was_killed(runs: LocalRuns) 
     hub = runs.hub(*ROUNDS, *EVERY, "--bind", address, "--output", "killed", epochs=MANY)
     hub.address()
     workers = [runs.worker(address, number, "--deadline-s", "600") for number in range(2)]
-    folder = wait_for_checkpoint(runs, hub, "killed")
+    folder = wait_for_checkpoint(runs.folder / "killed", hub.started)
     hub.started.process.send_signal(signal.SIGKILL)
     hub.started.process.wait()
     slow.unlink()
@@ -73,7 +62,7 @@ def test_another_number_of_workers_goes_on_with_the_groups_parameters(
 ) -> None:
     rounds = (*ROUNDS[:4], "--set", "codec=dynamic8")
     run = runs.train(*rounds, *EVERY, "--output", "interrupted", epochs=MANY)
-    folder = wait_for_checkpoint(runs, run, "interrupted")
+    folder = wait_for_checkpoint(runs.folder / "interrupted", run.started)
     run.started.process.send_signal(signal.SIGINT)
     done = run.finish(130)
     assert f"--resume interrupted/{folder.name} goes on" in done.err
@@ -134,7 +123,7 @@ def test_torchrun_starts_killed_ranks_again_from_the_last_checkpoint(
     monkeypatch.setenv("TMPDIR", str(temporary))
     # Afresh: a forked process has read TMPDIR long ago.
     run = under_torchrun(runs, *EVERY, restarts=1, output="killed", afresh=True)
-    wait_for_checkpoint(runs, run, "killed")
+    wait_for_checkpoint(runs.folder / "killed", run.started)
     os.kill(ranks_of(run.started.process.pid)[rank], signal.SIGKILL)
     slow.unlink()
     done = run.started.finish()

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from processes import children_of
+from processes import children_of, wait_for_checkpoint
 
 PROGRAMS = Path(__file__).parent / "programs"
 QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "30")
-DEADLINE_S = 600.0
 
 
 @dataclass
@@ -41,13 +39,6 @@ class Runs:
 
     def checkpoints(self, output: str) -> list[Path]:
         return sorted((self.folder / output).glob("*/checkpoints/step-*"))
-
-    def wait_for_checkpoint(self, output: str, run) -> None:
-        until = time.monotonic() + DEADLINE_S
-        while not self.checkpoints(output):
-            assert run.process.poll() is None, run.finish().err
-            assert time.monotonic() < until
-            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -89,7 +80,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(runs: Runs, strategy, workers, e
     asked = (*asked, *QUICK, *extra, "--checkpoint-every", every)
     assert runs.begin("whole", *asked).finish().code == 0
     run = runs.begin("interrupted", *asked)
-    runs.wait_for_checkpoint("interrupted", run)
+    wait_for_checkpoint(runs.folder / "interrupted", run)
     run.process.send_signal(signal.SIGINT)
     done = run.finish()
     assert done.code == 130, done.err
@@ -111,7 +102,7 @@ def test_a_run_that_loses_workers_starts_again_and_says_so(runs: Runs) -> None:
     asked = (*asked, "--checkpoint-every", "20", "--restarts", "1")
     assert runs.begin("whole", *asked).finish().code == 0
     run = runs.begin("killed", *asked)
-    runs.wait_for_checkpoint("killed", run)
+    wait_for_checkpoint(runs.folder / "killed", run)
     os.kill(run.workers()[1], signal.SIGKILL)
     done = run.finish()
     assert done.code == 0, done.err
@@ -128,7 +119,7 @@ def test_torchrun_starts_workers_again_from_the_last_checkpoint(runs: Runs) -> N
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"
     asked = ("-m", "paceline", "train", *asked, "--output", "killed")
     run = runs.start(*torchrun, *asked)
-    runs.wait_for_checkpoint("killed", run)
+    wait_for_checkpoint(runs.folder / "killed", run)
     os.kill(max(children_of(run.process.pid, "paceline")), signal.SIGKILL)
     done = run.finish()
     assert done.code == 0, done.err
@@ -141,7 +132,7 @@ def test_another_number_of_workers_takes_the_same_samples(runs: Runs) -> None:
     asked = ("small_recipes:plain", "--strategy", "host", *QUICK, "--checkpoint-every", "37")
     assert runs.begin("whole", *asked, "--workers", "2").finish().code == 0
     run = runs.begin("interrupted", *asked, "--workers", "2")
-    runs.wait_for_checkpoint("interrupted", run)
+    wait_for_checkpoint(runs.folder / "interrupted", run)
     run.process.send_signal(signal.SIGINT)
     assert run.finish().code == 130
     resumed = runs.resume("interrupted", "--workers", "3").finish()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from launched import PROGRAMS
-from processes import Started
+from processes import Started, wait_for_checkpoint
 
 TURNING = str(PROGRAMS / "turning.py")
 TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-s", "0.05")
@@ -184,9 +184,11 @@ def test_a_hub_that_was_killed_goes_on_from_its_snapshot(start, paceline, tmp_pa
     joining = ("--connect", address, "--as", "0", "--threads", "1", "--device", "cpu")
     worker = start("-m", "paceline", "worker", *joining, *keys)
     lines_until(hub, "epoch 2/3")
+    worker.process.send_signal(signal.SIGSTOP)  # or the run might end before its disk is as far
+    folder = wait_for_checkpoint(tmp_path / "runs", hub)
     hub.process.send_signal(signal.SIGKILL)
     hub.process.wait()
-    (folder,) = (tmp_path / "runs").iterdir()
+    worker.process.send_signal(signal.SIGCONT)
     # Model, data and so on are those of that run, which says them itself.
     again = start(*HUB[:3], "--resume", str(folder), "--bind", address, "--json")
     done = again.finish()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from paceline.data import ShardedBatches, load
-from processes import Started
+from processes import Started, wait_for_checkpoint
 
 BATCH, EPOCHS, SEED, RATE = 48, 3, 5, 0.05
 STEPS = 30  # of an epoch
@@ -152,9 +152,11 @@ def test_a_killed_root_goes_on_from_its_snapshot_and_its_child_with_it(start, tm
     child = start(*CHILD, *ALONE, "--connect", address, "--bind", ANY)
     worker = worker_of(start, address_of(child), "--lanes", "1")
     until(root, "epoch 1/3")
+    worker.process.send_signal(signal.SIGSTOP)  # or the run might end before its disk is as far
+    folder = wait_for_checkpoint(tmp_path / "runs", root)
     root.process.send_signal(signal.SIGKILL)
     root.process.wait()
-    (folder,) = (tmp_path / "runs").iterdir()
+    worker.process.send_signal(signal.SIGCONT)
     again = start(*ROOT, *ALONE, *kept, "--bind", address, "--resume", str(folder))
     result, done = result_of(again), child.finish(30)
     assert done.code == 0, done.err
