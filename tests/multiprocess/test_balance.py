@@ -90,7 +90,9 @@ def test_shares_follow_a_slow_rank(of_two: Found, exchange: str):
     shares, *others = [one["shares"] for one in outcomes]
     assert all(other == shares for other in others)
     assert sum(shares) == 240
-    assert shares[0] > shares[-1]
+    # Of all epochs: the last shares alone may be of a moment in which another rank got no core.
+    first, *_, slow = [sum(map(sum, one["used"])) for one in outcomes]
+    assert first > slow
     used = outcomes[-1]["used"]
     assert len({number for epoch in used for number in epoch}) > 2  # it has changed on the way
     for epoch in zip(*(one["used"] for one in outcomes), strict=True):
