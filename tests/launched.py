@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from paceline.links.launch import launch
 launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 """
 
-# What gloo says when it loses a connection between ranks that have just begun, which is rare and
-# none of our doing: the program may begin again.
-GLOO_LOST = "Gloo connectFullMesh failed"
+# What torch's process group on CPUs does now and then, and none of our doing: it loses a connection
+# between ranks that have just begun; and one of its threads, which frees the tensors of the last
+# collective, finds that Python is ending, where it cannot, and aborts a rank whose work is done.
+TORCH_FAILED = ("Gloo connectFullMesh failed", "terminate called without an active exception")
 ATTEMPTS = 3
 
 Found = dict[str, list[Any]]  # of each case what came of it, rank by rank
@@ -31,12 +32,17 @@ def output(
     Afterwards none of its processes is left.
     """
     command = [sys.executable, "-c", LAUNCH, str(num_ranks), str(PROGRAMS / program), *arguments]
+    return succeeded(lambda: _finished([*before, *command], folder)).out
+
+
+def succeeded(run: Callable[[], Finished]) -> Finished:
+    """Return what came of a run, which must succeed; one in which torch failed is made again."""
     for _ in range(ATTEMPTS):
-        done = _finished([*before, *command], folder)
-        if GLOO_LOST not in done.err:
+        done = run()
+        if done.code == 0 or not any(words in done.err for words in TORCH_FAILED):
             break
-    assert done.code == 0, done.err
-    return done.out
+    assert done.code == 0, done.err[-5000:]
+    return done
 
 
 def _finished(command: list[str], folder: Path) -> Finished:

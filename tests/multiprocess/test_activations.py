@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launched import PROGRAMS, Found, run, same
+from launched import PROGRAMS, Found, run, same, succeeded
 from processes import Started
 
 SIZES = (1, 2, 3, 4)
@@ -139,14 +139,9 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path):
     assert sum(named in line for line in stops) >= 2, done.err
 
 
-def test_the_example_learns_and_says_what_it_sent(tmp_path: Path):
+def test_the_example_learns_and_says_what_it_sent(start):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    started = Started([sys.executable, *torchrun, str(EXAMPLE)], tmp_path)
-    try:
-        done = started.finish()
-    finally:
-        started.kill()
-    assert done.code == 0, done.err
+    done = succeeded(lambda: start(*torchrun, str(EXAMPLE)).finish())
     words = done.out.split()
     assert float(words[words.index("accuracy") + 1].rstrip("%")) > 90
     nbytes = int(words[words.index("bytes") - 1].replace(",", ""))

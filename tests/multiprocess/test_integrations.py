@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from launched import ATTEMPTS, GLOO_LOST, LAUNCH
+from launched import LAUNCH, succeeded
 from processes import ENDING_S, Finished, Started, is_running
 
 PROGRAMS = Path(__file__).parent / "programs" / "integrations"
@@ -51,19 +51,19 @@ Found = dict[str, dict[int, Any]]  # of each case what came of it, by rank
 
 def finished(folder: Path, *command: str) -> Finished:
     """Run Python on this command line in a folder, to its end; no process may be left there."""
-    for _ in range(ATTEMPTS):
-        started = Started([sys.executable, *command], folder)
-        try:
-            done = started.finish(240)
-            assert not left_in(folder)
-        finally:
-            if running_in(folder):
-                started.process.terminate()  # torchrun ends its ranks, which lead groups themselves
-                started.process.communicate()
-            started.kill()
-        if done.code == 0 or GLOO_LOST not in done.err:
-            break
-    assert done.code == 0, done.err[-5000:]
+    return succeeded(lambda: _finished(folder, *command))
+
+
+def _finished(folder: Path, *command: str) -> Finished:
+    started = Started([sys.executable, *command], folder)
+    try:
+        done = started.finish(240)
+        assert not left_in(folder)
+    finally:
+        if running_in(folder):
+            started.process.terminate()  # torchrun ends its ranks, which lead groups themselves
+            started.process.communicate()
+        started.kill()
     return done
 
 

@@ -1,5 +1,6 @@
 """The process group of a run, its members, their devices and their cores."""
 
+import importlib
 import json
 import os
 import sys
@@ -258,6 +259,9 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
     if is_alone and not exchanges_alone:
         yield Group.alone(device, deadline_s)
         return
+    # torch imports it at the first step of an optimizer, and it keeps the process groups that it
+    # finds: their threads would outlive them, and abort an interpreter that ends meanwhile.
+    importlib.import_module("torch._dynamo")
     store, members = _meet(_myself(rank, device), world_size, deadline)
     dist.init_process_group(
         own.backend, timeout=deadline, world_size=world_size, rank=rank, store=store

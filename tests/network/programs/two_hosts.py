@@ -1,6 +1,7 @@
 """Ranks that train together, some of them on another host: what each of them ends up with."""
 
 import json
+import os
 import sys
 from typing import Literal
 
@@ -41,8 +42,10 @@ def main(exchange: Literal["host", "tree"]) -> None:
         "spans": sorted({span.name.partition("/")[2] for span in parallel.timeline().spans}),
     }
     sys.stdout.write(json.dumps(found) + "\n")  # in one piece: ranks share the pipe
+    sys.stdout.flush()
     parallel.close()
     dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo may still free a tensor, and would abort an ending interpreter
 
 
 if __name__ == "__main__":
