@@ -110,12 +110,14 @@ except WorkersFailed as error:
 """
 
 UNDER_TORCHRUN = """
+import gc
 import json
 import os
 from pathlib import Path
 import paceline
 from paceline.core.errors import InvalidInput
 
+gc.disable()  # what a run leaves goes at once, and not when there is much of it
 run = paceline.train("lenet5", epochs=1, profile_s=0.1)
 said = [str(run.folder), run.accuracy, run.result.settings.workers]
 try:

@@ -2,13 +2,16 @@
 
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from command_line import Line
+from paceline.commands import running
 from paceline.commands.app import COMMANDS as KNOWN
 from paceline.commands.app import loaded
+from paceline.runs import launching
 
 DOCS = Path(__file__).parents[2] / "docs"
 LAUNCH = sorted((DOCS / "launch").glob("*.md"))
@@ -38,6 +41,7 @@ def commands() -> list[list[str]]:
 
 COMMANDS = commands()
 PLANS = [one for one in COMMANDS if one[0] == "plan" and "--machine" in one]
+RUNS = [one for one in COMMANDS if one[0] in ("train", "rehearse") and "--resume" not in one]
 
 
 def test_there_are_commands_to_test():
@@ -49,6 +53,17 @@ def test_each_option_exists(arguments):
     verb, *rest = arguments
     known = {name for one in loaded(verb).params for name in one.opts}
     assert {one for one in rest if one.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("arguments", RUNS, ids=" ".join)
+def test_a_run_with_settings_that_do_not_go_together_is_noticed(arguments, monkeypatch, capsys):
+    """One guide had a codec with a strategy that refused it."""
+    begun = []
+    monkeypatch.setattr(running, "open_server", lambda *_: nullcontext())
+    monkeypatch.setattr(launching, "carry_out", begun.append)
+    done = Line(monkeypatch, capsys)(*arguments)
+    assert done.code == 0, done.err
+    assert [request.settings.model for request in begun] == [arguments[1]]
 
 
 @pytest.mark.parametrize("arguments", PLANS, ids=" ".join)

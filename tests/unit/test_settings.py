@@ -24,9 +24,25 @@ def test_what_is_not_said_has_a_value():
     assert settings.output == Path("runs")
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "host", "local"])
+def test_the_codec_of_gradients_is_named_by_itself_where_nothing_else_travels(strategy: str):
+    given = {"model": "gpt", "strategy": strategy}
+    assert configuration(validated_settings(given | {"codec": "dynamic8"})).codec == "dynamic8"
+    assert configuration(validated_settings(given | {"codec": "none"})).codec is None
+    with pytest.raises(InvalidInput, match="codec: 'half', but options say 'dynamic8'"):
+        validated_settings(given | {"codec": "half", "options": {"codec": "dynamic8"}})
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"codec": "dinamic8"}, "codec: 'dinamic8' is not known; did you mean 'dynamic8'?"),
+        ({"codec": "gradients=half"}, "codec: 'gradients=half' is not known"),
+        (
+            {"strategy": "tree", "codec": "half"},
+            "codec: goes not with strategy tree, only with strategies allreduce, host, wheel, ",
+        ),
+        ({"strategy": "auto", "codec": "half"}, "codec: goes not with strategy auto, only with"),
         ({"workers": 0}, "workers: Input should be greater than or equal to 1, not 0"),
         ({"epochs": 0}, "epochs: Input should be greater than or equal to 1, not 0"),
         ({"epochs": 1.5}, "epochs: Input should be a valid integer, .*not 1.5"),

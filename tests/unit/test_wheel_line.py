@@ -54,7 +54,7 @@ HUB = ("hub", "lenet5")
         (["--workers", "60"], "workers: 31 do not fit on"),
         (
             ["--strategy", "host", "--codec", "activations=half"],
-            "codec: goes not with strategy ho",
+            "codec: 'activations=half' is not known",
         ),
     ],
 )

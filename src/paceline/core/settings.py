@@ -89,8 +89,8 @@ class RunSettings(Record):
     policy: str | None = Field(None, description="The same as --set policy=POLICY.")
     codec: str | None = Field(
         None,
-        description="What travels encoded, as activations=dynamic8,gradients=half; the same as "
-        "--set activations=dynamic8 --set gradients=half.",
+        description="How gradients travel, as dynamic8; of wheel and subbatch all that travels, as "
+        "activations=dynamic8,gradients=half. The same as --set.",
     )
     balance: Literal["auto"] | None = Field(
         None, description="auto: the workers' parts of a batch follow their speeds."

@@ -104,7 +104,7 @@ def interrupted(interruption: Interruption, num_steps: int, folder: Path | None)
 class Saver:
     """Writes checkpoints of a run after steps on which all ranks agree, and when it is to stop.
 
-    `gather(num_steps)` returns the state of all ranks, on rank 0. `folder`: the run's.
+    `folder`: the run's.
     """
 
     def __init__(
@@ -113,10 +113,9 @@ class Saver:
         folder: Path | None,
         settings: TrainSettings,
         interruption: Interruption,
-        gather: Callable[[int], State],
         num_steps: int,
     ) -> None:
-        self._group, self._gather, self._folder = group, gather, folder
+        self._group, self._folder = group, folder
         self._interval: Interval | None = settings.checkpoint_interval
         self._interruption = interruption
         self._stop = StopAgreement(group, interruption, num_steps)
@@ -132,16 +131,17 @@ class Saver:
         """The seconds in which training has waited for checkpoints."""
         return 0.0 if self._writer is None else self._writer.stalled_s
 
-    def after(self, num_steps: int) -> None:
+    def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if that is due after this step. Raises Interrupted if the run is to stop.
 
-        All ranks call it after each step.
+        All ranks call it after each step. `gather(num_steps)` returns the state of all ranks, on
+        rank 0.
         """
         if self._stop.after(num_steps):
-            self._save(num_steps, wait=True)
+            self._save(num_steps, gather, wait=True)
             raise interrupted(self._interruption, num_steps, self._folder)
         if self._is_due(num_steps):
-            self._save(num_steps, wait=False)
+            self._save(num_steps, gather, wait=False)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written."""
@@ -167,8 +167,8 @@ class Saver:
         self._next_meeting = num_steps + wait
         return bool(is_due)
 
-    def _save(self, num_steps: int, *, wait: bool) -> None:
-        state = self._gather(num_steps)
+    def _save(self, num_steps: int, gather: Callable[[int], State], *, wait: bool) -> None:
+        state = gather(num_steps)
         self._saved_s = time.monotonic()
         if self._writer is not None:
             self._writer.save(num_steps, state.tensors, state.parts, wait=wait)

@@ -132,8 +132,7 @@ class _Loop:
         if isinstance(session.settings, TrainSettings):
             folder = session.folder if session.group.rank == 0 else None
             self._saver = Saver(
-                *(session.group, folder, session.settings, interruption),
-                *(self._state, self._num_steps),
+                session.group, folder, session.settings, interruption, self._num_steps
             )
 
     def run(self) -> None:
@@ -189,7 +188,7 @@ class _Loop:
                 tested_s += self._test()
                 paused.add(step + 1 - first_step)
             if self._saver is not None:
-                self._saver.after(self._num_steps)
+                self._saver.after(self._num_steps, self._state)
         recorder.stop_trace()
         learned.loss = float(self._total)  # waits for the device
         self._measure(number, first_step, paused, time.monotonic() - started - tested_s)

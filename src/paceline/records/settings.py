@@ -242,6 +242,8 @@ def _written_out(name: str, text: str, strategy: Strategy) -> dict[str, Any]:
     if name != "codec":
         return {name: text}
     fields = codec_fields(strategy.config())
+    if fields == ("codec",):
+        return {name: None if text == "none" else text}
     options: dict[str, Any] = {}
     for part in text.split(","):
         purpose, equals, codec = (word.strip() for word in part.partition("="))

@@ -11,5 +11,5 @@ STRATEGY = Strategy(
     run="paceline.strategies.allreduce.run",
     calibrate=plan.calibrate,
     symmetric=True,
-    settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch"}),
+    settings=frozenset({"balance", "codec", "exchange_alone", "force", "port", "stretch"}),
 )

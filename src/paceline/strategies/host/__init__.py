@@ -14,5 +14,7 @@ STRATEGY = Strategy(
     calibrate=plan.calibrate,
     symmetric=True,
     after_backward=after_backward,
-    settings=frozenset({"balance", "exchange_alone", "force", "port", "stretch", "chunk_search"}),
+    settings=frozenset(
+        {"balance", "codec", "exchange_alone", "force", "port", "stretch", "chunk_search"}
+    ),
 )
