@@ -117,7 +117,7 @@ from pathlib import Path
 import paceline
 from paceline.core.errors import InvalidInput
 
-gc.disable()  # what a run leaves goes at once, and not when there is much of it
+gc.disable()  # so that what a run keeps in a cycle of references shows
 run = paceline.train("lenet5", epochs=1, profile_s=0.1)
 said = [str(run.folder), run.accuracy, run.result.settings.workers]
 try:
