@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 import ranks
 from paceline.devices import device_of, gpus
-from paceline.links.group import Group, joined, process_group
+from paceline.links.group import Group
+from paceline.links.rendezvous import joined, process_group
 
 
 @contextmanager

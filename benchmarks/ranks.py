@@ -15,7 +15,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 from figures import spread
-from paceline.links.group import Group, physical_cores
+from paceline.links.cores import physical_cores
+from paceline.links.group import Group
 from paceline.links.launch import launch
 
 DEADLINE_S = 120.0

@@ -21,7 +21,7 @@ from figures import shown, spread
 from paceline.codecs.blockwise import EightBit, table
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 from paceline.codecs.names import find_codec
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.native import (
     Codebook,
     DType,

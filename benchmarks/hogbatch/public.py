@@ -18,7 +18,7 @@ from target import GOAL, QUICK_GOAL
 from torch import nn
 
 from paceline.data.sampler import shuffled
-from paceline.links.group import physical_cores
+from paceline.links.cores import physical_cores
 from paceline.models import find
 from paceline.recipes.classification import class_loss
 

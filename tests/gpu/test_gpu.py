@@ -20,7 +20,7 @@ from paceline.core.strategy import Window
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import SGD, Share, train_step
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.measure.layers import Profile
 from paceline.models import describe, find
 from paceline.models.networks import LeNet5
@@ -240,7 +240,7 @@ def test_a_clock_sees_its_own_device_whichever_is_current(cuda):
 
 def test_a_launcher_does_not_initialise_cuda():
     code = (
-        "import torch; from paceline.links.group import check_gpus; check_gpus(1); "
+        "import torch; from paceline.links.rendezvous import check_gpus; check_gpus(1); "
         "assert not torch.cuda.is_initialized(); "
         "from paceline.devices.cuda import can_fork; assert can_fork()"
     )

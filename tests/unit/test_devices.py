@@ -13,7 +13,7 @@ from paceline import devices
 from paceline.core.errors import InvalidInput
 from paceline.devices import cuda, device_named, device_of, first_device, gpus, num_gpus
 from paceline.devices.cuda import CudaDevice
-from paceline.links.group import check_gpus, device_of_rank
+from paceline.links.rendezvous import check_gpus, device_of_rank
 
 SRC = Path(devices.__file__).parents[1]
 SIMULATED = torch.device("simulated", 0)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 from paceline.data.dataset import TensorSamples
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.recipes.classification import accuracy, class_loss, label_loss
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import Recipe

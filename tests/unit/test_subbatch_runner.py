@@ -15,7 +15,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import TrainingSession
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.models import find
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.named import given

@@ -6,7 +6,7 @@ import torch
 from paceline.core.errors import InvalidInput
 from paceline.exchange.replica import Method
 from paceline.exchange.trials import Trials
-from paceline.links.group import joined
+from paceline.links.rendezvous import joined
 
 METHODS = [Method("allreduce"), Method("tree"), Method("host")]
 

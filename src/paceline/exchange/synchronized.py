@@ -27,7 +27,8 @@ from paceline.exchange.layout import check_same, trainable
 from paceline.exchange.readiness import in_backward, weakly
 from paceline.exchange.reducer import UNFINISHED, Reducer, Unfinished
 from paceline.exchange.replica import NONE, Method, Statistics
-from paceline.links.group import Group, joined
+from paceline.links.group import Group
+from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 
 # Arguments of DistributedDataParallel that only torch's own reducer supports, and the reason.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
-from paceline.links.group import failure, signal_follows, stopped
+from paceline.links.failures import failure, signal_follows, stopped
 from paceline.links.interruption import is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
 from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on

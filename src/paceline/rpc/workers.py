@@ -19,7 +19,7 @@ from paceline.core.blame import exit_code, told
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import read_json
 from paceline.links import processes
-from paceline.links.group import physical_cores
+from paceline.links.cores import physical_cores
 from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.connecting import Connecting, ConnectingWorkers

@@ -19,7 +19,8 @@ from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.exchange.trials import Candidate, Checked
-from paceline.links.group import Group, all_cores
+from paceline.links.cores import all_cores
+from paceline.links.group import Group
 from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
 from paceline.planner.search import with_best_chunk
 from paceline.record.clock import clock_for

@@ -21,9 +21,12 @@ import torch
 from paceline.core.blame import exit_code, told
 from paceline.core.errors import Interrupted, InvalidInput, WorkersFailed
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.links.group import Group, check_gpus, process_group, share_cores
+from paceline.links.cores import share_cores
+from paceline.links.failures import tell_left, tell_reported, tell_stopped
+from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import is_started_by_parent, module_command
+from paceline.links.rendezvous import check_gpus, process_group
 from paceline.links.signals import SIGNALS, participle, say
 from paceline.recipes.optimizers import optimizer_for
 from paceline.recipes.schedules import schedule_of
@@ -241,7 +244,7 @@ def as_rank(
                 carry_out(group)
             except Interrupted as error:  # all ranks together, none of which has failed
                 if group.rank == 0:
-                    group.has_stopped(str(error))
+                    tell_stopped(group, str(error))
                     say(str(error))
                 return error.exit_code
     except WorkersFailed as error:
@@ -259,7 +262,7 @@ def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group 
         traceback.print_exc()
     sys.stderr.write(f"paceline: {told(error, rank)}\n")
     if group is not None:
-        group.has_reported()
+        tell_reported(group)
     return exit_code(error)
 
 
@@ -277,7 +280,7 @@ def _signalled(group: Group, number: int, _: object) -> None:
     """
     if number == signal.SIGTERM and group.dead():
         return
-    is_first = group.leave(number)
+    is_first = tell_left(group, number)
     if is_first and not is_started_by_parent():  # else the launcher says it
         name = f" by a signal to worker {group.rank}" if group.world_size > 1 else ""
         say(f"{participle(number)}{name}")

@@ -6,7 +6,7 @@ import signal
 import torch
 
 from paceline.codecs import all_gather
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 
 DEADLINE_S, STEP = 20.0, 5
 

@@ -28,7 +28,8 @@ from arena_parts import (
 
 from paceline.core.errors import PacelineError
 from paceline.links.arena import Arena
-from paceline.links.group import Group, process_group
+from paceline.links.group import Group
+from paceline.links.rendezvous import process_group
 from paceline.native import die_with_parent
 
 CLONE_NEWPID = 0x20000000

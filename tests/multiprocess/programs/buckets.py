@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.models import find
 
 name, bucket_mb = sys.argv[1], json.loads(sys.argv[2])

@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.record.merge import clock_offset, measure_offset
 
 AHEAD_S = 5.0

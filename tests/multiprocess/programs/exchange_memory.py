@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.exchange.step import SGD
 from paceline.exchange.synchronized import Synchronized
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.strategies import STRATEGIES
 from paceline.studies.profile.memory_use import make_momentum, track
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from paceline.core.errors import InvalidInput
 from paceline.devices import first_device
-from paceline.links.group import joined, process_group
+from paceline.links.rendezvous import joined, process_group
 
 DEADLINE_S = 60.0
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.devices import device_of
-from paceline.links.group import process_group
+from paceline.links.rendezvous import process_group
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.run import replica
 

@@ -14,7 +14,8 @@ from paceline.codecs.names import find_codec
 from paceline.devices.simulated_tensors import devices
 from paceline.exchange import compressed
 from paceline.exchange.compressed import CompressedAllReduce
-from paceline.links.group import Group, joined, process_group
+from paceline.links.group import Group
+from paceline.links.rendezvous import joined, process_group
 
 PIECE = 1 << 10
 LENGTHS = (3, 2 * PIECE + 17)

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from paceline.data.dataset import TensorSamples
 from paceline.exchange import synchronized
 from paceline.exchange.step import SGD, Share
-from paceline.links.group import joined
+from paceline.links.rendezvous import joined
 from paceline.models import describe
 from paceline.recipes.classification import accuracy
 from paceline.record.clock import HostClock

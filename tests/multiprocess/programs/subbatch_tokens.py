@@ -27,7 +27,7 @@ from paceline.core.strategy import Window
 from paceline.data.dataset import TensorSamples
 from paceline.exchange import synchronized
 from paceline.exchange.step import Learning, Share
-from paceline.links.group import joined
+from paceline.links.rendezvous import joined
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.models import describe
 from paceline.recipes.losses import bits_per_byte, next_token_loss

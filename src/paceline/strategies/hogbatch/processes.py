@@ -20,7 +20,7 @@ from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
 from paceline.files import limits
 from paceline.files.reading import read_record_file
-from paceline.links.group import physical_cores
+from paceline.links.cores import physical_cores
 from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
 from paceline.links.worker_signals import SignalsOfWorkers
 from paceline.strategies.hogbatch import messages

@@ -11,7 +11,7 @@ import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.devices import device_of, gpus
-from paceline.links.group import physical_cores
+from paceline.links.cores import physical_cores
 from paceline.measure.this_machine import memory_bytes
 from paceline.native import _native, instruction_sets
 from paceline.studies.doctor.examination import Examination, Gpu, Network

@@ -22,9 +22,10 @@ from paceline.core.losses import busy_warning
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
 from paceline.devices import device_of, num_gpus
-from paceline.links.group import Group, check_gpus
+from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
+from paceline.links.rendezvous import check_gpus
 from paceline.links.shared_memory import find_local_ranks
 from paceline.measure import devices
 from paceline.measure.this_machine import facts

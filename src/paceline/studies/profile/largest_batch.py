@@ -19,8 +19,8 @@ from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
 from paceline.devices import device_of
 from paceline.exchange.step import Learning, Share, train_step
-from paceline.links.group import device_of_rank
 from paceline.links.processes import module_command, output, reason
+from paceline.links.rendezvous import device_of_rank
 from paceline.models import describe
 from paceline.recipes.recipe import built, new_model
 from paceline.record.clock import HostClock

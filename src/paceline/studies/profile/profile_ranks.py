@@ -21,9 +21,10 @@ from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span, intersection, length, quartiles, union
 from paceline.files.writing import write_text
-from paceline.links.group import Group, check_gpus
+from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
+from paceline.links.rendezvous import check_gpus
 from paceline.measure.this_machine import facts
 from paceline.record.trace import write_trace
 from paceline.records import profile
