@@ -106,7 +106,7 @@ def test_ranks_of_torchrun_are_refused_too(one_gpu, start):
     found = start("-m", "torch.distributed.run", *ranks).finish()
     assert found.code != 0
     lines = {line for line in found.err.splitlines() if line.startswith("paceline: ")}
-    assert lines == {
+    assert lines - {"paceline: terminated"} == {  # by torchrun, which ends a rank that is later
         "paceline: workers: 2 on a machine with one GPU, of which each takes one; take fewer, or "
         "hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores"
     }

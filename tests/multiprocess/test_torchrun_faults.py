@@ -9,7 +9,10 @@ import pytest
 from processes import Started, is_running
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
-TRAIN = ("-m", "paceline", "train", "lenet5", "--profile-s", "0.2", "--epochs", "1000")
+# gloo does not always notice at once that a peer is gone, and torchrun kills 30 s after SIGTERM:
+# the deadline, after which a rank notices for sure, is shorter.
+DEADLINE = ("--deadline-s", "15")
+TRAIN = ("-m", "paceline", "train", "lenet5", *DEADLINE, "--profile-s", "0.2", "--epochs", "1000")
 
 
 @pytest.fixture

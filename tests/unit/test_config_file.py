@@ -119,6 +119,16 @@ def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, data: st
     assert again == wanted.model_copy(update={"resume": None})  # the folder is the file's own
 
 
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, 2**64])
+@pytest.mark.parametrize("field", ["eps", "betas"])
+def test_a_number_that_no_file_can_have_is_refused(field: str, number: float):
+    options = {"eps": number} if field == "eps" else {"betas": [0.9, number]}
+    with pytest.raises(
+        InvalidInput, match=f"^optimizer_options: {field}.*{number} (is not|does not)"
+    ):
+        validated_settings({"model": "gpt", "optimizer": "adamw", "optimizer_options": options})
+
+
 @pytest.mark.parametrize(
     "asked",
     [

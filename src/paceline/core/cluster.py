@@ -32,8 +32,8 @@ class Level(Fact):
 
     Each member has one link to its switch, through which all nodes below the member go:
     `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, which is how many
-    times more the members can send than the switches pass on. `share` and `latency_s` are those of
-    this link.
+    times more the members can send than the switches pass on. `share`, `latency_s` and `rails` are
+    those of this link.
     """
 
     name: Name
@@ -42,6 +42,7 @@ class Level(Fact):
     latency_s: Annotated[Seconds, Field(ge=0)]
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    rails: Annotated[int, Field(ge=1, le=64)] = 1
     source: Source
 
 
@@ -197,6 +198,7 @@ class Cluster(Machine):
                         bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / level.oversubscription,
                         latency_s=level.latency_s,
                         share=level.share,
+                        rails=level.rails,
                         source=level.source,
                     )
                     for i, name in enumerate(names)

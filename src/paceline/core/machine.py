@@ -29,7 +29,9 @@ from paceline.core.wire_format import Kernel, WireFormat
 class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
-    `share` of it is what exchanges reach.
+    `share` of it is what exchanges reach. `rails`: so many of them lie side by side between a host
+    and a switch or another host, one for each of its network adapters; rings of GPUs take all of
+    them, any other message one.
     Between a host and itself it is what processes on that host exchange messages through. There the
     processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
     meanwhile. Between a switch and itself it is what all messages share that pass the switch.
@@ -39,6 +41,7 @@ class Link(Fact):
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     latency_s: Annotated[Seconds, Field(ge=0)]
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rails: Annotated[int, Field(ge=1, le=64)] = 1
     uses_cores: bool = False
     source: Source
 
@@ -295,6 +298,7 @@ class Machine(Fact):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         hosts = {host.name for host in self.hosts}
+        devices = {device.name for device in self.devices}
         stations: tuple[Station | Switch, ...] = (*self.hosts, *self.devices, *self.switches)
         count = Counter(station.name for station in stations)
         twice = [name for name, times in count.items() if times > 1]
@@ -312,6 +316,13 @@ class Machine(Fact):
                         f"links.{link.name}.between: nothing is called {end!r}; "
                         f"known: {_listed(count)}"
                     )
+            if link.rails > 1 and (
+                link.between[0] == link.between[1] or devices & set(link.between)
+            ):
+                raise ValueError(
+                    f"links.{link.name}.rails: network adapters join a host with a switch or with "
+                    "another host; several links between GPUs are one with their bandwidths added"
+                )
         if self.groups and prod(self.groups) != self.num_hosts:
             raise ValueError(
                 f"groups: {list(self.groups)} hold {prod(self.groups)} hosts; "

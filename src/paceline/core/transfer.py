@@ -1,14 +1,14 @@
 """Transfers: a message, a ring all-reduce, and exchanges between hosts that go group by group."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 from paceline.core.cost import core_lanes, exchange_lane, link_lane, lone_core, message_lane
-from paceline.core.machine import Device, Hop, Host, Machine, Station
+from paceline.core.machine import Device, DeviceKind, Hop, Host, Machine, Station
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.ring_search import rings_at_once
 
@@ -66,11 +66,11 @@ class Ring:
 
     Hops that take the same link in the same direction share it. The slowest route between two
     neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
-    one by its latencies. Where direct links between GPUs allow several rings at once, each has its
-    share of the bytes (`core.ring_search`): `load` is how often a hop carries what a rank sends,
-    below one if only some of the rings take it. `held` are the exchange lanes of the plan's
-    stations, which may stand for more of the `num_ranks`; `cores` are the lanes that it holds where
-    a link uses them.
+    one by its latencies. Where direct links between GPUs allow several rings at once
+    (`core.ring_search`), or rails between hosts do, each has its share of the bytes: `load` is how
+    often a hop carries what a rank sends, below one if only some of the rings take it. `held` are
+    the exchange lanes of the plan's stations, which may stand for more of the `num_ranks`; `cores`
+    are the lanes that it holds where a link uses them.
     """
 
     num_ranks: int
@@ -84,34 +84,41 @@ class Ring:
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
         """Return the ring over two or more stations; InvalidInput if they are not linked."""
-        return cls._along(machine, stations, (machine.peers(stations).stations,), cores)
+        routes = [machine.route(*pair) for pair in neighbours(machine.peers(stations).stations)]
+        return cls._along(machine, stations, routes, _times(routes), cores)
 
     @classmethod
     def at_once(
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
-        """Return the rings that GPUs form at once over direct links, or else the one as listed."""
-        # Of stations that stand for more, the rings would leave out the ways to the others.
-        is_whole = machine.peers(stations).num_ranks == len(stations)
-        orders = rings_at_once(machine, stations) if is_whole else []
-        if not orders:
+        """Return the rings that GPUs form at once: over direct links of a host, or over all rails.
+
+        Where there are neither, and of cores, it is the one as listed.
+        """
+        if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
-        return cls._along(machine, stations, orders, cores)
+        peers = machine.peers(stations)
+        # Of stations that stand for more, the rings would leave out the ways to the others.
+        orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
+        if orders:
+            routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
+            load = {hop: times / len(orders) for hop, times in _times(routes).items()}
+        else:
+            routes = [_by_rails(machine, *pair) for pair in neighbours(peers.stations)]
+            load = {hop: times / hop.link.rails for hop, times in _times(routes).items()}
+        return cls._along(machine, stations, routes, load, cores)
 
     @classmethod
     def _along(
         cls,
         machine: Machine,
         stations: Sequence[Station],
-        orders: Sequence[Sequence[Station]],
+        routes: Sequence[tuple[Hop, ...]],
+        load: Mapping[Hop, float],
         cores: Sequence[Resource],
     ) -> "Ring":
-        pairs = (pair for order in orders for pair in neighbours(order))
-        routes = tuple(machine.route(one, other) for one, other in pairs)
-        times = Counter(hop for route in routes for hop in route)
-        load = {hop: count / len(orders) for hop, count in times.items()}
         held = tuple(exchange_lane(station.name) for station in stations)
-        return cls(machine.peers(stations).num_ranks, routes, load, held, tuple(cores))
+        return cls(machine.peers(stations).num_ranks, tuple(routes), load, held, tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
         """Return the resources of an all-reduce of `nbytes`, and its cost on the slowest route."""
@@ -154,6 +161,24 @@ class Ring:
     def _seconds_on(self, route: _Route, nbytes: float) -> float:
         n = self.num_ranks
         return 2 * (n - 1) * (route.latency_s + nbytes / n * route.seconds_per_byte)
+
+
+def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
+    """Return how often each hop is on the routes."""
+    return Counter(hop for route in routes for hop in route)
+
+
+def _by_rails(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
+    """Return the way between two GPUs; over rails it leaves out their links with their hosts.
+
+    The adapter of a rail is at its GPU's PCI Express switch, and reads the GPU's memory (GPUDirect
+    RDMA): 24 GB/s where GPUs reach 16 through the processor (nccl issue 412).
+    """
+    route = machine.route(one, other)
+    if all(hop.link.rails == 1 for hop in route):
+        return route
+    ends = {one.name, other.name}
+    return tuple(hop for hop in route if not ends & {hop.source, hop.target})
 
 
 def neighbours(stations: Sequence[Station]) -> list[tuple[Station, Station]]:

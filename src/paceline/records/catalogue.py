@@ -7,6 +7,7 @@
     hosts = 2
     link = "nvlink2"     # between the devices of a host; by default what the device has
     network = "25gbe"    # between hosts
+    rails = 1            # network adapters of a host, each of which has this network's rate
 
 Devices of a host exchange messages over `link`, each at its full rate but for what all of them
 share; to the host's memory and the network they go over PCI Express.
@@ -35,7 +36,7 @@ _CALL_S = 5e-6
 # Of servers, for each GPU: half a socket's cores, memory, and its channels' bandwidth.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
-    r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?P<network>[a-z0-9-]+))?"
+    r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
 _SWITCH, _LINKS = "switch", "links"  # between hosts, and between the devices of one
 
@@ -104,11 +105,14 @@ class EqualDevices(Fact):
     hosts: Annotated[int, Field(ge=1, le=65536)] = 1
     link: Name | None = None
     network: Name | None = None
+    rails: Annotated[int, Field(ge=1, le=64)] = 1
 
     @model_validator(mode="after")
     def _is_joined(self) -> Self:
         if self.hosts > 1 and self.network is None:
             raise ValueError('network: several hosts need one between them, such as "25gbe"')
+        if self.rails > 1 and self.hosts == 1:
+            raise ValueError("rails: a single host has no network between hosts; leave them out")
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
@@ -133,6 +137,7 @@ class EqualDevices(Fact):
             bandwidth_bytes_per_s=net.bandwidth_bytes_per_s,
             latency_s=net.latency_s / 2,
             share=net.share,
+            rails=self.rails,
             source=net.source,
         )
         return Cluster(**fields, levels=(level,))

@@ -1,5 +1,6 @@
 """Settings of a run, checked against its strategy, with errors that name the field."""
 
+import sys
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
@@ -10,7 +11,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.names import not_known
-from paceline.core.reading import first_fault
+from paceline.core.reading import check_numbers, first_fault
 from paceline.core.settings import (
     DATA,
     InputShape,
@@ -107,7 +108,12 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Raise InvalidInput for what the strategy cannot do with its options, or without a profile."""
+    """Raise InvalidInput for what the strategy cannot do with its options, or without a profile.
+
+    And for numbers of options that the run's file could not be read with.
+    """
+    for name in ("options", "optimizer_options"):
+        check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
     if is_named:
         configuration(settings)
