@@ -115,6 +115,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
         hosts=hosts,
         link=family["link"],
         network=(family["network"] or "10gbe") if hosts > 1 else None,
+        rails=family.get("rails", 1) if hosts > 1 else 1,
     )
     described = partial(workload_of, family["model"])
     machine = equal.machine("published", losses)
