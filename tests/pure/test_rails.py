@@ -86,6 +86,19 @@ def test_a_listed_link_has_rails_too() -> None:
     assert ring(machine).seconds(NBYTES) == pytest.approx(NBYTES / 8e9)
 
 
+def test_one_adapter_that_reads_the_memory_of_gpus_is_not_slowed_by_their_bus() -> None:
+    assert reached("ib-hdr") > reached("pcie4")
+    whole = ring(cluster(1).for_workers(16).reached)
+    sent = 2 * 15 / 16 * NBYTES
+    assert whole.seconds(NBYTES) == pytest.approx(sent / reached("ib-hdr"), rel=0.01)
+
+
+def test_without_rdma_the_bus_of_one_gpu_carries_all() -> None:
+    links = [link("gpu0", "a", 3e9), link("gpu1", "b", 3e9), link("a", "b", 8e9)]
+    machine = box("gpu", "gpu", hosts="ab", links=links)
+    assert ring(machine).seconds(NBYTES) == pytest.approx(NBYTES / 3e9)
+
+
 def test_a_plan_of_allreduce_exchanges_over_them() -> None:
     work = workload_of("resnet50", 32)
     nbytes = sum(layer.gradient_nbytes for layer in work.layers)
@@ -102,13 +115,14 @@ def test_a_plan_of_allreduce_exchanges_over_them() -> None:
 @pytest.mark.parametrize(
     ("links", "what"),
     [
-        ([link("gpu0", "gpu1", 1e9, rails=2)], "gpu0--gpu1"),
-        ([link("gpu0", "h", 1e9, rails=2), link("gpu1", "h", 1e9)], "gpu0--h"),
-        ([link("gpu0", "h", 1e9), link("h", "h", 1e9, rails=2)], "h--h"),
+        ([link("gpu0", "gpu1", 1e9, rails=2)], "gpu0--gpu1.rails"),
+        ([link("gpu0", "h", 1e9, rails=2), link("gpu1", "h", 1e9)], "gpu0--h.rails"),
+        ([link("gpu0", "h", 1e9), link("h", "h", 1e9, rails=2)], "h--h.rails"),
+        ([link("gpu0", "h", 1e9, rdma=True), link("gpu1", "h", 1e9)], "gpu0--h.rdma"),
     ],
 )
 def test_links_within_a_host_have_none(links: list[dict], what: str) -> None:
-    with pytest.raises(ValueError, match=f"links.{what}.rails: network adapters join a host with"):
+    with pytest.raises(ValueError, match=f"links.{what}: network adapters join a host with"):
         box("gpu", "gpu", links=links)
 
 

@@ -32,8 +32,8 @@ class Level(Fact):
 
     Each member has one link to its switch, through which all nodes below the member go:
     `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, which is how many
-    times more the members can send than the switches pass on. `share`, `latency_s` and `rails` are
-    those of this link.
+    times more the members can send than the switches pass on. `share`, `latency_s`, `rails` and
+    `rdma` are those of this link.
     """
 
     name: Name
@@ -43,6 +43,7 @@ class Level(Fact):
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     rails: Annotated[int, Field(ge=1, le=64)] = 1
+    rdma: bool = False
     source: Source
 
 
@@ -199,6 +200,7 @@ class Cluster(Machine):
                         latency_s=level.latency_s,
                         share=level.share,
                         rails=level.rails,
+                        rdma=level.rdma,
                         source=level.source,
                     )
                     for i, name in enumerate(names)

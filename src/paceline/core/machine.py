@@ -31,7 +31,7 @@ class Link(Fact):
 
     `share` of it is what exchanges reach. `rails`: so many of them lie side by side between a host
     and a switch or another host, one for each of its network adapters; rings of GPUs take all of
-    them, any other message one.
+    them, any other message one. `rdma`: adapters read and write the GPUs' memory (GPUDirect RDMA).
     Between a host and itself it is what processes on that host exchange messages through. There the
     processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
     meanwhile. Between a switch and itself it is what all messages share that pass the switch.
@@ -42,6 +42,7 @@ class Link(Fact):
     latency_s: Annotated[Seconds, Field(ge=0)]
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     rails: Annotated[int, Field(ge=1, le=64)] = 1
+    rdma: bool = False
     uses_cores: bool = False
     source: Source
 
@@ -52,6 +53,14 @@ class Link(Fact):
     def name(self) -> str:
         """The two ends, joined."""
         return "--".join(self.between)
+
+    def check_has_no_adapters(self) -> None:
+        """Raise ValueError if a link that no adapter of a host ends says something of adapters."""
+        if self.rails > 1 or self.rdma:
+            raise ValueError(
+                f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}: network adapters join "
+                "a host with a switch or another host; between GPUs add the bandwidths of links"
+            )
 
     @property
     def reached(self) -> "Link":
@@ -316,13 +325,8 @@ class Machine(Fact):
                         f"links.{link.name}.between: nothing is called {end!r}; "
                         f"known: {_listed(count)}"
                     )
-            if link.rails > 1 and (
-                link.between[0] == link.between[1] or devices & set(link.between)
-            ):
-                raise ValueError(
-                    f"links.{link.name}.rails: network adapters join a host with a switch or with "
-                    "another host; several links between GPUs are one with their bandwidths added"
-                )
+            if len(set(link.between) - devices) < len(link.between):
+                link.check_has_no_adapters()
         if self.groups and prod(self.groups) != self.num_hosts:
             raise ValueError(
                 f"groups: {list(self.groups)} hold {prod(self.groups)} hosts; "

@@ -104,7 +104,7 @@ class Ring:
             routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
             load = {hop: times / len(orders) for hop, times in _times(routes).items()}
         else:
-            routes = [_by_rails(machine, *pair) for pair in neighbours(peers.stations)]
+            routes = [_of_gpus(machine, *pair) for pair in neighbours(peers.stations)]
             load = {hop: times / hop.link.rails for hop, times in _times(routes).items()}
         return cls._along(machine, stations, routes, load, cores)
 
@@ -168,14 +168,15 @@ def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
     return Counter(hop for route in routes for hop in route)
 
 
-def _by_rails(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
-    """Return the way between two GPUs; over rails it leaves out their links with their hosts.
+def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
+    """Return the way between two GPUs, without their links with their hosts if those do not count.
 
-    The adapter of a rail is at its GPU's PCI Express switch, and reads the GPU's memory (GPUDirect
-    RDMA): 24 GB/s where GPUs reach 16 through the processor (nccl issue 412).
+    Between hosts an adapter with RDMA is at the GPU's PCI Express switch: with one InfiniBand EDR
+    12 GB/s pass where two GPUs exchange 8 (nccl issue 307), with HDR 24 for 16 (issue 412). Over
+    several rails each GPU's link carries a part.
     """
     route = machine.route(one, other)
-    if all(hop.link.rails == 1 for hop in route):
+    if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
         return route
     ends = {one.name, other.name}
     return tuple(hop for hop in route if not ends & {hop.source, hop.target})

@@ -45,13 +45,14 @@ class KnownLink(Fact):
     """A link as its standard has it, the share of it that exchanges reach, and what it costs.
 
     `together_bytes_per_s`: what messages of all devices of a host reach together, where they share
-    a way; None: each its own.
+    a way; None: each its own. `rdma`: adapters between hosts read and write the GPUs' memory.
     """
 
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     share: Annotated[float, Field(gt=0, le=1)]
     together_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] | None = None
     latency_s: Annotated[Seconds, Field(ge=0)]
+    rdma: bool = False
     source: Source
 
 
@@ -138,6 +139,7 @@ class EqualDevices(Fact):
             latency_s=net.latency_s / 2,
             share=net.share,
             rails=self.rails,
+            rdma=net.rdma,
             source=net.source,
         )
         return Cluster(**fields, levels=(level,))
