@@ -8,6 +8,7 @@ batch of an epoch may be smaller.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from paceline.data.batch import call
 
 # Functions that make tensors of sizes or on devices, which torch.fx does not see by itself.
 _FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
+# torch.fx replaces how all modules of the process are called, and the factories are torch's own.
+_tracing = Lock()
 
 
 class Called(nn.Module):
@@ -42,10 +45,10 @@ def _tree_of(*args: Any, **kwargs: Any) -> TreeSpec:
 def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     """Return the nodes of a forward pass in which only the modules around `first` are traced.
 
-    No other thread may use torch's factories meanwhile. Whatever the forward pass raises, this
-    raises, too.
+    Threads trace one after another; what they call meanwhile is called as always. Whatever the
+    forward pass raises, this raises, too.
     """
-    with _factories_recorded():
+    with _tracing, _factories_recorded():
         return list(_Around(inputs, model, first).trace(model).nodes)
 
 
@@ -62,6 +65,19 @@ class _Around(fx.Tracer):
             for module in model.modules()
             if module is not first and any(part is first for part in module.modules())
         }
+        self._thread = get_ident()
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record the call of a module, or make it if it is another thread's."""
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return True if a call of the module is one node of the graph."""
