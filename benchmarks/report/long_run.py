@@ -12,7 +12,8 @@ from pathlib import Path
 
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
-from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.machine import Device, Host, Machine
+from paceline.core.network import Link
 from paceline.core.outcome import Epoch
 from paceline.core.plan import Cost, Kind
 from paceline.core.settings import TrainSettings

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, ValuesPerSecond
-from paceline.core.machine import CodecSpeed, Device, Host, Link, Machine, Switch
+from paceline.core.machine import CodecSpeed, Device, Host, Machine, Switch
+from paceline.core.network import Link
 from paceline.records.machine_file import as_rounded, machine_text, quantity, read_machine, rounded
 
 POSITIVE = st.floats(min_value=0, max_value=1e30, exclude_min=True)

@@ -9,7 +9,8 @@ from plotly.offline import get_plotlyjs_version
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Device, Host, Link, Machine
+from paceline.core.machine import Device, Host, Machine
+from paceline.core.network import Link
 from paceline.core.outcome import Epoch, Traffic, Updates
 from paceline.core.plan import Cost, Plan
 from paceline.core.settings import TrainSettings

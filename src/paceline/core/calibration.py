@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from paceline.core.machine import CodecSpeed, Link, Machine, Station, place_of
+from paceline.core.machine import CodecSpeed, Machine, Station, place_of
+from paceline.core.network import Link
 from paceline.core.transfer import Ring, neighbours
 from paceline.core.wire_format import wire_format
 

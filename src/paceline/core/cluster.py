@@ -20,7 +20,8 @@ from pydantic import Field, model_validator
 
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
-from paceline.core.machine import Device, Flow, Hop, Host, Link, Machine, RingPeers, Station, Switch
+from paceline.core.machine import Device, Flow, Host, Machine, RingPeers, Station, Switch
+from paceline.core.network import Hop, Link
 
 # Workers whose every task is planned, in about 5 s; fewer of strategies that plan many chunk sizes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128

@@ -1,9 +1,7 @@
-"""A machine: its hosts, devices and switches, and the routes over the links between them."""
+"""A machine: its hosts, devices and switches, and the links between them."""
 
-import heapq
-import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf, prod
@@ -23,128 +21,8 @@ from paceline.core.facts import (
     ValuesPerSecond,
 )
 from paceline.core.losses import BETWEEN_HOSTS, CORES_BETWEEN_HOSTS, WITHIN_A_HOST, Losses
+from paceline.core.network import Hop, Link, Network
 from paceline.core.wire_format import Kernel, WireFormat
-
-
-class Link(Fact):
-    """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
-
-    `share` of it is what exchanges reach. `rails`: so many of them lie side by side between a host
-    and a switch or another host, one for each of its network adapters; rings of GPUs take all of
-    them, any other message one. `rdma`: adapters read and write the GPUs' memory (GPUDirect RDMA).
-    Between a host and itself it is what processes on that host exchange messages through. There the
-    processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
-    meanwhile. Between a switch and itself it is what all messages share that pass the switch.
-    """
-
-    between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
-    bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
-    latency_s: Annotated[Seconds, Field(ge=0)]
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    rails: Annotated[int, Field(ge=1, le=64)] = 1
-    rdma: bool = False
-    uses_cores: bool = False
-    source: Source
-
-    def __hash__(self) -> int:
-        return hash(self.between)
-
-    @property
-    def name(self) -> str:
-        """The two ends, joined."""
-        return "--".join(self.between)
-
-    def check_has_no_adapters(self) -> None:
-        """Raise ValueError if a link that no adapter of a host ends says something of adapters."""
-        if self.rails > 1 or self.rdma:
-            raise ValueError(
-                f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}: network adapters join "
-                "a host with a switch or another host; between GPUs add the bandwidths of links"
-            )
-
-    @property
-    def reached(self) -> "Link":
-        """The link with what exchanges reach of it."""
-        if self.share == 1.0:
-            return self
-        found = self.share * self.bandwidth_bytes_per_s
-        return self.model_copy(update={"bandwidth_bytes_per_s": found, "share": 1.0})
-
-
-class Hop(NamedTuple):
-    """A link taken in one direction."""
-
-    source: str
-    target: str
-    link: Link
-
-
-class Network:
-    """Links by their ends. A route is searched once, however many messages take it."""
-
-    def __init__(self, links: Iterable[Link], switches: Collection[str] = ()) -> None:
-        self.within: dict[str, Link] = {}  # of a place with itself
-        self._switches = switches
-        self._hops: dict[str, list[Hop]] = {}
-        self._routes: dict[tuple[str, str], tuple[Hop, ...] | None] = {}
-        for link in links:
-            one, other = link.between
-            if one == other:
-                self.within.setdefault(one, link)
-            else:
-                self._hops.setdefault(one, []).append(Hop(one, other, link))
-                self._hops.setdefault(other, []).append(Hop(other, one, link))
-
-    @property
-    def linked(self) -> Collection[str]:
-        """The places that have a link with another one."""
-        return self._hops.keys()
-
-    def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
-        """Return the route of the fewest hops between two places, the widest of these, or None.
-
-        Of as few hops those through switches alone come first: devices that a switch joins do not
-        send through a host. What a switch has for all its messages is no hop to be counted.
-        """
-        if (start, goal) in self._routes:
-            return self._routes[start, goal]
-        heap: list[tuple[int, int, float, int, str, tuple[Hop, ...]]] = [(0, 0, 0.0, 0, start, ())]
-        sequence = itertools.count(1)  # so that equally good routes keep the order of the links
-        visited: set[str] = set()
-        found = None
-        while heap:
-            num_hops, num_stations, seconds_per_byte, _, place, route = heapq.heappop(heap)
-            if place == goal:
-                found = route
-                break
-            if place in visited:
-                continue
-            visited.add(place)
-            if place != start:
-                num_stations += place not in self._switches
-                route += self._shared(place)
-            for hop in self._hops.get(place, ()):
-                way = (*route, hop)
-                slower = max(seconds_per_byte, *(1 / one.link.bandwidth_bytes_per_s for one in way))
-                entry = (num_hops + 1, num_stations, slower, next(sequence), hop.target, way)
-                heapq.heappush(heap, entry)
-        self._routes[start, goal] = found
-        return found
-
-    def _shared(self, place: str) -> tuple[Hop, ...]:
-        """Return the hop that all messages through a switch share, if its file has such a link."""
-        link = self.within.get(place) if place in self._switches else None
-        return () if link is None else (Hop(place, place, link),)
-
-    def reached_from(self, start: str) -> set[str]:
-        """Return all places that can be reached, and the start itself."""
-        reached, waiting = {start}, [start]
-        while waiting:
-            for hop in self._hops.get(waiting.pop(), ()):
-                if hop.target not in reached:
-                    reached.add(hop.target)
-                    waiting.append(hop.target)
-        return reached
 
 
 class CodecSpeed(Fact):
@@ -325,7 +203,7 @@ class Machine(Fact):
                         f"links.{link.name}.between: nothing is called {end!r}; "
                         f"known: {_listed(count)}"
                     )
-            if len(set(link.between) - devices) < len(link.between):
+            if link.between[0] == link.between[1] or not devices.isdisjoint(link.between):
                 link.check_has_no_adapters()
         if self.groups and prod(self.groups) != self.num_hosts:
             raise ValueError(

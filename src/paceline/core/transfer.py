@@ -8,7 +8,8 @@ from math import prod
 from typing import NamedTuple
 
 from paceline.core.cost import core_lanes, exchange_lane, link_lane, lone_core, message_lane
-from paceline.core.machine import Device, DeviceKind, Hop, Host, Machine, Station
+from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
+from paceline.core.network import Hop
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.ring_search import rings_at_once
 

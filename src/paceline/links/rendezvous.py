@@ -113,14 +113,7 @@ def joined(
             use_local_synchronization=process_group is not None,
         )
     unknown = Group(
-        rank,
-        world_size,
-        device,
-        (member,) * world_size,
-        None,
-        control,
-        deadline_s,
-        process_group,
+        rank, world_size, device, (member,) * world_size, None, control, deadline_s, process_group
     )
     members = tuple(Member(*row) for row in unknown.gather(member))
     _check_kinds(members)

@@ -25,8 +25,9 @@ from paceline.core.cluster import Cluster, Level
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import Bytes, BytesPerSecond, Fact, FlopsPerSecond, Name, Seconds, Source
 from paceline.core.losses import Losses
-from paceline.core.machine import Device, DeviceKind, Host, Link, Machine, Switch
+from paceline.core.machine import Device, DeviceKind, Host, Machine, Switch
 from paceline.core.names import not_known
+from paceline.core.network import Link
 from paceline.core.reading import first_fault
 
 # What layers reach of a data sheet: large convolutions of its arithmetic, copies of its memory.

@@ -11,7 +11,8 @@ from torch import nn
 
 from paceline.core.cost import Measured, Rate, Roofline
 from paceline.core.losses import Losses
-from paceline.core.machine import CodecSpeed, Device, DeviceKind, Link, Machine
+from paceline.core.machine import CodecSpeed, Device, DeviceKind, Machine
+from paceline.core.network import Link
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.strategy import Calibrated

@@ -13,7 +13,8 @@ from pydantic import FailFast, Field
 
 from paceline.core.cost import Measured, Roofline
 from paceline.core.losses import Losses
-from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Link, Machine
+from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
+from paceline.core.network import Link
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.settings import Record
 from paceline.core.strategy import Calibrated

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.calibration import Measurement, line_through, linked_in_ring
-from paceline.core.machine import DeviceKind, Link, Machine, Station
+from paceline.core.machine import DeviceKind, Machine, Station
+from paceline.core.network import Link
 from paceline.devices import Device, device_of
 from paceline.links.group import Group
 from paceline.measure.timing import Sampler, Spread, Work, idle
