@@ -4,18 +4,26 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.[ch]pp)
 
-.PHONY: demo test test-gpu gpu-evidence check docs format clean
+.PHONY: demo test test-all test-gpu gpu-evidence check docs format clean
 
 demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy auto --epochs 25 --learning-rate 0.1
 
-# Three processes for two cores, because many tests wait; those that take minutes begin first. Each
-# has one thread: threads of torch that share a core wait for each other. Bytecode is kept, because
-# hundreds of processes import the same modules.
-test: .venv/developed
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests --ignore=tests/gpu --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+# Three processes for two cores, because many tests wait. Each has one thread: threads of torch that
+# share a core wait for each other. Bytecode is kept, because hundreds of processes import the same
+# modules.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PARALLEL := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
-test-gpu: .venv/developed
+# What is run for each change: all but tests/integrations and what is marked as slow.
+test: .venv/tested
+	$(PYTEST) tests -m "not slow" --ignore=tests/gpu --ignore=tests/integrations $(PARALLEL)
+
+# Everything that needs no GPU: before an issue is resolved, and before a release.
+test-all: .venv/developed
+	$(PYTEST) tests benchmarks --ignore=tests/gpu $(PARALLEL)
+
+test-gpu: .venv/tested
 	$(BIN)/python -m pytest tests/gpu
 
 # What needs a GPU, in parts that each leave a file in OUT; PARTS="sums codecs" for some. With BIN=
@@ -46,9 +54,13 @@ format: .venv/developed
 	$(PIP) -e '.[data]'
 	touch $@
 
+.venv/tested: .venv/bin/python $(SOURCES)
+	$(PIP) -e '.[test]'
+	touch $@ .venv/installed
+
 .venv/developed: .venv/bin/python $(SOURCES)
 	$(PIP) -e '.[dev]'
-	touch $@ .venv/installed
+	touch $@ .venv/tested .venv/installed
 
 clean:
 	rm -rf .venv build runs

@@ -12,16 +12,24 @@ from hypothesis import settings
 from processes import SHARED_SERVER, Finished, Started, fork_server
 
 # An example takes as long as the machine lets it: time is nothing that a test fails for.
-settings.register_profile("paceline", deadline=None)
-settings.load_profile("paceline")
+settings.register_profile("all", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=25)
+SLOW_S = 600.0  # for a slow test that hangs
 # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Open the fork server of processes that share the tests."""
+    """Choose the number of examples; open the fork server of processes that share the tests."""
+    settings.load_profile("quick" if "not slow" in config.option.markexpr else "all")
     if getattr(config.option, "numprocesses", None):
         os.environ[SHARED_SERVER] = fork_server()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 @pytest.fixture

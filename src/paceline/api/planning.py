@@ -123,7 +123,7 @@ def forecast(
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.plan_balanced is None:
-        raise InvalidInput(f"balanced: strategy {named.name} is planned with equal parts only")
+        raise InvalidInput("balanced", f"strategy {named.name} is planned with equal parts only")
     workload, known = _question(
         model, machine, batch_size, input_shape, workers, precision, measured, profile
     )
@@ -149,13 +149,13 @@ def _asked(
 ) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
     """Return the strategies that were named, and the options of the only one."""
     if one is not None and several is not None:
-        raise InvalidInput("strategy, strategies: give one of them")
+        raise InvalidInput("strategy, strategies", "give one of them")
     each = [one] if one is not None else several or ()
     named = tuple(find_strategy(known) if isinstance(known, str) else known for known in each)
     if not options:
         return named, {}
     if len(named) != 1:
-        raise InvalidInput(f"options: {', '.join(options)} go with one strategy; name it")
+        raise InvalidInput("options", f"{', '.join(options)} go with one strategy", hint="name it")
     check_options(named[0], options)
     return named, options
 
@@ -212,9 +212,9 @@ def _question(
 ) -> tuple[Callable[[int], Workload], Machine]:
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
-        raise InvalidInput(f"batch_size: must be at least 1, not {batch_size}")
+        raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
     if input_shape is not None and (not input_shape or min(input_shape) < 1):
-        raise InvalidInput(f"input_shape: sizes must be at least 1, not {input_shape}")
+        raise InvalidInput("input_shape", "sizes must be at least 1", got=input_shape)
     known, workload = in_precision(
         known,
         partial(_workload_of, model, input_shape),
@@ -222,7 +222,9 @@ def _question(
         is_measured=measured is not None or profile is not None,
     )
     if measured is not None and profile is not None:
-        raise InvalidInput("measured, profile: each says how fast a device is; give one of them")
+        raise InvalidInput(
+            "measured, profile", "each says how fast a device is", hint="give one of them"
+        )
     if measured is not None:
         own = -(-batch_size // (workers or 1))
         known = calibrated(known, workload, MeasuredRate.parse(measured), own)
@@ -249,10 +251,11 @@ def _profiled(path: Path, model: object) -> MeasuredRate:
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
         raise InvalidInput(
-            f"profile: {path} is not of `paceline profile` with one worker, which measures a "
-            "device by itself"
+            "profile",
+            f"{path} is not of `paceline profile` with one worker, which measures a device by "
+            "itself",
         )
     if isinstance(model, str) and model != result.settings.model:
-        raise InvalidInput(f"profile: {path} is of model {result.settings.model}, not {model}")
+        raise InvalidInput("profile", f"{path} is of model {result.settings.model}, not {model}")
     size = result.settings.batch_size
     return MeasuredRate(size / result.step.median_s, size)

@@ -158,9 +158,12 @@ def _check_model(model: object, verb: Verb) -> None:
         return
     kind = type(model).__name__
     raise InvalidInput(
-        f"model: a {kind} cannot be given to {verb}, whose workers each build their own; give a "
-        "paceline.Recipe(model=FUNCTION, train=DATA, loss=..., optimizer=...), or a name such as "
-        "'package.module:factory'"
+        "model",
+        f"a {kind} cannot be given to {verb}, whose workers each build their own",
+        hint=(
+            "give a paceline.Recipe(model=FUNCTION, train=DATA, loss=..., optimizer=...), or a "
+            "name such as 'package.module:factory'"
+        ),
     )
 
 
@@ -177,8 +180,9 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
         if isinstance(values["model"], Recipe):
             if "bind" in values:
                 raise InvalidInput(
-                    "bind: workers of other machines cannot have an object of this program; name "
-                    "the recipe as package.module:factory"
+                    "bind",
+                    "workers of other machines cannot have an object of this program",
+                    hint="name the recipe as package.module:factory",
                 )
             values["model"] = stack.enter_context(given(values["model"]))
             if not under_torchrun():

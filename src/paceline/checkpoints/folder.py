@@ -81,17 +81,17 @@ class Loaded:
             # Copies: the library's are views of the file, which may be removed or replaced.
             return {key: one.clone() for key, one in load_file(path).items()}
         except (OSError, SafetensorError, KeyError, OverflowError) as error:  # KeyError: a type
-            raise InvalidInput(f"{path}: cannot be read: {error}") from None
+            raise InvalidInput(str(path), f"cannot be read: {error}") from None
 
     def json(self, name: str) -> Json:
         """Return the value of NAME.json; InvalidInput if there is no such file."""
         path = self.path / (name + _JSON)
         if path.name not in self.names:
-            raise InvalidInput(f"{self.path}: the checkpoint has no {path.name}")
+            raise InvalidInput(str(self.path), f"the checkpoint has no {path.name}")
         try:
             return json_values.loads(read_file(path, limits.CHECKPOINT_VALUES))
         except ValueError as error:
-            raise InvalidInput(f"{path}: cannot be read: {error}") from None
+            raise InvalidInput(str(path), f"cannot be read: {error}") from None
 
 
 class CheckpointFolder:
@@ -102,7 +102,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         if keep < 1:
-            raise InvalidInput(f"keep: {keep} checkpoints; at least 1 is kept")
+            raise InvalidInput("keep", f"{keep} checkpoints", hint="at least 1 is kept")
         self.path, self._keep = path, keep
         self._damaged: set[Path] = set()  # as `latest` has found
 
@@ -164,7 +164,7 @@ class CheckpointFolder:
             written_s = (path / MANIFEST).stat().st_mtime
             return Loaded(path, found.step, tuple(found.files), written_s, tuple(skipped))
         if skipped:
-            raise InvalidInput(f"{self.path}: every checkpoint is damaged: {'; '.join(skipped)}")
+            raise InvalidInput(str(self.path), f"every checkpoint is damaged: {'; '.join(skipped)}")
         return None
 
     def _found(self, *, strict: bool = False) -> list[_Found]:
@@ -175,15 +175,16 @@ class CheckpointFolder:
             return []
         except OSError as error:
             raise InvalidInput(
-                f"{self.path}: not a folder of checkpoints: {error.strerror}"
+                str(self.path), f"not a folder of checkpoints: {error.strerror}"
             ) from None
         named = [(path, _NAME.fullmatch(path.name)) for path in paths]
         found = [_Found(int(match[1]), not match[2], path) for path, match in named if match]
         others = [path.name for path in paths if not path.name.startswith(".")]
         if strict and others and not found:
             raise InvalidInput(
-                f"{self.path}: not a folder of checkpoints, which are named as {_name(500)}: it "
-                f"has {others[0]!r}"
+                str(self.path),
+                f"not a folder of checkpoints, which are named as {_name(500)}: it has "
+                f"{others[0]!r}",
             )
         return sorted(found)
 

@@ -42,7 +42,7 @@ def copied(what: str, value: Json) -> Json:
     try:
         return loads(dumps(what, value))
     except ValueError as error:
-        raise InvalidInput(f"{what} cannot be saved as JSON: {error}") from None
+        raise InvalidInput(what, f"cannot be saved as JSON: {error}") from None
 
 
 def _encoded(where: str, value: Json) -> Json:
@@ -58,7 +58,7 @@ def _encoded(where: str, value: Json) -> Json:
         return _encoded_mapping(where, value)
     kind = type(value)
     raise InvalidInput(
-        f"{where} is {kind.__module__}.{kind.__qualname__}, which cannot be saved as JSON"
+        where, f"is {kind.__module__}.{kind.__qualname__}, which cannot be saved as JSON"
     )
 
 

@@ -88,8 +88,9 @@ def check_file_name(name: str) -> None:
     """Raise InvalidInput unless a checkpoint may have a file of that name."""
     if not _is_file_name(name):
         raise InvalidInput(
-            f"{name!r}: a file of a checkpoint is named by letters, digits and -_., and ends with "
-            ".safetensors or .json"
+            f"{name!r}",
+            "a file of a checkpoint is named by letters, digits and -_., and ends with "
+            ".safetensors or .json",
         )
 
 
@@ -118,8 +119,10 @@ def read(folder: Path) -> Manifest:
         version = fields["format_version"]
         if type(version) is int and version > _FORMAT:
             raise InvalidInput(
-                f"{folder}: this checkpoint is of format {version}, and this version of Paceline "
-                f"reads {_FORMAT}; go on with the version that wrote it, or a newer one"
+                str(folder),
+                f"this checkpoint is of format {version}, and this version of Paceline reads "
+                f"{_FORMAT}",
+                hint="go on with the version that wrote it, or a newer one",
             )
         manifest = TypeAdapter(Manifest).validate_python(fields)
         if version != _FORMAT:

@@ -75,7 +75,7 @@ def check_same(what: str, wanted: Mapping[str, object], found: Mapping[str, obje
     if lines:
         num_more = len(lines) - _MAX_DIFFERENCES
         more = f"; and {num_more} more" if num_more > 0 else ""
-        raise InvalidInput("; ".join(sorted(lines)[:_MAX_DIFFERENCES]) + more)
+        raise InvalidInput("model", "; ".join(sorted(lines)[:_MAX_DIFFERENCES]) + more)
 
 
 def kind_of(tensor: Tensor) -> str:
@@ -91,11 +91,12 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
     for name, value in module.state_dict(keep_vars=True).items():
         if name.rpartition(".")[2] == _EXTRA:
             raise InvalidInput(
-                f"{name!r} is what a module's get_extra_state returns, and cannot be saved; keep "
-                "it in a buffer"
+                name,
+                "is what a module's get_extra_state returns, and cannot be saved",
+                hint="keep it in a buffer",
             )
         if nn.parameter.is_lazy(value):
-            raise InvalidInput(f"{name!r} has no shape yet; run the model on a batch before")
+            raise InvalidInput(name, "has no shape yet", hint="run the model on a batch before")
         check_can_be_saved(name, value)
         named[name] = value.detach(), first.setdefault(id(value), name)
     return named
@@ -144,7 +145,11 @@ def optimizer_state(
     """
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidInput("LBFGS keeps lists of tensors, and cannot be saved; take another one")
+        raise InvalidInput(
+            "optimizer",
+            "LBFGS keeps lists of tensors, and cannot be saved",
+            hint="take another one",
+        )
     named, known = _named_parameters(optimizer, names), optimizer.state_dict()
     tensors: Tensors = {}
 
@@ -155,7 +160,7 @@ def optimizer_state(
                 plain[key] = copied(f"the optimizer's {key!r}", value)
                 continue
             if (name := f"{prefix}/{key}") in tensors:
-                raise InvalidInput(f"two tensors of the optimizer would be {name!r}")
+                raise InvalidInput("optimizer", f"two tensors of the optimizer would be {name!r}")
             check_can_be_saved(name, value)
             tensors[name] = value.detach()
             places[key] = _PARAMETER if value.device == device else _HOST
@@ -170,7 +175,9 @@ def optimizer_state(
     state = {}
     for number, values in known["state"].items():
         if not isinstance(number, int):
-            raise InvalidInput(f"{kind} has state of {number!r}, which is no parameter")
+            raise InvalidInput(
+                "optimizer", f"{kind} has state of {number!r}, which is no parameter"
+            )
         name, parameter = named[number]
         state[name] = parted(values, f"state/{name}", parameter.device)
     parameters = {name: kind_of(parameter) for name, parameter in named}
@@ -220,13 +227,14 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
     try:
         saved = _OPTIMIZER.validate_python(values)
     except ValidationError as error:
-        raise InvalidInput(f"the state of the optimizer: {first_fault(error)}") from None
+        raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
-        raise InvalidInput(f"the optimizer of the checkpoint is {saved.kind}, and not {own.kind}")
+        raise InvalidInput("optimizer", f"the checkpoint's is {saved.kind}, and not {own.kind}")
     check_same("parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
         raise InvalidInput(
-            f"{own.kind} has other groups of parameters in the checkpoint, or in another order"
+            "optimizer",
+            f"{own.kind} has other groups of parameters in the checkpoint, or in another order",
         )
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
         check_same(f"option of group {index}", *map(_kinds_of_options, (group, one)))
@@ -256,7 +264,8 @@ def _named_parameters(
     own = [one for group in optimizer.param_groups for one in group["params"]]
     if any(id(one) not in known for one in own):
         raise InvalidInput(
-            "the optimizer has a parameter that is none of the model's, and cannot be saved"
+            "optimizer",
+            "the optimizer has a parameter that is none of the model's, and cannot be saved",
         )
     return [(known[id(one)], one) for one in own]
 
@@ -286,10 +295,11 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
     of another kind, or with other fields.
     """
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
-        raise InvalidInput("the state of the schedule is not that of one")
+        raise InvalidInput("schedule", "the saved state is not that of a schedule")
     if state.get("kind") != _kinds(scheduler):
         raise InvalidInput(
-            f"the schedule of the checkpoint is {state.get('kind')}, and not {_kinds(scheduler)}"
+            "schedule",
+            f"the schedule of the checkpoint is {state.get('kind')}, and not {_kinds(scheduler)}",
         )
     wanted, found = (
         dict.fromkeys(_fields(one), "there") for one in (scheduler.state_dict(), state["state"])
@@ -321,7 +331,9 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:
-        raise InvalidInput(f"numpy's global random numbers are of {kind}, and cannot be saved")
+        raise InvalidInput(
+            "numpy", f"numpy's global random numbers are of {kind}, and cannot be saved"
+        )
     tensors = {
         _TORCH: torch.get_rng_state(),
         _PYTHON: torch.tensor(words),
@@ -362,7 +374,9 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
-        raise InvalidInput(f"the state of the random numbers is not that of any: {error}") from None
+        raise InvalidInput(
+            "random numbers", f"the saved state is that of no generator: {error}"
+        ) from None
     if (_DEVICE in now) != (_DEVICE in tensors):
         logger.warning(
             "random numbers of %s go on elsewhere than in the checkpoint, which was written with "

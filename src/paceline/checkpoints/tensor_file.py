@@ -39,9 +39,9 @@ def check_can_be_saved(name: str, value: object) -> None:
     """Raise InvalidInput unless the value is a tensor that a file can hold."""
     if not isinstance(value, Tensor) or value.dtype not in _NAMES:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise InvalidInput(f"{name!r} is {kind}, and cannot be saved")
+        raise InvalidInput(name, f"is {kind}, and cannot be saved")
     if value.layout is not torch.strided:
-        raise InvalidInput(f"{name!r} is {value.layout}, and cannot be saved; make it dense")
+        raise InvalidInput(name, f"is {value.layout}, and cannot be saved", hint="make it dense")
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:

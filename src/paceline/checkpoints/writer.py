@@ -187,7 +187,7 @@ def _check_names(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         file, _, rest = name.partition("/")
         if not (file and rest):
-            raise InvalidInput(f"{name!r}: a tensor of a checkpoint is named FILE/NAME")
+            raise InvalidInput(f"{name!r}", "a tensor of a checkpoint is named FILE/NAME")
         check_can_be_saved(name, tensor)
 
 

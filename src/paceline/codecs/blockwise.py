@@ -85,7 +85,9 @@ class QuantizationTable:
 def table(name: str) -> QuantizationTable:
     """Return one of `TABLES`. InvalidInput if there is none of that name."""
     if name not in TABLES:
-        raise InvalidInput(f"table: {name!r} is not known; choose one of {', '.join(TABLES)}")
+        raise InvalidInput(
+            "table", f"{name!r} is not known", hint=f"choose one of {', '.join(TABLES)}"
+        )
     return table_of(name, TABLES[name], _NUM_MAGNITUDES)
 
 
@@ -186,9 +188,9 @@ class EightBit(Codec):
     def __post_init__(self) -> None:
         table(self.type)
         if self.block_size < 1:
-            raise InvalidInput(f"block_size: a block has at least one value, not {self.block_size}")
+            raise InvalidInput("block_size", "a block has at least one value", got=self.block_size)
         if self.offset is not None and not 0 < self.offset < float("inf"):
-            raise InvalidInput(f"offset: must be a positive number, not {self.offset}")
+            raise InvalidInput("offset", "must be a positive number", got=self.offset)
 
     @property
     def name(self) -> str:

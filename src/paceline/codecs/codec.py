@@ -42,19 +42,20 @@ class Payload:
     def check(self, codec: str, sizes: tuple[int, ...]) -> None:
         """Raise InvalidInput unless that codec has made it, with buffers of these sizes."""
         if self.codec != codec:
-            raise InvalidInput(f"payload: made by codec {self.codec!r}, and not by {codec!r}")
+            raise InvalidInput("payload", f"made by codec {self.codec!r}, and not by {codec!r}")
         found = tuple(buffer.numel() for buffer in self.buffers)
         if found != sizes:
             raise InvalidInput(
-                f"payload: {self.count} values by {codec!r} are buffers of {sizes} bytes, "
-                f"not {found}"
+                "payload",
+                f"{self.count} values by {codec!r} are buffers of {sizes} bytes, not {found}",
             )
 
     def check_target(self, target: Tensor) -> None:
         """Raise InvalidInput unless `target` is float32 and as long as the payload."""
         if target.dtype != torch.float32 or target.shape != (self.count,):
             raise InvalidInput(
-                f"payload: {self.count} values do not fit into {target.dtype} {list(target.shape)}"
+                "payload",
+                f"{self.count} values do not fit into {target.dtype} {list(target.shape)}",
             )
 
     def target(self, out: Tensor | None) -> Tensor:
@@ -107,7 +108,7 @@ def flat(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the values, which are of that type, as a contiguous tensor of one dimension."""
     if values.dtype != dtype:
         right = str(dtype).removeprefix("torch.")
-        raise InvalidInput(f"values: {values.dtype} cannot be encoded; give {right}")
+        raise InvalidInput("values", f"{values.dtype} cannot be encoded", hint=f"give {right}")
     return values.detach().reshape(-1).contiguous()
 
 
@@ -146,8 +147,9 @@ def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
         # The header comes from another rank, which may use another codec.
         if min(sizes, default=0) < 0 or _HEADER_NBYTES + sum(sizes) > len(row):
             raise InvalidInput(
-                f"a row of {len(row)} bytes speaks of buffers of {sizes} bytes: do all ranks "
-                "use the same codec?"
+                "codec",
+                f"a row of {len(row)} bytes speaks of buffers of {sizes} bytes: do all ranks use "
+                "the same codec?",
             )
         parts = row[_HEADER_NBYTES : _HEADER_NBYTES + sum(sizes)].split(sizes)
         payloads.append(Payload(codec, count, tuple(parts), num_nonfinite))

@@ -35,8 +35,9 @@ class ErrorFeedback:
         if self._error is not None:
             if self._error.shape != values.shape:
                 raise InvalidInput(
-                    f"values: {len(values)} of them, but the error is that of {len(self._error)}; "
-                    "give each tensor an ErrorFeedback of its own"
+                    "values",
+                    f"{len(values)} of them, but the error is that of {len(self._error)}",
+                    hint="give each tensor an ErrorFeedback of its own",
                 )
             # A new tensor: the caller's gradients stay as they are.
             values = values + self._error
@@ -71,7 +72,7 @@ class OneBit(Codec):
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
-            raise InvalidInput(f"block_size: a block has at least one value, not {self.block_size}")
+            raise InvalidInput("block_size", "a block has at least one value", got=self.block_size)
 
     @property
     def name(self) -> str:
@@ -151,7 +152,7 @@ class Threshold(Codec):
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < float("inf"):
-            raise InvalidInput(f"tau: must be a positive number, not {self.tau}")
+            raise InvalidInput("tau", "must be a positive number", got=self.tau)
 
     @property
     def name(self) -> str:
@@ -167,7 +168,7 @@ class Threshold(Codec):
         """Return the values, float32, encoded; what is not finite is zero, and counted."""
         values = flat(values)
         if len(values) > _SIGN:
-            raise InvalidInput(f"values: {len(values):,} at once; at most {_SIGN:,}")
+            raise InvalidInput("values", f"{len(values):,} at once", hint=f"at most {_SIGN:,}")
         places = ((values.abs() > self.tau) & values.isfinite()).nonzero().flatten()
         # In two's complement, subtracting 2^31 sets the top bit.
         words = places - _SIGN * (values[places] < 0)
@@ -191,7 +192,7 @@ class Threshold(Codec):
         words = as_type(payload.buffers[1], torch.int32)
         places = words.long() & (_SIGN - 1)
         if len(places) and int(places.max()) >= payload.count:
-            raise InvalidInput(f"payload: speaks of more than its {payload.count} values")
+            raise InvalidInput("payload", f"speaks of more than its {payload.count} values")
         # Places are unique, so the order of these additions does not matter.
         total.index_add_(0, places, torch.where(words < 0, -tau, tau))
 
@@ -203,4 +204,4 @@ class Threshold(Codec):
         num_words = sum(buffer.numel() for buffer in payload.buffers[1:]) // _WORD_NBYTES
         payload.check(self.name, (_WORD_NBYTES, _WORD_NBYTES * num_words))
         if payload.count > _SIGN:
-            raise InvalidInput(f"payload: {payload.count:,} values; at most {_SIGN:,}")
+            raise InvalidInput("payload", f"{payload.count:,} values", hint=f"at most {_SIGN:,}")

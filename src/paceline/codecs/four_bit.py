@@ -45,7 +45,7 @@ def four_bit_table(name: str) -> QuantizationTable:
     """Return one of `FOUR_BIT_TABLES`. InvalidInput if there is none of that name."""
     if name not in FOUR_BIT_TABLES:
         known = ", ".join(FOUR_BIT_TABLES)
-        raise InvalidInput(f"table: {name!r} is not known; choose one of {known}")
+        raise InvalidInput("table", f"{name!r} is not known", hint=f"choose one of {known}")
     return table_of(name, FOUR_BIT_TABLES[name], _NUM_MAGNITUDES)
 
 
@@ -84,7 +84,7 @@ class FourBit(Codec):
         four_bit_table(self.type)
         if self.block_size < 2 or self.block_size % 2:
             raise InvalidInput(
-                f"block_size: must be even, because two values share a byte, not {self.block_size}"
+                "block_size", "must be even, because two values share a byte", got=self.block_size
             )
 
     @property

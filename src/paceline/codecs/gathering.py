@@ -170,7 +170,7 @@ def _sizes(
     if sizes is not None:
         return tuple(sizes)
     if values.dim() == 0:
-        raise InvalidInput(f"{what}: a single value; give rows, in dimension 0")
+        raise InvalidInput(what, "a single value", hint="give rows, in dimension 0")
     if len(ranks) == 1:
         return (len(values),)
     names = [form_of(codec, values.dtype).name for codec in codecs]
@@ -182,8 +182,9 @@ def _sizes(
     for rank, (_, checksum) in zip(ranks, found, strict=True):
         if checksum != zlib.crc32(kind.encode()):
             raise InvalidInput(
-                f"{what}: rank {rank} has others than rank {dist.get_rank()}, which has {kind}; "
-                "give all ranks the same"
+                what,
+                f"rank {rank} has others than rank {dist.get_rank()}, which has {kind}",
+                hint="give all ranks the same",
             )
     return tuple(count for count, _ in found)
 
@@ -245,7 +246,9 @@ class RowExchange:
             return Pending(values.detach)
         form, parts = form_of(self.codec, values.dtype), values.detach().split(list(self.sizes))
         if not values.dtype.is_floating_point:
-            raise InvalidInput(f"{self.what}: of {values.dtype}; sums are of floating point values")
+            raise InvalidInput(
+                self.what, f"of {values.dtype}", hint="sums are of floating point values"
+            )
         sum_type = torch.promote_types(values.dtype, torch.float32)
         # A copy: the caller may change `values` before it waits.
         mine = parts[own].reshape(-1).to(sum_type, copy=True)
@@ -281,14 +284,17 @@ class RowExchange:
         ranks = ranks_of(self.group)
         if len(self.sizes) != len(ranks) or min(self.sizes) < 0:
             raise InvalidInput(
-                f"sizes: {list(self.sizes)}; give the number of rows of each of {len(ranks)} ranks"
+                "sizes",
+                str(list(self.sizes)),
+                hint=f"give the number of rows of each of {len(ranks)} ranks",
             )
         own = dist.get_rank(self.group) if len(ranks) > 1 else 0
         expected = sum(self.sizes) if all_rows else self.sizes[own]
         if values.dim() == 0 or len(values) != expected:
             raise InvalidInput(
-                f"{self.what}: of shape {list(values.shape)}, but by sizes {list(self.sizes)} "
-                f"rank {ranks[own]} has {expected} rows"
+                self.what,
+                f"of shape {list(values.shape)}, but by sizes {list(self.sizes)} rank "
+                f"{ranks[own]} has {expected} rows",
             )
         return own
 
@@ -317,11 +323,11 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     InvalidInput where ranks were started together, but would each be left alone.
     """
     if group is not None and dist.get_rank(group) < 0:
-        raise InvalidInput(f"group: rank {dist.get_rank()} is not one of it")
+        raise InvalidInput("group", f"rank {dist.get_rank()} is not one of it")
     if dist.is_initialized():
         return dist.get_process_group_ranks(group or dist.group.WORLD)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InvalidInput("all_gather: call torch.distributed.init_process_group before")
+        raise InvalidInput("all_gather", "call torch.distributed.init_process_group before")
     return [0]
 
 
@@ -330,16 +336,21 @@ def form_of(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
     if dtype != torch.float32:
-        raise InvalidInput(f"codec: {dtype} cannot be encoded; give float32, or codec None")
+        raise InvalidInput(
+            "codec", f"{dtype} cannot be encoded", hint="give float32, or codec None"
+        )
     form = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(form, ErrorFeedback):
         raise InvalidInput(
-            f"codec: {form.name!r} makes up for errors in the next values of the same tensor, and "
-            "each batch has other rows; choose one that remembers nothing, as dynamic8 or half"
+            "codec",
+            f"{form.name!r} makes up for errors in the next values of the same tensor, and each "
+            "batch has other rows",
+            hint="choose one that remembers nothing, as dynamic8 or half",
         )
     if not form.fixed_size:
         raise InvalidInput(
-            f"codec: the bytes of {form.name!r} depend on the values; choose one whose size is "
-            "known beforehand, as dynamic8 or half"
+            "codec",
+            f"the bytes of {form.name!r} depend on the values",
+            hint="choose one whose size is known beforehand, as dynamic8 or half",
         )
     return form

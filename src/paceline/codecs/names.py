@@ -34,7 +34,7 @@ def find_codec(name: str) -> Codec:
     if threshold is not None:
         return ErrorFeedback(Threshold(threshold.tau))
     if name not in CODECS:
-        raise InvalidInput(f"codec: {name!r} is a choice between codecs, and not one of them")
+        raise InvalidInput("codec", f"{name!r} is a choice between codecs, and not one of them")
     return CODECS[name]()
 
 

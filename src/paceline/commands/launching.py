@@ -74,7 +74,9 @@ def _planned(
 def _place(asked: Mapping[str, Any], devices: "Sequence[Device]", num_hosts: int) -> dict[str, Any]:
     """Return on how many machines the workers are; InvalidInput for GPUs without a name."""
     if asked["gpu"] is None and any(device.kind == "gpu" for device in devices):
-        raise InvalidInput("gpu: the plan is for GPUs; name them as the cluster does: --gpu H100")
+        raise InvalidInput(
+            "gpu", "the plan is for GPUs", hint="name them as the cluster does: --gpu H100"
+        )
     return {} if asked["nodes"] is not None else {"nodes": num_hosts}
 
 
@@ -103,7 +105,7 @@ def _best(values: Mapping[str, Any], machine: str) -> "Forecast":
         if gradient_codec(one.config) in (None, options.get("codec")):
             return one
     why = ranking.refused[0].why if ranking.refused else "no strategy is left"
-    raise InvalidInput(f"machine: nothing can be planned on {machine}: {why}")
+    raise InvalidInput("machine", f"nothing can be planned on {machine}: {why}")
 
 
 def _sentence(best: "Forecast", machine: str, values: Mapping[str, Any]) -> str:

@@ -194,7 +194,7 @@ def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
     for option in options or ():
         field, equals, value = option.partition("=")
         if not equals:
-            raise InvalidInput(f"{flag}: {option!r} is not FIELD=VALUE")
+            raise InvalidInput(flag, f"{option!r} is not FIELD=VALUE")
         try:
             found = from_json(value.encode(errors="surrogateescape"))
         except ValueError:  # a text

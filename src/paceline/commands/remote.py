@@ -55,19 +55,19 @@ def hub(
     if connect is not None:
         named = values.pop("strategy", _STRATEGY.name)
         if named != _STRATEGY.name:
-            raise InvalidInput(f"connect: a hub of {named} is no worker of another")
+            raise InvalidInput("connect", f"a hub of {named} is no worker of another")
         _serve_parent({**values, **own, "connect": connect}, as_json)
         return
     for name in own:
-        raise InvalidInput(f"{name}: goes only with connect, for a child hub")
+        raise InvalidInput(name, "goes only with connect, for a child hub")
     if not {"model", "resume"} & values.keys():
-        raise InvalidInput("model: name what to train, or a folder by --generate-keys")
+        raise InvalidInput("model", "name what to train, or a folder by --generate-keys")
     if "bind" not in values:
-        raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.0.1:5555")
+        raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.0.1:5555")
     given = values if "resume" in values else {"strategy": _STRATEGY.name, **values}
     named = given.get("strategy", _STRATEGY.name)
     if named not in _WITH_HUB:
-        raise InvalidInput(f"strategy: a hub is one of {', '.join(_WITH_HUB)}, not {named}")
+        raise InvalidInput("strategy", f"a hub is one of {', '.join(_WITH_HUB)}, not {named}")
     launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
 
 
@@ -79,9 +79,9 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 
     for name in values:
         if name not in (*_CHILD_HELP, "as", "codec"):
-            raise InvalidInput(f"{name}: is the root hub's to say; leave it out with connect")
+            raise InvalidInput(name, "is the root hub's to say", hint="leave it out with connect")
     if "bind" not in values:
-        raise InvalidInput("bind: name the address that workers reach, as tcp://10.0.1.1:5555")
+        raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.1.1:5555")
     values = without_shorthands(values, _STRATEGY)
     values["number"] = values.pop("as", 0)
     settings = validated(_CHILD.ChildSettings, values)

@@ -64,23 +64,29 @@ def plan(
     settings = validated(PlanSettings, values)
     if settings.machine is None:
         if explain or sweep:
-            raise InvalidInput("explain, sweep: they need a machine that is described; --machine")
+            raise InvalidInput(
+                "explain, sweep", "they need a machine that is described", hint="--machine"
+            )
         if "," in values.get("strategy", ""):
             why = "here all that can be measured are planned; name one, or none"
-            raise InvalidInput(f"strategy: {why}")
+            raise InvalidInput("strategy", why)
         _check_profiled(settings)
         _carry_out("plan", values, as_json=as_json, debug=debug, keep="output" in values)
         return
     if settings.data is not None:
-        raise InvalidInput("data: nothing is measured with --machine; leave it out")
+        raise InvalidInput("data", "nothing is measured with --machine", hint="leave it out")
     size = settings.batch_size
     about = f"{settings.model} predicted on {settings.machine}, {size} samples a step"
     if sweep is None:
         _plan(settings, settings.machine, about, explain, as_json)
     elif settings.output is not None:
-        raise InvalidInput("output: keeps one plan, and a sweep makes many; ask for one of them")
+        raise InvalidInput(
+            "output", "keeps one plan, and a sweep makes many", hint="ask for one of them"
+        )
     elif explain:
-        raise InvalidInput("explain: draws one plan, and a sweep makes many; ask for one of them")
+        raise InvalidInput(
+            "explain", "draws one plan, and a sweep makes many", hint="ask for one of them"
+        )
     else:
         _sweep(settings, settings.machine, about, sweep, as_json)
 
@@ -88,11 +94,13 @@ def plan(
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings of plans on machines that are described."""
     if settings.input_shape is not None:
-        raise InvalidInput("input_shape: the data say it; it is for plans with --machine")
+        raise InvalidInput("input_shape", "the data say it", hint="it is for plans with --machine")
     if settings.measured is not None or settings.profile is not None:
-        raise InvalidInput("measured, profile: they are of a machine that is described; --machine")
+        raise InvalidInput(
+            "measured, profile", "they are of a machine that is described", hint="--machine"
+        )
     if settings.precision != "float32":
-        raise InvalidInput("precision: a profile here is in float32; describe a --machine")
+        raise InvalidInput("precision", "a profile here is in float32", hint="describe a --machine")
 
 
 def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_json: bool) -> None:
@@ -126,7 +134,7 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
     shown = console(), result, ranking, settings.output, about, as_json
     show_plan(*shown, is_measured=is_measured, drawing=drawn)
     if not ranking:
-        raise InvalidInput("nothing can be planned: see why each strategy was refused")
+        raise InvalidInput("nothing can be planned", "see why each strategy was refused")
 
 
 def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json: bool) -> None:

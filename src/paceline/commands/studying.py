@@ -76,7 +76,9 @@ def scale(
     from paceline.studies.scale.study_terminal import cells_table, sentences
 
     if under_torchrun():
-        raise InvalidInput("scale starts its workers itself; run it without torchrun")
+        raise InvalidInput(
+            "scale", "scale starts its workers itself", hint="run it without torchrun"
+        )
     settings = validated(ScaleSettings, values)
     folder = output or usual_folder(settings)
     result = run_study(settings, folder, console(stderr=True))
@@ -120,7 +122,9 @@ def compare(
     """Compare runs with each other, or a run with its prediction."""
     first, *others = runs
     if page is not None and not others:
-        raise InvalidInput(f"page: shows several runs; paceline report {first} writes that of one")
+        raise InvalidInput(
+            "page", "shows several runs", hint=f"paceline report {first} writes that of one"
+        )
     are_steps = len(runs) <= _STEP_BY_STEP
     if are_steps:
         _compare_steps(first, others[0] if others else None, as_json=as_json)
@@ -172,7 +176,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
         table = compare_timelines(left, right)
     except ValueError as error:
         folders = " or ".join(str(folder) for folder in (first, second) if folder)
-        raise InvalidInput(f"{folders}: {error}") from None
+        raise InvalidInput(str(folders), str(error)) from None
     changed = None
     if second is not None:
         names = [

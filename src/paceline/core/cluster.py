@@ -75,8 +75,9 @@ class Symmetric(Machine):
         """Return the devices of the first host; InvalidInput if they stand for others."""
         if workers != self.num_devices:
             raise InvalidInput(
-                f"workers: {workers} are not the {self.num_devices} of {self.name!r}, "
-                "which is planned by symmetry"
+                "workers",
+                f"{workers} are not the {self.num_devices} of {self.name!r}, which is planned by "
+                "symmetry",
             )
         return self._representatives
 
@@ -141,8 +142,9 @@ class Cluster(Machine):
         """
         if not 1 <= workers <= self.num_devices:
             raise InvalidInput(
-                f"workers: {workers} do not fit on cluster {self.name!r}, which has "
-                f"{self.num_nodes} nodes of {len(self.devices)} devices: 1 to {self.num_devices}"
+                "workers",
+                f"{workers} do not fit on cluster {self.name!r}, which has {self.num_nodes} nodes "
+                f"of {len(self.devices)} devices: 1 to {self.num_devices}",
             )
         node_size = len(self.devices)
         num_nodes = -(-workers // node_size)
@@ -160,13 +162,16 @@ class Cluster(Machine):
         if symmetric and workers > _MOST_UNEVEN:
             fewer = workers - workers % node_size
             raise InvalidInput(
-                f"workers: {workers} do not fill nodes of {node_size} devices; more than "
-                f"{_MOST_UNEVEN} have to, as {fewer} or {fewer + node_size} do"
+                "workers",
+                f"{workers} do not fill nodes of {node_size} devices",
+                hint=f"more than {_MOST_UNEVEN} have to, as {fewer} or {fewer + node_size} do",
             )
         if workers > _MOST_EXPANDED:
             raise InvalidInput(
-                f"workers: {workers} are too many for a strategy without symmetry, each of "
-                f"whose tasks is planned; at most {_MOST_EXPANDED}"
+                "workers",
+                f"{workers} are too many for a strategy without symmetry, each of whose tasks is "
+                "planned",
+                hint=f"at most {_MOST_EXPANDED}",
             )
         sizes = [level.count for level in self.levels]
         return Machine(**self._nodes(num_nodes, sizes, full))

@@ -245,6 +245,8 @@ def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:
         for parameter in layer.parameters:
             if parameter.element_size not in element_sizes:
                 raise InvalidInput(
-                    f"codec: gradients of {8 * parameter.element_size} bits, as those of "
-                    f"{layer.name}, are not encoded here; train in float32, or without a codec"
+                    "codec",
+                    f"gradients of {8 * parameter.element_size} bits, as those of {layer.name}, "
+                    "are not encoded here",
+                    hint="train in float32, or without a codec",
                 )

@@ -13,7 +13,9 @@ from paceline.core.workload import Workload
 def _as_name(value: object) -> object:
     """Return the number of a layer of `nn.Sequential` as its name; other values as they are."""
     if isinstance(value, float):  # 7.1 and 7.10 are two layers, and one number
-        raise InvalidInput(f"a layer's name such as {value} needs quotes, as head='\"{value}\"'")
+        raise InvalidInput(
+            "head", f"""a layer's name such as {value} needs quotes, as head='"{value}"'"""
+        )
     return str(value) if type(value) is int else value
 
 
@@ -38,7 +40,7 @@ def with_refused_cuts(
         other = None if config.head is None else _any_other(workload, config, first_of, attempt)
         if other is None:
             raise
-        raise InvalidInput(f"{error}; head={other} would do") from error
+        raise InvalidInput(error.field, error.problem, hint=f"head={other} would do") from error
 
 
 def refusal_of(workload: Workload, first: str) -> str | None:

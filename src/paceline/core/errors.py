@@ -5,7 +5,9 @@ line and ends with exit code 2, or 1 if the input is not to blame.
 """
 
 from signal import SIGINT
+from typing import Self
 
+_NOT_GIVEN = object()
 _MOST_TEXT = 4000  # of an error
 _MOST_SHOWN = 200  # of a value in it
 
@@ -21,7 +23,26 @@ class PacelineError(Exception):
 
 
 class InvalidInput(PacelineError):
-    """A file, an option or a model that cannot be used as given."""
+    """A file, an option or a model that cannot be used as given.
+
+    `field` names the setting, the file or the value, `problem` what is wrong with it. `got` is the
+    value that was given, where `problem` says which it has to be; `hint` is what to do instead.
+    Shown as "field: problem, not got; hint".
+    """
+
+    def __init__(
+        self, field: str, problem: str, *, got: object = _NOT_GIVEN, hint: str = ""
+    ) -> None:
+        self.field, self.problem, self.got, self.hint = field, problem, got, hint
+        shown_got = "" if got is _NOT_GIVEN else f", not {got!r}"
+        ending = f"; {hint}" if hint else ""
+        super().__init__(": ".join(filter(None, (field, problem))) + shown_got + ending)
+
+    @classmethod
+    def of(cls, message: str) -> Self:
+        """Make the error of its text, as another process has sent it."""
+        field, colon, problem = message.partition(": ")
+        return cls(field, problem) if colon else cls("", message)
 
 
 class WorkerLost(PacelineError):

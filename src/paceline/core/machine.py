@@ -139,9 +139,10 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
             )
         what = "device" if isinstance(station, Device) else "host"
         raise InvalidInput(
-            f"codec: {wire_format.name!r} cannot be planned, because nothing says how fast {what} "
+            "codec",
+            f"{wire_format.name!r} cannot be planned, because nothing says how fast {what} "
             f"{station.name!r} is with kernel {kernel!r}: a machine file says it in "
-            f"{what}s.codecs.{kernel}, by encode_values_per_s and decode_values_per_s"
+            f"{what}s.codecs.{kernel}, by encode_values_per_s and decode_values_per_s",
         )
     return station.codecs[kernel]
 
@@ -264,8 +265,9 @@ class Machine(Fact):
         """Return the devices of so many workers; InvalidInput if there are fewer."""
         if len(self.devices) < workers:
             raise InvalidInput(
-                f"workers: {workers} do not fit on machine {self.name!r}, "
-                f"which has {len(self.devices)} devices"
+                "workers",
+                f"{workers} do not fit on machine {self.name!r}, which has {len(self.devices)} "
+                "devices",
             )
         return self.devices[:workers]
 
@@ -309,13 +311,16 @@ class Machine(Fact):
         if start != goal:
             way = self.network.route(start, goal)
             if way is None:
-                raise InvalidInput(f"machine {self.name}: no link leads from {start!r} to {goal!r}")
+                raise InvalidInput(
+                    f"machine {self.name}", f"no link leads from {start!r} to {goal!r}"
+                )
             return way
         link = self.network.within.get(start)
         if link is None:
             raise InvalidInput(
-                f"machine {self.name}: two workers on {start!r} need a link between "
-                f"[{start!r}, {start!r}], through which its processes exchange messages"
+                f"machine {self.name}",
+                f"two workers on {start!r} need a link between [{start!r}, {start!r}], through "
+                "which its processes exchange messages",
             )
         return (Hop(start, start, link),)
 

@@ -26,4 +26,4 @@ def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> Inv
     question = did_you_mean(name, names)
     choose = "; choose" if question == "." else f"{question} Choose"
     among = ", ".join(names) or "none"
-    return InvalidInput(f"{what}: {shown(name)} is not known{choose} one of {among}{also}")
+    return InvalidInput(what, f"{shown(name)} is not known{choose} one of {among}{also}")

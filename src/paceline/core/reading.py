@@ -32,7 +32,7 @@ def read_json(data: Text, what: str) -> Any:
     try:
         found = from_json(bytes(data), allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidInput(f"{what}: not JSON: {error}") from None
+        raise InvalidInput(what, f"not JSON: {error}") from None
     check_numbers(found, what)
     return found
 
@@ -42,12 +42,12 @@ def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict
     try:
         text = bytes(data).decode("utf-8")
         if (match := _DOTTED.search(text)) is not None:
-            raise InvalidInput(f"{what}: the key {shown(match[0])} has too many parts")
+            raise InvalidInput(what, f"the key {shown(match[0])} has too many parts")
         found = tomllib.loads(text)
     except RecursionError:
-        raise InvalidInput(f"{what}: not TOML: nested too deep") from None
+        raise InvalidInput(what, "not TOML: nested too deep") from None
     except ValueError as error:
-        raise InvalidInput(f"{what}: not TOML: {error}") from None
+        raise InvalidInput(what, f"not TOML: {error}") from None
     check_numbers(found, what, largest=largest, most_depth=_MOST_TOML_DEPTH)
     return found
 
@@ -57,7 +57,7 @@ def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     try:
         return kind.validate_json(bytes(data))
     except ValidationError as error:
-        raise InvalidInput(f"{what}: {first_fault(error)}") from None
+        raise InvalidInput(what, first_fault(error)) from None
 
 
 def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
@@ -101,10 +101,10 @@ def check_numbers(
                     kind = (
                         f"a number of at most {largest:g}" if isfinite(one) else "a finite number"
                     )
-                    raise InvalidInput(f"{what}: {_place(value, one)}{one} is not {kind}")
+                    raise InvalidInput(what, f"{_place(value, one)}{one} is not {kind}")
             elif isinstance(one, int) and abs(one) > LARGEST_INTEGER:
                 raise InvalidInput(
-                    f"{what}: {_place(value, one)}{shown(one)} does not fit into 64 bits"
+                    what, f"{_place(value, one)}{shown(one)} does not fit into 64 bits"
                 )
         level = [
             inner
@@ -114,7 +114,7 @@ def check_numbers(
         ]
         depth += 1
         if depth > most_depth:
-            raise InvalidInput(f"{what}: nested deeper than {most_depth} levels")
+            raise InvalidInput(what, f"nested deeper than {most_depth} levels")
 
 
 def _place(whole: Any, wanted: object) -> str:

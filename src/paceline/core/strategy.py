@@ -50,7 +50,7 @@ def number_of(workers: int | str) -> int:
     try:
         return int(workers)
     except ValueError:
-        raise InvalidInput(f"workers: {shown(workers)} is not a number") from None
+        raise InvalidInput("workers", f"{shown(workers)} is not a number") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Strategy:
     def runner(self) -> Any:
         """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""
         if self.run is None:
-            raise InvalidInput(f"strategy: {self.name!r} can be planned, but not run here")
+            raise InvalidInput("strategy", f"{self.name!r} can be planned, but not run here")
         return import_module(self.run)
 
     @property

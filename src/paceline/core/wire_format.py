@@ -120,11 +120,11 @@ def threshold_of(name: str) -> Threshold | None:
     text, at, declared = name.removeprefix(_THRESHOLD).partition("@")
     tau, share = _number(text), _number(declared)
     if not 0 < tau < math.inf:
-        raise InvalidInput(f"codec: {name!r}: TAU must be a positive number")
+        raise InvalidInput("codec", f"{name!r}: TAU must be a positive number")
     if at and not 0 < share <= 1:
         raise InvalidInput(
-            f"codec: {name!r}: after @ stands the share of the values that is sent, over 0 and up "
-            "to 1"
+            "codec",
+            f"{name!r}: after @ stands the share of the values that is sent, over 0 and up to 1",
         )
     return Threshold(tau, share if at else None)
 
@@ -153,8 +153,9 @@ def wire_format(name: str) -> WireFormat:
         return WIRE_FORMATS[known]
     if threshold.share is None:
         raise InvalidInput(
-            f"codec: nobody knows beforehand how many bytes {name!r} takes: declare the share of "
-            f"the values that it sends, such as {name}@0.01"
+            "codec",
+            f"nobody knows beforehand how many bytes {name!r} takes: declare the share of the "
+            f"values that it sends, such as {name}@0.01",
         )
     word_nbytes = 4  # the place of a value and its sign; and, once, tau
     return WireFormat(

@@ -47,8 +47,9 @@ class Batch(NamedTuple):
         kind = type(samples).__name__
         shown = f"{kind} of {len(samples)}" if isinstance(samples, tuple | list) else kind
         raise InvalidInput(
-            f"train: a sample must be a pair (inputs, targets), or a mapping that is both; this "
-            f"one is a {shown}"
+            "train",
+            "a sample must be a pair (inputs, targets), or a mapping that is both",
+            hint=f"this one is a {shown}",
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -110,15 +111,16 @@ class CollatedSamples(IndexedSamples):
                 samples.append(self.dataset[int(index)])
             except (Exception, SystemExit) as error:
                 raise InvalidInput(
-                    f"{self._name}: sample {index} of its data cannot be read: {first_line(error)}"
+                    self._name, f"sample {index} of its data cannot be read: {first_line(error)}"
                 ) from error
         try:
             batch = self._collate(samples)
         except (Exception, SystemExit) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise InvalidInput(
-                f"{self._name}: samples {shown}, ... cannot be made a batch: {first_line(error)}; "
-                "samples need equal shapes, or the recipe a collate of its own"
+                self._name,
+                f"samples {shown}, ... cannot be made a batch: {first_line(error)}",
+                hint="samples need equal shapes, or the recipe a collate of its own",
             ) from error
         check_tensors(batch, self._name)
         return batch
@@ -132,7 +134,9 @@ def check_tensors(batch: Any, name: str) -> None:
     if other or len(sizes) != 1:
         found = type(other[0]).__name__ if other else f"tensors of {sorted(sizes)} rows"
         raise InvalidInput(
-            f"{name}: a batch has {found}; it must consist of tensors with one row for each sample"
+            name,
+            f"a batch has {found}",
+            hint="it must consist of tensors with one row for each sample",
         )
 
 
@@ -146,11 +150,12 @@ def batches_of(
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise InvalidInput(
-            f"{name}: its data are a {type(dataset).__name__}, which has no samples by number; a "
-            "recipe needs a map-style data set, with __len__ and __getitem__"
+            name,
+            f"its data are a {type(dataset).__name__}, which has no samples by number",
+            hint="a recipe needs a map-style data set, with __len__ and __getitem__",
         )
     if not len(dataset):
-        raise InvalidInput(f"{name}: its data have no samples")
+        raise InvalidInput(name, "its data have no samples")
     if isinstance(dataset, IndexedSamples):
         return dataset
     return CollatedSamples(dataset, collate, name)

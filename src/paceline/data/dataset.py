@@ -94,12 +94,15 @@ def loader(
     """
     if len(samples) != batches.num_samples:
         raise InvalidInput(
-            f"the batches were made for {batches.num_samples} samples, but there are {len(samples)}"
+            "batches",
+            f"the batches were made for {batches.num_samples} samples, but there are "
+            f"{len(samples)}",
         )
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput(
-            f"samples in memory are read without worker processes: num_workers must be 0, "
-            f"not {num_workers}"
+            "samples in memory are read without worker processes",
+            "num_workers must be 0",
+            got=num_workers,
         )
     return DataLoader(
         cast("TorchDataset[Any]", samples),  # torch asks for __getitem__, whatever its type says
@@ -137,8 +140,10 @@ def require_nbytes(nbytes: int, what: str, instead: str) -> None:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > available:
         raise InvalidInput(
-            f"{what} take {nbytes / 2**30:,.1f} GiB, but this machine has "
-            f"{available / 2**30:,.1f} GiB of free memory; {instead}"
+            what,
+            f"take {nbytes / 2**30:,.1f} GiB, but this machine has {available / 2**30:,.1f} GiB "
+            "of free memory",
+            hint=instead,
         )
 
 

@@ -69,19 +69,22 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             with Image.open(path, formats=_FORMATS) as image:
                 if image.width * image.height > limits.PIXELS:
                     raise InvalidInput(
-                        f"{path} has {image.width}x{image.height} pixels, over {limits.PIXELS:,}: "
-                        "make it smaller"
+                        str(path),
+                        f"has {image.width}x{image.height} pixels, over {limits.PIXELS:,}: make "
+                        "it smaller",
                     )
                 # Pillow would cut the values of these modes to 8 bits without a word.
                 if image.mode.startswith(("I", "F")):
-                    raise InvalidInput(f"{path} has more than 8 bits per pixel: convert it to 8")
+                    raise InvalidInput(str(path), "has more than 8 bits per pixel: convert it to 8")
                 yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidInput(f"{path} has too many pixels to be decoded safely: {error}") from error
+        raise InvalidInput(
+            str(path), f"has too many pixels to be decoded safely: {error}"
+        ) from error
     except UnidentifiedImageError as error:
-        raise InvalidInput(f"{path} is not a PNG, JPEG, BMP or WebP image") from error
+        raise InvalidInput(str(path), "is not a PNG, JPEG, BMP or WebP image") from error
     except _BROKEN as error:
-        raise InvalidInput(f"{path} is not a readable image: {error}") from error
+        raise InvalidInput(str(path), f"is not a readable image: {error}") from error
 
 
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
@@ -93,24 +96,26 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise InvalidInput(
-            f"images cannot have the sample shape {shape_text(shape)}: "
-            "right would be 3xHxW (colour) or 1xHxW (grey)"
+            "input_shape",
+            f"images cannot have the sample shape {shape_text(shape)}: right would be 3xHxW "
+            "(colour) or 1xHxW (grey)",
         )
     root = Path(folder)
     if not root.is_dir():
-        raise InvalidInput(f"there is no folder {root}")
+        raise InvalidInput("data", f"there is no folder {root}")
     halves = [root / "train", root / "test"]
     if any(half.is_dir() for half in halves):
         for half in halves:
             if not half.is_dir():
                 raise InvalidInput(
-                    f"there is no folder {half}: give both train and test, "
-                    f"or put the class folders into {root}"
+                    "data",
+                    f"there is no folder {half}: give both train and test, or put the class "
+                    f"folders into {root}",
                 )
         by_class, tests = (_files_by_class(half) for half in halves)
         for name in sorted(by_class.keys() ^ tests.keys()):
             here, there = halves if name in by_class else reversed(halves)
-            raise InvalidInput(f"the class {name} is in {here}, but not in {there}")
+            raise InvalidInput("data", f"the class {name} is in {here}, but not in {there}")
         parts = [_flat(by_class), _flat(tests)]
     else:
         by_class = _files_by_class(root)
@@ -141,11 +146,11 @@ def _files_by_class(root: Path) -> dict[str, list[Path]]:
     folders = [entry for entry in _visible(root) if entry.is_dir()]
     for entry in _visible(root):
         if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
-            raise InvalidInput(f"{entry} belongs to no class: put it into a folder of {root}")
+            raise InvalidInput(str(entry), f"belongs to no class: put it into a folder of {root}")
     if len(folders) < 2:
         raise InvalidInput(
-            f"{root} has {len(folders)} class folders, but at least two are needed: "
-            f"{root}/CLASS/IMAGE"
+            str(root),
+            f"has {len(folders)} class folders, but at least two are needed: {root}/CLASS/IMAGE",
         )
     by_class = {}
     for folder in folders:
@@ -153,11 +158,11 @@ def _files_by_class(root: Path) -> dict[str, list[Path]]:
         for path in files:
             if path.suffix.lower() not in SUFFIXES or path.is_dir():
                 raise InvalidInput(
-                    f"{path} is not an image: "
-                    f"a class folder may hold {', '.join(SUFFIXES)} files only"
+                    str(path),
+                    f"is not an image: a class folder may hold {', '.join(SUFFIXES)} files only",
                 )
         if not files:
-            raise InvalidInput(f"the class folder {folder} has no images")
+            raise InvalidInput(str(folder), "is a class folder without images")
         by_class[folder.name] = files
     return by_class
 

@@ -52,10 +52,10 @@ def content_of(path: Path) -> bytes:
     cannot hold, and for a small one that unpacks into more than any text does.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
-        raise InvalidInput(f"{path} is compressed: unpack it first, or compress it with bzip2")
+        raise InvalidInput(str(path), "is compressed: unpack it first, or compress it with bzip2")
     nbytes = path.stat().st_size
     if not (path.is_file() or path.is_dir()):  # which cannot be opened; a pipe would wait
-        raise InvalidInput(f"{path} cannot be read: it is no file")
+        raise InvalidInput(str(path), "cannot be read: it is no file")
     require_nbytes(nbytes, str(path), "take a part of it")
     if path.suffix != ".bz2":
         return path.read_bytes()
@@ -64,7 +64,7 @@ def content_of(path: Path) -> bytes:
         with bz2.open(path) as file:
             return b"".join(_pieces(file, path, most))
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidInput(f"{path} is damaged, or no bzip2 file: {error}") from error
+        raise InvalidInput(str(path), f"is damaged, or no bzip2 file: {error}") from error
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
@@ -74,8 +74,10 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
         found += len(piece)
         if found > most:
             raise InvalidInput(
-                f"{path} unpacks into more than {most:,} bytes, {limits.MOST_UNPACKED} times its "
-                "size, which no such text does; unpack it yourself if it is right"
+                str(path),
+                f"unpacks into more than {most:,} bytes, {limits.MOST_UNPACKED} times its size, "
+                "which no such text does",
+                hint="unpack it yourself if it is right",
             )
         if found % _CHECKED_NBYTES < _PIECE_NBYTES:
             require_nbytes(found, f"{path}: its unpacked text", "take a part of it")
@@ -89,8 +91,10 @@ def require_proportion(nbytes: int, text_nbytes: int, what: str) -> None:
     """
     if nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
         raise InvalidInput(
-            f"{what}: dense values would take {nbytes:,} bytes, over {limits.MOST_DENSE} times the "
-            f"{text_nbytes:,} bytes of the text; is that number right?"
+            what,
+            f"dense values would take {nbytes:,} bytes, over {limits.MOST_DENSE} times the "
+            f"{text_nbytes:,} bytes of the text",
+            hint="is that number right?",
         )
 
 
@@ -107,7 +111,7 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
     except (ValueError, OverflowError) as error:
         for path, content in zip(paths, contents, strict=True):
             raise_first_fault(path, content.split(b"\n"), _fault, _VALID_LINE)
-        raise InvalidInput(f"{paths[0]} is not a LIBSVM file: {error}") from error
+        raise InvalidInput(str(paths[0]), f"is not a LIBSVM file: {error}") from error
     sizes = map(len, contents)
     files = [
         SparseFile(*entry) for entry in zip(paths, parsed[::2], parsed[1::2], sizes, strict=True)
@@ -115,7 +119,9 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
     # Refuse what scikit-learn reads without complaint but cannot be trained on.
     for file, content in zip(files, contents, strict=True):
         if not len(file.labels):
-            raise InvalidInput(f"{file.path} has no samples; a valid line looks like {_VALID_LINE}")
+            raise InvalidInput(
+                str(file.path), "has no samples", hint=f"a valid line looks like {_VALID_LINE}"
+            )
         has_odd_label = not np.all(np.floor(file.labels) == file.labels)
         has_odd_label |= not np.isfinite(file.labels).all()
         # It skips a query identifier, which belongs to ranking and not to classification.
@@ -123,7 +129,7 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
             raise_first_fault(file.path, content.split(b"\n"), _fault, _VALID_LINE)
         if not len(file.features.indices):
             raise InvalidInput(
-                f"{file.path} has labels only; a valid line looks like {_VALID_LINE}"
+                str(file.path), "has labels only", hint=f"a valid line looks like {_VALID_LINE}"
             )
     return files
 
@@ -139,7 +145,9 @@ def raise_first_fault(
     for number, line in enumerate(lines, start=first):
         fault = fault_of(line)
         if fault:
-            raise InvalidInput(f"{path}, line {number}: {fault}; a valid line: {valid_line}")
+            raise InvalidInput(
+                str(path), f"line {number}: {fault}", hint=f"a valid line: {valid_line}"
+            )
 
 
 def features_fault(words: Sequence[bytes], limit: int = _INDEX_LIMIT) -> str | None:
@@ -206,8 +214,9 @@ def dataset_of(
     shape = sample_shape or (num_features,)
     if num_features > prod(shape):
         raise InvalidInput(
-            f"{files[0].path} has {num_features} features, "
-            f"but the sample shape {shape_text(shape)} holds {prod(shape)}"
+            str(files[0].path),
+            f"has {num_features} features, but the sample shape {shape_text(shape)} holds "
+            f"{prod(shape)}",
         )
     num_samples = sum(len(file.labels) for file in files)
     if sample_shape is None:  # the file's own word
@@ -218,13 +227,14 @@ def dataset_of(
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(
-            f"{files[0].path} has one class only (label {classes[0]:g}): at least two are needed"
+            str(files[0].path),
+            f"has one class only (label {classes[0]:g}): at least two are needed",
         )
     for file in files[1:]:
         unknown = np.setdiff1d(file.labels, classes)
         if len(unknown):
             raise InvalidInput(
-                f"{file.path} has the label {unknown[0]:g}, which {files[0].path} has not"
+                str(file.path), f"has the label {unknown[0]:g}, which {files[0].path} has not"
             )
     parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
     if len(parts) == 1:

@@ -178,7 +178,9 @@ def load_lookalike(name: str, options: str, sample_shape: Shape | None, seed: in
     if options:
         option = _OPTION.fullmatch(options)
         if not option:
-            raise InvalidInput(f"cannot read {options!r} in '{name}:{options}': write samples=5000")
+            raise InvalidInput(
+                "data", f"cannot read {options!r} in '{name}:{options}': write samples=5000"
+            )
         num_train, num_test = int(option[1]), -(-int(option[1]) // 4)
     shape = (known.num_features,)
     require_memory(num_train + num_test, shape, name)

@@ -39,15 +39,16 @@ def parse_multilabel(path: Path) -> SparseFile:
     words = lines[0].split() if lines else []
     if len(words) != 3 or not all(map(_is_number, words)):
         raise InvalidInput(
-            f"{path}, line 1: {quoted(b' '.join(words))} is not a header; a valid one: "
-            "'16105 500 983' (the numbers of samples, features and labels)"
+            str(path),
+            f"line 1: {quoted(b' '.join(words))} is not a header",
+            hint="a valid one: '16105 500 983' (the numbers of samples, features and labels)",
         )
     num_samples, num_features, num_labels = header = tuple(map(int, words))
     if min(header) < 1:
-        raise InvalidInput(f"{path}, line 1: each number must be at least 1, not {min(header)}")
+        raise InvalidInput(str(path), f"line 1: each number must be at least 1, not {min(header)}")
     if len(lines) - 1 != num_samples:
         raise InvalidInput(
-            f"{path} has {len(lines) - 1} samples, but its header says {num_samples}"
+            str(path), f"has {len(lines) - 1} samples, but its header says {num_samples}"
         )
     nbytes = sum(map(len, lines))
     libsvm.require_proportion(
@@ -66,7 +67,7 @@ def parse_multilabel(path: Path) -> SparseFile:
         labels = _labels([label for label, _, _ in parts], num_labels)
     except (ValueError, OverflowError) as error:
         check()
-        raise InvalidInput(f"{path} cannot be read: {error}") from error
+        raise InvalidInput(str(path), f"cannot be read: {error}") from error
     if b"qid" in text or not np.isfinite(features.data).all():
         check()
     return SparseFile(path, features, labels, nbytes)
@@ -145,7 +146,9 @@ def load_published(name: str, folder: str, sample_shape: Shape | None, seed: int
     known, root = PUBLISHED[name], Path(folder)
     if not root.is_dir():
         needed = " or ".join(known.names) + (f", and {known.test}" if known.test else "")
-        raise InvalidInput(f"there is no folder {root}: {name}:FOLDER needs one with {needed}")
+        raise InvalidInput(
+            "data", f"there is no folder {root}: {name}:FOLDER needs one with {needed}"
+        )
     check_shape(name, known, sample_shape)
     shape = (known.num_features,)
     path = _find_file(root, known.names, name)
@@ -180,8 +183,9 @@ def check_shape(name: str, known: Published, sample_shape: Shape | None) -> None
     """Raise InvalidInput unless the model takes samples of this data set, or says nothing."""
     if sample_shape is not None and sample_shape != (known.num_features,):
         raise InvalidInput(
-            f"the samples of {name} have {known.num_features} values, "
-            f"but the model takes {shape_text(sample_shape)}"
+            "data",
+            f"the samples of {name} have {known.num_features} values, but the model takes "
+            f"{shape_text(sample_shape)}",
         )
 
 
@@ -191,7 +195,7 @@ def _find_file(root: Path, names: Sequence[str], of: str) -> Path:
         if path.is_file():
             return path
     wanted = ", ".join(path.name for path in candidates)
-    raise InvalidInput(f"{of}: {root} has none of the files {wanted}; nothing is downloaded")
+    raise InvalidInput(of, f"{root} has none of the files {wanted}", hint="nothing is downloaded")
 
 
 def _check_contents(file: SparseFile, num_samples: int, known: Published) -> None:
@@ -212,7 +216,7 @@ def _check_contents(file: SparseFile, num_samples: int, known: Published) -> Non
             return
         listed = ", ".join(f"{label:g}" for label in labels[:8])
         fault = f"its labels are {listed}, not {' and '.join(map(str, known.labels))}"
-    raise InvalidInput(f"{file.path} is another file: {fault}")
+    raise InvalidInput(str(file.path), f"is another file: {fault}")
 
 
 def _delicious_split(
@@ -227,19 +231,20 @@ def _delicious_split(
     parts = []
     for file in files:
         if not file.exists():
-            raise InvalidInput(f"{file} is missing: the files of a split go together")
+            raise InvalidInput(str(file), "is missing: the files of a split go together")
         numbers = []
         for number, line in enumerate(libsvm.content_of(file).splitlines(), start=1):
             word = (line.split() or [b""])[0]
             if not _is_number(word):
-                raise InvalidInput(f"{file}, line {number}: does not begin with a number")
+                raise InvalidInput(str(file), f"line {number}: does not begin with a number")
             numbers.append(int(word) - 1)  # the repository counts samples from 1
         parts.append(np.array(numbers, dtype=np.int64))
     train, test = parts
     rows = np.sort(np.concatenate([train, test]))
     if not np.array_equal(rows, np.arange(known.num_samples)):
         raise InvalidInput(
-            f"{files[0]} and {files[1].name} do not name each of the samples 1 to "
-            f"{known.num_samples} once in their first columns"
+            str(files[0]),
+            f"and {files[1].name} do not name each of the samples 1 to {known.num_samples} once "
+            "in their first columns",
         )
     return train, test

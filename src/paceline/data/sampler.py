@@ -31,13 +31,13 @@ class _Batches:
         self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
     ) -> None:
         if batch_size < 1:
-            raise InvalidInput(f"the batch size must be at least 1, not {batch_size}")
+            raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
         if world_size < 1:
-            raise InvalidInput(f"the number of workers must be at least 1, not {world_size}")
+            raise InvalidInput("workers", "must be at least 1", got=world_size)
         if not 0 <= rank < world_size:
-            raise InvalidInput(f"the rank must be from 0 to {world_size - 1}, not {rank}")
+            raise InvalidInput("rank", f"must be from 0 to {world_size - 1}", got=rank)
         if seed < 0:
-            raise InvalidInput(f"the seed must be 0 or more, not {seed}")
+            raise InvalidInput("seed", "must be 0 or more", got=seed)
         self.num_samples, self.batch_size = num_samples, batch_size
         self.rank, self.world_size = rank, world_size
         self.seed, self.epoch, self.first_step = seed, 0, 0
@@ -51,9 +51,9 @@ class _Batches:
         The iteration begins with the batch of `first_step`, as a run that goes on there.
         """
         if epoch < 0:
-            raise InvalidInput(f"the epoch must be 0 or more, not {epoch}")
+            raise InvalidInput("epoch", "must be 0 or more", got=epoch)
         if not 0 <= first_step <= len(self):
-            raise InvalidInput(f"the first step must be from 0 to {len(self)}, not {first_step}")
+            raise InvalidInput("first_step", f"must be from 0 to {len(self)}", got=first_step)
         self.epoch, self.first_step = epoch, first_step
 
 
@@ -78,22 +78,25 @@ class ShardedBatches(_Batches):
         super().__init__(num_samples, batch_size, rank, world_size, seed)
         if batch_size < world_size:
             raise InvalidInput(
+                "batch_size",
                 f"a batch of {batch_size} cannot be shared by {world_size} workers: take a batch "
-                f"of at least {world_size}, or at most {_count(batch_size, 'worker')}"
+                f"of at least {world_size}, or at most {_count(batch_size, 'worker')}",
             )
         if num_samples < world_size:
             raise InvalidInput(
+                "workers",
                 f"{_count(num_samples, 'sample')} cannot be shared by "
-                f"{_count(world_size, 'worker')}: each worker needs at least one"
+                f"{_count(world_size, 'worker')}: each worker needs at least one",
             )
         smallest = num_samples // len(self)
         if smallest < world_size:
             most_steps = num_samples // world_size
             raise InvalidInput(
+                "batch_size",
                 f"{num_samples} samples in batches of {batch_size} make {len(self)} steps, the "
                 f"smallest of {_count(smallest, 'sample')}, too few for {world_size} workers: "
                 f"take a batch of at least {-(-num_samples // most_steps)}, or at most "
-                f"{_count(smallest, 'worker')}"
+                f"{_count(smallest, 'worker')}",
             )
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -145,17 +148,17 @@ class BalancedSampler(_Batches):
         most: Sequence[int | None] | None = None,
     ) -> None:
         if num_samples < 1:
-            raise InvalidInput(f"the number of samples must be at least 1, not {num_samples}")
+            raise InvalidInput("num_samples", "must be at least 1", got=num_samples)
         super().__init__(num_samples, batch_size, rank, world_size, seed)
         self.most: tuple[int | None, ...] = (None,) * world_size if most is None else tuple(most)
         bounds = [batch_size if bound is None else bound for bound in self.most]
         if len(bounds) != world_size or min(bounds) < 0:
             raise InvalidInput(
-                f"most: must be {world_size} numbers of samples or None, not {list(self.most)}"
+                "most", f"must be {world_size} numbers of samples or None, not {list(self.most)}"
             )
         if sum(bounds) < batch_size:
             raise InvalidInput(
-                f"most: the ranks together take fewer samples than a batch of {batch_size} has"
+                "most", f"the ranks together take fewer samples than a batch of {batch_size} has"
             )
         equal = apportion(batch_size, [1.0] * world_size, self.most)
         self._changes: list[tuple[Position, tuple[int, ...]]] = [((0, 0), equal)]
@@ -175,16 +178,16 @@ class BalancedSampler(_Batches):
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             raise InvalidInput(
-                f"shares: {list(shares)} are not {self.world_size} parts of a batch of "
-                f"{self.batch_size}"
+                "shares",
+                f"{list(shares)} are not {self.world_size} parts of a batch of {self.batch_size}",
             )
         for rank, (share, bound) in enumerate(zip(shares, self.most, strict=True)):
             if bound is not None and share > bound:
-                raise InvalidInput(f"shares: rank {rank} takes at most {bound}, not {share}")
+                raise InvalidInput("shares", f"rank {rank} takes at most {bound}", got=share)
         start: Position = self.drawn if first is None else (first[0], first[1])
         if start < self.drawn:
             raise InvalidInput(
-                f"shares: the batch of epoch {start[0]}, step {start[1]} has been drawn already"
+                "shares", f"the batch of epoch {start[0]}, step {start[1]} has been drawn already"
             )
         # Changes that lie before `drawn` are no longer needed, but for the one in force.
         passed = sum(place <= self.drawn for place, _ in self._changes)
@@ -231,7 +234,8 @@ def stratified_split(
             is_test[members[: max(1, round(len(members) / TEST_SHARE))]] = True
     if not is_test.any():
         raise InvalidInput(
-            "no class has two samples, so none can be set aside for testing; "
-            "add samples, or supply a test set"
+            "data",
+            "no class has two samples, so none can be set aside for testing",
+            hint="add samples, or supply a test set",
         )
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)

@@ -43,8 +43,9 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
     is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
     if not is_flat and not is_image:
         raise InvalidInput(
-            f"digits cannot have the sample shape {shape_text(shape)}: "
-            f"right would be {_SIDE * _SIDE}, 1xHxW or 3xHxW"
+            "input_shape",
+            f"digits cannot have the sample shape {shape_text(shape)}: right would be "
+            f"{_SIDE * _SIDE}, 1xHxW or 3xHxW",
         )
     # An optional package, which `load` reports by name if it is missing.
     from sklearn import datasets
@@ -79,8 +80,9 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:
         raise InvalidInput(
-            f"the synthetic samples are {shape_text(shape)}, "
-            f"but the model takes {shape_text(sample_shape)}: leave the shape out of the spec"
+            "data",
+            f"the synthetic samples are {shape_text(shape)}, but the model takes "
+            f"{shape_text(sample_shape)}: leave the shape out of the spec",
         )
     shape = shape or sample_shape or (3, 224, 224)
     num_samples = num_train + -(-num_train // 4)
@@ -119,14 +121,17 @@ def _parse(options: str) -> tuple[Shape | None, int, int]:
         elif _SHAPE.fullmatch(item) and shape is None:
             shape = tuple(map(int, item.split("x")))
         else:
-            raise InvalidInput(f"cannot read {item!r} in 'synthetic:{options}': write {_SYNTHETIC}")
+            raise InvalidInput(
+                "data", f"cannot read {item!r} in 'synthetic:{options}': write {_SYNTHETIC}"
+            )
     num_classes, num_train = counts.get("classes", 10), counts.get("samples", 512)
     if num_classes < 2:
-        raise InvalidInput("synthetic: classes must be at least 2, not 1")
+        raise InvalidInput("synthetic", "classes must be at least 2, not 1")
     if num_train < num_classes:
         raise InvalidInput(
-            f"synthetic: {num_train} samples cannot cover {num_classes} classes: "
-            f"samples must be at least {num_classes}"
+            "synthetic",
+            f"{num_train} samples cannot cover {num_classes} classes: samples must be at least "
+            f"{num_classes}",
         )
     return shape, num_classes, num_train
 
@@ -165,10 +170,11 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
         raise InvalidInput(
-            f"a sample shape needs sizes of at least 1, not {shape_text(sample_shape) or 'none'}"
+            "input_shape",
+            f"a sample shape needs sizes of at least 1, not {shape_text(sample_shape) or 'none'}",
         )
     if seed < 0:
-        raise InvalidInput(f"the seed must be 0 or more, not {seed}")
+        raise InvalidInput("seed", "must be 0 or more", got=seed)
     source, _, argument = spec.partition(":")
     try:
         if spec == "digits":
@@ -181,8 +187,8 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
         package = _OPTIONAL.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        raise InvalidInput(f"{spec} needs {package}: install paceline[data]") from error
+        raise InvalidInput("data", f"{spec} needs {package}: install paceline[data]") from error
     except OSError as error:
-        raise InvalidInput(f"{spec} cannot be read: {error}") from error
+        raise InvalidInput("data", f"{spec} cannot be read: {error}") from error
     hint = did_you_mean(spec, FORMS)
-    raise InvalidInput(f"no such data set: {spec!r}{hint} Write one of {', '.join(FORMS)}")
+    raise InvalidInput("data", f"no such data set: {spec!r}{hint} Write one of {', '.join(FORMS)}")

@@ -83,8 +83,9 @@ def _length(sample_shape: Shape | None, name: str) -> int:
         return _LENGTH
     if len(sample_shape) != 1:
         raise InvalidInput(
+            "input_shape",
             f"{name} cannot have the sample shape {shape_text(sample_shape)}: right would be one "
-            f"number of tokens, such as {_LENGTH}"
+            f"number of tokens, such as {_LENGTH}",
         )
     return sample_shape[0]
 
@@ -98,8 +99,10 @@ def _dataset(
     for samples, use in ((train, "training"), (test, "testing")):
         if not len(samples):
             raise InvalidInput(
-                f"{samples.source}: {len(samples.tokens):,} tokens for {use} are too few for one "
-                f"sample of {samples.length}; give more, or take shorter samples"
+                samples.source,
+                f"{len(samples.tokens):,} tokens for {use} are too few for one sample of "
+                f"{samples.length}",
+                hint="give more, or take shorter samples",
             )
     return Dataset(name, train, test, num_classes, (train.length,))
 
@@ -113,9 +116,9 @@ def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
     if Path(path).is_dir():
         return _split_by_file(Path(path), _files(Path(path))), path
     if not Path(path).is_file():
-        raise InvalidInput(f"there is no file or folder {path}")
+        raise InvalidInput("data", f"there is no file or folder {path}")
     if not Path(path).stat().st_size:  # which cannot be mapped
-        raise InvalidInput(f"{path} is empty: right would be a file of text")
+        raise InvalidInput(str(path), "is empty: right would be a file of text")
     return _ends_apart(np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))), path
 
 
@@ -139,8 +142,9 @@ def _split_by_file(folder: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
     """Return the bytes of the files for training, in their order, and of those for testing."""
     if len(files) < 2:
         raise InvalidInput(
-            f"{folder}: {len(files)} files of text cannot be split for training and testing; give "
-            "more, or the path of one"
+            str(folder),
+            f"{len(files)} files of text cannot be split for training and testing",
+            hint="give more, or the path of one",
         )
     nbytes = sum(file.stat().st_size for file in files)
     require_nbytes(nbytes, f"{folder}: the text", "name a folder with less, or one file")
@@ -166,16 +170,18 @@ def _ends_apart(tokens: Tokens) -> tuple[Tokens, Tokens]:
 
 def _mapped(path: str) -> Tokens:
     if not Path(path).is_file():
-        raise InvalidInput(f"there is no file {path}: {_FORM} or tokens:PATH,vocabulary=50257")
+        raise InvalidInput(
+            "data", f"there is no file {path}: {_FORM} or tokens:PATH,vocabulary=50257"
+        )
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except _BROKEN as error:
-        raise InvalidInput(f"{path} cannot be used: {first_line(error)}; {_FORM}") from error
+        raise InvalidInput(str(path), f"cannot be used: {first_line(error)}", hint=_FORM) from error
     if not isinstance(found, np.ndarray):
         found.close()
-        raise InvalidInput(f"{path} has several arrays: {_FORM}")
+        raise InvalidInput(str(path), f"has several arrays: {_FORM}")
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise InvalidInput(f"{path} has {found.ndim} dimensions of {found.dtype}: {_FORM}")
+        raise InvalidInput(str(path), f"has {found.ndim} dimensions of {found.dtype}: {_FORM}")
     return np.asarray(found)
 
 
@@ -186,7 +192,7 @@ def _vocabulary_of(tokens: Tokens, path: str) -> int:
         block = tokens[start : start + _BLOCK]
         if block.min() < 0:
             raise InvalidInput(
-                f"{path} has the token {block.min()}: tokens are the numbers from 0 up"
+                str(path), f"has the token {block.min()}: tokens are the numbers from 0 up"
             )
         highest = max(highest, int(block.max()))
     return highest + 1

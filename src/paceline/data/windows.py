@@ -108,7 +108,8 @@ def _gather(
     if is_wrong.any():
         wrong = found[is_wrong][0]
         raise InvalidInput(
-            f"{samples.source} has the token {wrong}, but its vocabulary are the numbers from 0 to "
-            f"{samples.vocabulary - 1}"
+            samples.source,
+            f"has the token {wrong}, but its vocabulary are the numbers from 0 to "
+            f"{samples.vocabulary - 1}",
         )
     return found

@@ -49,7 +49,9 @@ def _device_of(device: torch.device) -> Device:
         index = device.index or 0
         return simulated_tensors.devices(index + 1)[index]
     raise InvalidInput(
-        f"device: {str(device)!r} is of a kind that is not known here; take 'cpu' or 'cuda'"
+        "device",
+        f"{str(device)!r} is of a kind that is not known here",
+        hint="take 'cpu' or 'cuda'",
     )
 
 
@@ -85,7 +87,7 @@ def device_named(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, IndexError) as error:
         first = str(error).splitlines()[0]
-        raise InvalidInput(f"device: {name!r} cannot be used: {first}") from None
+        raise InvalidInput("device", f"{name!r} cannot be used: {first}") from None
     return device_of(device).torch_device
 
 
@@ -128,7 +130,7 @@ def can_compute_in_fork() -> bool:
 def _num_simulated() -> int:
     text = os.environ.get(_SIMULATED, "0")
     if not text.isdecimal():
-        raise InvalidInput(f"{_SIMULATED}: {text!r} is no number of GPUs; take 1, 2 and so on")
+        raise InvalidInput(_SIMULATED, f"{text!r} is no number of GPUs", hint="take 1, 2 and so on")
     return int(text)
 
 

@@ -68,8 +68,9 @@ def _checked(count: int, warned: Sequence[str]) -> int:
     """Return the number of GPUs that torch finds; InvalidInput if there are others only."""
     if count == 0 and (why := _why_unusable(warned)):
         raise InvalidInput(
-            f"this machine has a GPU that cannot be used: {why}; mend that, or hide the GPU with "
-            "CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+            "this machine has a GPU that cannot be used",
+            why,
+            hint="mend that, or hide the GPU with CUDA_VISIBLE_DEVICES= to compute on CPU cores",
         )
     return count
 
@@ -257,8 +258,10 @@ class CudaDevice:
                 yield
             except RuntimeError as error:
                 raise InvalidInput(
+                    "device",
                     f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
-                    f"{str(error).splitlines()[0]}; free memory, or use fewer workers"
+                    f"{str(error).splitlines()[0]}",
+                    hint="free memory, or use fewer workers",
                 ) from None
 
     def random_state(self) -> Tensor | None:

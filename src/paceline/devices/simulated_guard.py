@@ -72,9 +72,10 @@ def _compile(target: Path) -> None:
         )
     except OSError as error:
         raise InvalidInput(
-            f"a simulated GPU needs a C++ compiler: {command[0]}: {error.strerror}; install one, "
-            "or name it in CXX"
+            "a simulated GPU needs a C++ compiler",
+            f"{command[0]}: {error.strerror}",
+            hint="install one, or name it in CXX",
         ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        raise InvalidInput(f"a simulated GPU needs a C++ compiler: {lines[0]}") from None
+        raise InvalidInput("compiler", f"a simulated GPU needs one for C++: {lines[0]}") from None

@@ -170,7 +170,11 @@ def devices(count: int) -> list[SimulatedDevice]:
     if not _devices:
         _register()
     if count > len(_devices):
-        raise InvalidInput(f"{count} simulated GPUs asked for; there are {len(_devices)} at most")
+        raise InvalidInput(
+            "PACELINE_SIMULATED_GPUS",
+            f"{count} simulated GPUs asked for",
+            hint=f"there are {len(_devices)} at most",
+        )
     return _devices[:count]
 
 

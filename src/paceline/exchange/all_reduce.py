@@ -75,8 +75,9 @@ class HookState:
         gradients = bucket.buffer()
         if gradients.dtype not in _ENCODED:
             raise InvalidInput(
-                f"codec: gradients of {gradients.dtype} would lose precision that float32 does not "
-                "have; train in float32, float16 or bfloat16, or without a codec"
+                "codec",
+                f"gradients of {gradients.dtype} would lose precision that float32 does not have",
+                hint="train in float32, float16 or bfloat16, or without a codec",
             )
         parameters = bucket.parameters()
         self.guard.watch(parameters)
@@ -137,7 +138,7 @@ def ddp_hook(
     the first step, whose errors are dropped.
     """
     if not dist.is_initialized():
-        raise InvalidInput("ddp_hook: call torch.distributed.init_process_group before")
+        raise InvalidInput("ddp_hook", "call torch.distributed.init_process_group before")
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     # nccl alone, or beside gloo for values in host memory
     has_nccl = "nccl" in dist.get_backend_config(process_group)

@@ -68,8 +68,9 @@ def _num_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
     if first is None or not first.ndim:
         raise InvalidInput(
-            "balance: the module's first tensor has no rows to count samples by; say how many "
-            "there are with model.samples(n) before each forward pass"
+            "balance",
+            "the module's first tensor has no rows to count samples by",
+            hint="say how many there are with model.samples(n) before each forward pass",
         )
     return len(first)
 
@@ -118,13 +119,14 @@ class Balanced:
         group = self._group
         if (sampler.rank, sampler.world_size) != (group.rank, group.world_size):
             raise InvalidInput(
-                f"sampler: made for rank {sampler.rank} of {sampler.world_size}, but this is rank "
-                f"{group.rank} of {group.world_size}"
+                "sampler",
+                f"made for rank {sampler.rank} of {sampler.world_size}, but this is rank "
+                f"{group.rank} of {group.world_size}",
             )
         own = [sampler.num_samples, sampler.batch_size, sampler.seed, list(sampler.most)]
         if any(row != own for row in group.gather(own)):
             raise InvalidInput(
-                "sampler: samples, batch size, seed and most must be the same on all ranks"
+                "sampler", "samples, batch size, seed and most must be the same on all ranks"
             )
         self._sampler = sampler
         self._balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
@@ -133,7 +135,7 @@ class Balanced:
     def samples(self, number: int) -> None:
         """Set the number of this rank's samples in the next forward pass."""
         if number < 0:
-            raise InvalidInput(f"samples: must be 0 or more, not {number}")
+            raise InvalidInput("samples", "must be 0 or more", got=number)
         self._said = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,8 +150,9 @@ class Balanced:
             return forward(*args, **kwargs)
         if in_backward():
             raise InvalidInput(
-                "balance: a checkpoint around the whole model hides what is to be weighted; put "
-                "checkpoints inside of it"
+                "balance",
+                "a checkpoint around the whole model hides what is to be weighted",
+                hint="put checkpoints inside of it",
             )
         if self._module.training and self._balance is not None:
             self._agree(self._balance)
@@ -169,8 +172,9 @@ class Balanced:
             leaves = [one for one in tensors if one.requires_grad]
             if not leaves:
                 raise InvalidInput(
-                    "balance: the module's outputs hold no tensor with a gradient to be weighted; "
-                    "return tensors, or tuples, lists and dictionaries of them"
+                    "balance",
+                    "the module's outputs hold no tensor with a gradient to be weighted",
+                    hint="return tensors, or tuples, lists and dictionaries of them",
                 )
             # Scaling waits for the others, and so comes before the clock of backward starts.
             for leaf in leaves if self._weighs else ():

@@ -71,17 +71,19 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
     text = json_values.dumps("the state", found.parts if found else {}).decode()
     told = group.gather({"error": error, "parts": text})[0]
     if told["error"] is not None:
-        raise InvalidInput(told["error"])
+        raise InvalidInput.of(told["error"])
     tensors = broadcast_tensors(found.tensors if found else {}, group)
     return State(tensors, json_values.loads(told["parts"].encode()))
 
 
 def _read(run: Path) -> State:
     if not (run / CHECKPOINTS).is_dir():
-        raise InvalidInput(f"resume: {run} is not the folder of a run that has checkpoints")
+        raise InvalidInput("resume", f"{run} is not the folder of a run that has checkpoints")
     loaded = CheckpointFolder(run / CHECKPOINTS).latest()
     if loaded is None:
-        raise InvalidInput(f"resume: {run / CHECKPOINTS} has no checkpoint; train from the start")
+        raise InvalidInput(
+            "resume", f"{run / CHECKPOINTS} has no checkpoint", hint="train from the start"
+        )
     for line in loaded.skipped:
         logger.warning("%s; going on from that of step %d", line, loaded.step)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loaded.written_s))
@@ -226,8 +228,9 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name, value in now.items():
         if saved.get(name) != value:
             raise InvalidInput(
-                f"resume: {name} is {value!r} now, and was {saved.get(name)!r} in the run; "
-                "another run begins anew, without resume"
+                "resume",
+                f"{name} is {value!r} now, and was {saved.get(name)!r} in the run",
+                hint="another run begins anew, without resume",
             )
 
 

@@ -45,7 +45,7 @@ class Compression:
         if isinstance(self.codec, str):
             check_codec(self.codec)
         elif isinstance(self.codec, type) or not hasattr(self.codec, "encode"):
-            raise InvalidInput(f"codec: {self.codec!r} is neither the name of one nor a codec")
+            raise InvalidInput("codec", f"{self.codec!r} is neither the name of one nor a codec")
 
 
 @dataclass(eq=False)
@@ -188,8 +188,10 @@ class CompressedAllReduce:
         for rank, other in zip(self._ranks, found, strict=True):
             if not torch.equal(own, other):
                 raise InvalidInput(
-                    f"codec: rank {rank} has another than rank {self._ranks[self._rank]}, which "
-                    f"has {codec!r}; give all ranks the same"
+                    "codec",
+                    f"rank {rank} has another than rank {self._ranks[self._rank]}, which has "
+                    f"{codec!r}",
+                    hint="give all ranks the same",
                 )
 
     def agree(self, values: Sequence[float]) -> list[float]:

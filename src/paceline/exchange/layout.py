@@ -47,13 +47,15 @@ def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.devic
     for _, name, parameter in parameters:
         if parameter.dtype.to_real() not in _TYPES:
             raise InvalidInput(
-                f"parameter {name!r}: gradients of {parameter.dtype} cannot be exchanged; "
-                "use float32, float64, bfloat16, float16 or complex types"
+                f"parameter {name!r}",
+                f"gradients of {parameter.dtype} cannot be exchanged",
+                hint="use float32, float64, bfloat16, float16 or complex types",
             )
         if parameter.device.type != device.type:
             raise InvalidInput(
-                f"parameter {name!r}: lies on {parameter.device}, but this rank computes on "
-                f"{device}; move the module there first"
+                f"parameter {name!r}",
+                f"lies on {parameter.device}, but this rank computes on {device}",
+                hint="move the module there first",
             )
 
 
@@ -83,13 +85,15 @@ def check_same(
         for place, (one, two) in enumerate(zip(first, other, strict=False)):
             if one != two:
                 raise ModelsDiffer(
-                    f"module: number {place} of its tensors is {one} on rank 0, but {two} on rank "
-                    f"{rank}; all ranks must build the same model"
+                    "module",
+                    f"number {place} of its tensors is {one} on rank 0, but {two} on rank {rank}",
+                    hint="all ranks must build the same model",
                 )
         if len(first) != len(other):
             raise ModelsDiffer(
-                f"module: rank 0 has {len(first)} parameters and buffers, but rank {rank} has "
-                f"{len(other)}; all ranks must build the same model"
+                "module",
+                f"rank 0 has {len(first)} parameters and buffers, but rank {rank} has {len(other)}",
+                hint="all ranks must build the same model",
             )
 
 
@@ -107,8 +111,9 @@ def check_same_codec(codec: str | None, group: Group) -> None:
     for rank, other in enumerate(names):
         if other != names[0]:
             raise InvalidInput(
-                f"codec: rank {rank} has {other or 'none'!r}, but rank 0 {names[0] or 'none'!r}; "
-                "give all ranks the same"
+                "codec",
+                f"rank {rank} has {other or 'none'!r}, but rank 0 {names[0] or 'none'!r}",
+                hint="give all ranks the same",
             )
 
 
@@ -224,8 +229,9 @@ def exchange_sparse(
             gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)
         if gradient.layout == torch.strided:
             raise InvalidInput(
-                "gradient of an embedding with sparse=True: is dense, because its weight is used "
-                "elsewhere, too; use sparse=False"
+                "gradient of an embedding with sparse=True",
+                "is dense, because its weight is used elsewhere, too",
+                hint="use sparse=False",
             )
         gradient = gradient.coalesce()
         dist.all_reduce(gradient, group=group.process_group)

@@ -111,7 +111,7 @@ class WholeModel:
             if self._schedule is not None:
                 load_schedule_state(self._schedule, state.parts.get("schedule"))
         except InvalidInput as error:
-            raise InvalidInput(f"resume: {error}") from None
+            raise InvalidInput("resume", str(error)) from None
 
 
 @torch.no_grad()

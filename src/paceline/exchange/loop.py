@@ -243,9 +243,10 @@ class _Loop:
         if not (isfinite(train_loss) and isfinite(test_loss)):
             rate = "" if setup.learning_rate is None else f"with {setup.learning_rate:g} "
             raise InvalidInput(
-                f"learning_rate: {rate}the training loss is "
-                f"{train_loss} and the test loss {test_loss} after epoch {number + 1}; choose a "
-                "smaller one"
+                "learning_rate",
+                f"{rate}the training loss is {train_loss} and the test loss {test_loss} after "
+                f"epoch {number + 1}",
+                hint="choose a smaller one",
             )
         epoch = Epoch(number, train_loss, found.test_loss, found.score, took_s)
         learned.epochs.append(epoch)
@@ -298,7 +299,9 @@ class _Loop:
         session, setup = self._session, self._setup
         saved = state.parts["progress"]
         if "place" not in saved:
-            raise InvalidInput(f"resume: the run had strategy {saved['strategy']}; take that")
+            raise InvalidInput(
+                "resume", f"the run had strategy {saved['strategy']}", hint="take that"
+            )
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
         # With another number of ranks, the mean over ranks is that of other parts of the batches.

@@ -150,7 +150,9 @@ class NonFiniteGuard:
 def check_policy(policy: str) -> None:
     """Raise InvalidInput if there is no such policy."""
     if policy not in _POLICIES:
-        raise InvalidInput(f"on_nonfinite: {policy!r} is not known; choose one of {_POLICIES}")
+        raise InvalidInput(
+            "on_nonfinite", f"{policy!r} is not known", hint=f"choose one of {_POLICIES}"
+        )
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:

@@ -91,9 +91,10 @@ class Readiness:
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
-                    f"parameter {one.name!r}: its tensor was swapped for another after the module "
-                    "was made parallel, as torch.__future__.set_swap_module_params_on_conversion() "
-                    "has it done; load states and move modules before, or without that"
+                    f"parameter {one.name!r}",
+                    "its tensor was swapped for another after the module was made parallel, as "
+                    "torch.__future__.set_swap_module_params_on_conversion() has it done",
+                    hint="load states and move modules before, or without that",
                 )
 
     @property
@@ -205,9 +206,13 @@ class Readiness:
         # The chunk may already be on its way, read by other threads: too late for a correction.
         if surplus > 0 and self._left[chunk] == 0:
             raise InvalidInput(
-                f"parameter {self._named[index].name!r}: got a gradient once more after its chunk "
-                f"was sent ({self._expected[index]} in the first backward pass); a module whose "
-                "graph changes so from step to step cannot be exchanged chunk by chunk"
+                f"parameter {self._named[index].name!r}",
+                f"got a gradient once more after its chunk was sent ({self._expected[index]} in "
+                "the first backward pass)",
+                hint=(
+                    "a module whose graph changes so from step to step cannot be exchanged chunk "
+                    "by chunk"
+                ),
             )
         if surplus == 0:
             self._left[chunk] -= 1
@@ -234,15 +239,17 @@ class Readiness:
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
                 raise InvalidInput(
-                    f"parameter {self._named[index].name!r}: its gradient was taken away by "
-                    "another hook before it could be exchanged; update parameters after backward, "
-                    "not in hooks"
+                    f"parameter {self._named[index].name!r}",
+                    "its gradient was taken away by another hook before it could be exchanged",
+                    hint="update parameters after backward, not in hooks",
                 )
             return False
         if gradient.layout != torch.strided and index not in self._sparse:
             raise InvalidInput(
-                f"parameter {self._named[index].name!r}: its gradient is sparse, which only those "
-                "of nn.Embedding and nn.EmbeddingBag may be; use sparse=False"
+                f"parameter {self._named[index].name!r}",
+                "its gradient is sparse, which only those of nn.Embedding and nn.EmbeddingBag may "
+                "be",
+                hint="use sparse=False",
             )
         return True
 

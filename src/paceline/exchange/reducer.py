@@ -262,8 +262,9 @@ class Reducer(Listener):
             raise
         if changed is not None:
             raise InvalidInput(
-                f"parameter {changed!r}: its gradient was changed or taken away by a hook after it "
-                "had been handed over; change gradients in tensor hooks, or after backward"
+                f"parameter {changed!r}",
+                "its gradient was changed or taken away by a hook after it had been handed over",
+                hint="change gradients in tensor hooks, or after backward",
             )
         if self._sparse:
             assert self._group is not None
@@ -315,8 +316,9 @@ class Reducer(Listener):
         rows = self._group.gather([self._number, None if own is None else list(own)])
         if len({number for number, _ in rows}) > 1:
             raise InvalidInput(
-                "module: the ranks differentiate several modules in different orders; all must "
-                "take them in the same order"
+                "module",
+                "the ranks differentiate several modules in different orders",
+                hint="all must take them in the same order",
             )
         orders = [order for _, order in rows]
         if None in orders:

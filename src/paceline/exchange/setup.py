@@ -105,7 +105,7 @@ def setup_for(
 def check_world_size(workers: int | str, group: Group) -> None:
     """Raise InvalidInput if there are not as many ranks as workers were asked for."""
     if group.world_size != workers:
-        raise InvalidInput(f"workers: {workers} asked for, {group.world_size} started")
+        raise InvalidInput("workers", f"{workers} asked for, {group.world_size} started")
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
@@ -145,7 +145,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
     for name in ("learning_rate", "momentum"):
         if getattr(settings, name) is not None:
             raise InvalidInput(
-                f"{name}: the recipe makes its optimizer itself; name one by optimizer, too"
+                name, "the recipe makes its optimizer itself", hint="name one by optimizer, too"
             )
     return checked_optimizer(recipe.name or NAMELESS, recipe.optimizer)
 
@@ -189,7 +189,7 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
     if settings.steps is None:
         return (num_steps,) * settings.epochs
     if settings.steps < FEWEST_STEPS:
-        raise InvalidInput(f"steps: at least {FEWEST_STEPS} are measured, not {settings.steps}")
+        raise InvalidInput("steps", f"at least {FEWEST_STEPS} are measured", got=settings.steps)
     whole, rest = divmod(settings.steps, num_steps)
     return (num_steps,) * whole + ((rest,) if rest else ())
 
@@ -205,8 +205,9 @@ def share_batches(
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
         raise InvalidInput(
-            f"batch_size: {batch_size} makes {len(batches)} steps of {num_samples} samples; "
-            f"an epoch needs at least {FEWEST_STEPS} to be measured"
+            "batch_size",
+            f"{batch_size} makes {len(batches)} steps of {num_samples} samples",
+            hint=f"an epoch needs at least {FEWEST_STEPS} to be measured",
         )
     return batches
 
@@ -281,8 +282,9 @@ def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
     if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
         found = getattr(outputs, "shape", type(outputs).__name__)
         raise InvalidInput(
-            f"model {settings.model}: gives {found}, but must give (batch, classes), or (batch, "
-            "tokens, classes); a recipe may have any loss"
+            f"model {settings.model}",
+            f"gives {found}, but must give (batch, classes), or (batch, tokens, classes)",
+            hint="a recipe may have any loss",
         )
     targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
     return model.train(), Batch(inputs, targets)

@@ -92,7 +92,7 @@ class Synchronized(DistributedDataParallel):
         for name, why in OF_TORCH_ALONE.items():
             # One of them is a parameter, whose truth torch refuses to say.
             if arguments.get(name) is not None and not self._method.uses_torch_reducer:
-                raise InvalidInput(f"{name}: {why}; exchange='allreduce' takes it")
+                raise InvalidInput(name, why, hint="exchange='allreduce' takes it")
         parameters = list(module.parameters())
         # DistributedDataParallel refuses these itself.
         refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
@@ -143,8 +143,9 @@ class Synchronized(DistributedDataParallel):
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
             raise InvalidInput(
-                "torch._dynamo.config.optimize_ddp: 'python_reducer' compiles torch's all-reduce "
-                "into the backward pass; choose exchange='allreduce'"
+                "torch._dynamo.config.optimize_ddp",
+                "'python_reducer' compiles torch's all-reduce into the backward pass",
+                hint="choose exchange='allreduce'",
             )
         sparse = {id(p) for p, flag in zip(parameters, is_sparse, strict=True) if flag}
         layers = {one.layer for one in named if id(one.parameter) not in sparse}
@@ -286,15 +287,19 @@ class Synchronized(DistributedDataParallel):
     def _refuse_hooks(self, what: str) -> None:
         if not self._is_alone and not self._method.uses_torch_reducer:
             raise InvalidInput(
-                f"{what}: a hook exchanges buckets of torch's all-reduce, and exchange "
-                f"{self._method.name!r} has none; choose exchange='allreduce'"
+                what,
+                "a hook exchanges buckets of torch's all-reduce, and exchange "
+                f"{self._method.name!r} has none",
+                hint="choose exchange='allreduce'",
             )
 
     def _update_process_group(self, new_process_group: Any) -> None:
         if not self._method.uses_torch_reducer:
             raise InvalidInput(
-                f"_update_process_group: exchange {self._method.name!r} shares memory or messages "
-                "with the ranks it was made with; make the module parallel again"
+                "_update_process_group",
+                f"exchange {self._method.name!r} shares memory or messages with the ranks it was "
+                "made with",
+                hint="make the module parallel again",
             )
         super()._update_process_group(new_process_group)
 

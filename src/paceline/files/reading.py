@@ -23,12 +23,12 @@ def read_file(path: Path, most: int) -> bytes:
         with os.fdopen(opened, "rb") as file:
             found = os.fstat(opened)
             if not stat.S_ISREG(found.st_mode):
-                raise InvalidInput(f"{path}: cannot be read: it is no file")
+                raise InvalidInput(str(path), "cannot be read: it is no file")
             if found.st_size > most:
                 raise _too_large(path, found.st_size, most)
             data = file.read(most + 1)  # it may grow meanwhile
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        raise InvalidInput(f"{path}: cannot be read: {_reason(error)}") from None
+        raise InvalidInput(str(path), f"cannot be read: {_reason(error)}") from None
     if len(data) > most:
         raise _too_large(path, len(data), most)
     return data
@@ -50,5 +50,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _too_large(path: Path, nbytes: int, most: int) -> InvalidInput:
     return InvalidInput(
-        f"{path}: cannot be read: it has {nbytes:,} bytes; such a file has at most {most:,}"
+        str(path),
+        f"cannot be read: it has {nbytes:,} bytes",
+        hint=f"such a file has at most {most:,}",
     )

@@ -31,7 +31,7 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
     if handler is not None:
         for name in handler.to_kwargs().keys() & options.keys():
             raise InvalidInput(
-                f"{name}: DistributedDataParallelKwargs says it already; say it once"
+                name, "DistributedDataParallelKwargs says it already", hint="say it once"
             )
         if handler.comm_hook != DDPCommunicationHookType.NO:
             check_hook("comm_hook", options.get("exchange", "auto"))
@@ -56,7 +56,9 @@ class _Preparation:
         if isinstance(wrapped, DataParallel) and not evaluation_mode:
             return self._prepare(wrapped, device_placement=False, evaluation_mode=True)
         if type(model) is DistributedDataParallel:
-            raise InvalidInput("model: is in a DistributedDataParallel; prepare the module itself")
+            raise InvalidInput(
+                "model", "is in a DistributedDataParallel", hint="prepare the module itself"
+            )
         prepared = self._prepare(model, device_placement, evaluation_mode=True)
         if evaluation_mode or not any(one.requires_grad for one in model.parameters()):
             return prepared
@@ -83,14 +85,21 @@ def _check(accelerator: Accelerator) -> None:
         more.append("parallelism_config")
     if more:
         raise InvalidInput(
-            f"accelerator: is set up for {more[0]}, and Paceline for plain data parallelism on "
-            "CPUs and GPUs; leave either out"
+            "accelerator",
+            f"is set up for {more[0]}, and Paceline for plain data parallelism on CPUs and GPUs",
+            hint="leave either out",
         )
     if accelerator.mixed_precision == "fp8":
-        raise InvalidInput("mixed_precision: 'fp8' replaces layers; choose 'bf16', 'fp16' or 'no'")
+        raise InvalidInput(
+            "mixed_precision", "'fp8' replaces layers", hint="choose 'bf16', 'fp16' or 'no'"
+        )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes < launched:
         raise InvalidInput(
-            f"accelerator: is alone, but one of {launched} processes was started; on CPUs make it "
-            "with Accelerator(cpu=True), for a Trainer with TrainingArguments(use_cpu=True)"
+            "accelerator",
+            f"is alone, but one of {launched} processes was started",
+            hint=(
+                "on CPUs make it with Accelerator(cpu=True), for a Trainer with "
+                "TrainingArguments(use_cpu=True)"
+            ),
         )

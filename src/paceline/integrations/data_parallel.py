@@ -109,8 +109,10 @@ class DataParallel(Synchronized):
         }
         if balance not in (None, "auto"):
             raise InvalidInput(
-                f"balance: must be 'auto' or None, not {balance!r}; balance(sampler) takes a "
-                "sampler"
+                "balance",
+                "must be 'auto' or None",
+                got=balance,
+                hint="balance(sampler) takes a sampler",
             )
         check_policy(on_nonfinite)
         compression = None if codec is None else Compression(codec, on_nonfinite)
@@ -209,7 +211,9 @@ class DataParallel(Synchronized):
         """Register a hook with torch's reducer, to which exchange "auto" then goes over."""
         if self._method.compression is not None:
             raise InvalidInput(
-                "register_comm_hook: gradients are encoded already, by codec=...; use either"
+                "register_comm_hook",
+                "gradients are encoded already, by codec=...",
+                hint="use either",
             )
         if self._trials is not None:
             self._trials, self._next, self._tries = None, None, False
@@ -251,7 +255,9 @@ class DataParallel(Synchronized):
 
     def _balancing(self) -> Balanced:
         if self._balanced is None:
-            raise InvalidInput("balance: batches are equal here; DataParallel(..., balance='auto')")
+            raise InvalidInput(
+                "balance", "batches are equal here", hint="DataParallel(..., balance='auto')"
+            )
         return self._balanced
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
@@ -320,7 +326,7 @@ def _methods(
     if exchange not in known:
         raise not_known("exchange", exchange, known)
     if chunk != AUTO and not (isinstance(chunk, int) and chunk >= 1):
-        raise InvalidInput(f"chunk: must be 'auto' or a number of layers, not {chunk!r}")
+        raise InvalidInput("chunk", "must be 'auto' or a number of layers", got=chunk)
     asked = LearnedSearch if chunk == AUTO else chunk
     every: dict[str, Method] = {
         name: one.runner().method(one.config(), compression, asked)
@@ -333,7 +339,7 @@ def _methods(
         return [one for one in encodable if one.uses_torch_reducer or not needs_torch_reducer]
     if every[exchange] not in encodable:
         others = " or ".join(repr(one.name) for one in reversed(encodable))
-        raise InvalidInput(f"codec: exchange {exchange!r} has none; choose {others}")
+        raise InvalidInput("codec", f"exchange {exchange!r} has none", hint=f"choose {others}")
     return [every[exchange]]
 
 
@@ -343,6 +349,7 @@ def check_hook(argument: str, exchange: str = AUTO) -> None:
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
     if not all(method.uses_torch_reducer for method in known):
         raise InvalidInput(
-            f"{argument}: exchange {exchange!r} has no buckets to hand to it; choose "
-            "exchange='allreduce', or a codec in place of the hook"
+            argument,
+            f"exchange {exchange!r} has no buckets to hand to it",
+            hint="choose exchange='allreduce', or a codec in place of the hook",
         )

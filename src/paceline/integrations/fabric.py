@@ -20,11 +20,14 @@ class PacelineStrategy(DDPStrategy):
     def setup_module(self, module: nn.Module) -> DataParallel:
         """Wrap the model that `Fabric.setup` was given."""
         if isinstance(module, DataParallel):
-            raise InvalidInput("model: is a DataParallel already; give Fabric the module in it")
+            raise InvalidInput(
+                "model", "is a DataParallel already", hint="give Fabric the module in it"
+            )
         if isinstance(self.precision, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
-                f"precision: {type(self.precision).__name__} is for models that are split "
-                "between ranks; say Fabric(precision=...)"
+                "precision",
+                f"{type(self.precision).__name__} is for models that are split between ranks",
+                hint="say Fabric(precision=...)",
             )
         return DataParallel(module, device_ids=self._determine_ddp_device_ids(), **self._ddp_kwargs)
 

@@ -27,17 +27,21 @@ class PacelineStrategy(DDPStrategy):
         if self._ddp_comm_hook is not None:
             check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
         elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
-            raise InvalidInput("ddp_comm_state, ddp_comm_wrapper: nothing without ddp_comm_hook")
+            raise InvalidInput("ddp_comm_state, ddp_comm_wrapper", "nothing without ddp_comm_hook")
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)
         if self._model_averaging_period is not None and not averages:
-            raise InvalidInput("model_averaging_period: is for a ddp_comm_state PostLocalSGDState")
+            raise InvalidInput(
+                "model_averaging_period", "is for a ddp_comm_state PostLocalSGDState"
+            )
 
     def setup(self, trainer: Trainer) -> None:
         """Wrap the LightningModule, and make its optimizers."""
         if isinstance(self.precision_plugin, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
-                f"precision: {type(self.precision_plugin).__name__} is for models that are split "
-                "between ranks; say Trainer(precision=...)"
+                "precision",
+                f"{type(self.precision_plugin).__name__} is for models that are split between "
+                "ranks",
+                hint="say Trainer(precision=...)",
             )
         super().setup(trainer)
 

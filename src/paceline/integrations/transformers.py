@@ -18,7 +18,9 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
     """
     if trainer.args.n_gpu > 1:
         raise InvalidInput(
-            f"trainer: one process has {trainer.args.n_gpu} GPUs; start one for each, with torchrun"
+            "trainer",
+            f"one process has {trainer.args.n_gpu} GPUs",
+            hint="start one for each, with torchrun",
         )
     accelerate.with_paceline(trainer.accelerator, **options)
     trainer.add_callback(_Check(trainer))
@@ -39,6 +41,8 @@ class _Check(TrainerCallback):
         wrapped, alone = self._trainer.model_wrapped, self._trainer.accelerator.num_processes == 1
         if not alone and not isinstance(wrapped, DataParallel):
             raise InvalidInput(
-                f"trainer: has made a {type(wrapped).__name__} of the model without asking the "
-                "accelerator that it had at first; with_paceline cannot take part in that"
+                "trainer",
+                f"has made a {type(wrapped).__name__} of the model without asking the accelerator "
+                "that it had at first",
+                hint="with_paceline cannot take part in that",
             )

@@ -156,7 +156,7 @@ class Arena:
         problems = [text for text in group.gather(problem) if text is not None]
         os.close(fd)
         if native is None or peers is None or problems:
-            raise InvalidInput(problems[0])
+            raise InvalidInput.of(problems[0])
         self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
         self.slot = self.slots[self.local_rank]
         self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)

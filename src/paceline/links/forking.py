@@ -208,9 +208,10 @@ def _check() -> None:
     tried.send_signal(signal.SIGKILL)
     if tried.wait() or not has_ended:
         raise InvalidInput(
-            "model: a recipe's workers are forked from this program, which has used a GPU, or "
-            "gone through a backward pass where there is one: they could not do it again; name "
-            "the recipe as package.module:factory, or run this program under torchrun"
+            "model",
+            "a recipe's workers are forked from this program, which has used a GPU, or gone "
+            "through a backward pass where there is one: they could not do it again",
+            hint="name the recipe as package.module:factory, or run this program under torchrun",
         )
 
 

@@ -36,12 +36,12 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     worker is left when it returns or raises, nor when this process is killed.
     """
     if not 0 <= port < 2**16:
-        raise InvalidInput(f"port: cannot listen on {_LOOPBACK}:{port}: it is not 0 to 65535")
+        raise InvalidInput("port", f"cannot listen on {_LOOPBACK}:{port}: it is not 0 to 65535")
     try:
         listener = socket.create_server((_LOOPBACK, port))  # with SO_REUSEADDR
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        raise InvalidInput(f"port: cannot listen on {_LOOPBACK}:{port}: {reason}") from None
+        raise InvalidInput("port", f"cannot listen on {_LOOPBACK}:{port}: {reason}") from None
     port = listener.getsockname()[1]
     # The store takes the listening socket over: the port is ours from the first moment, and bound
     # to one address, which a store that opens its own socket would not do.

@@ -165,8 +165,9 @@ def _check_suffice(num_found: int, num_workers: int) -> None:
     if 0 < num_found < num_workers:
         has = "one GPU" if num_found == 1 else f"{num_found} GPUs"
         raise InvalidInput(
-            f"workers: {num_workers} on a machine with {has}, of which each takes one; take fewer, "
-            "or hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+            "workers",
+            f"{num_workers} on a machine with {has}, of which each takes one",
+            hint="take fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores",
         )
 
 
@@ -185,7 +186,7 @@ def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tup
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
         raise InvalidInput(
-            f"RANK is set, but the rest of the environment is not: {error}"
+            "RANK is set, but the rest of the environment is not", str(error)
         ) from None
     except RuntimeError as error:
         raise WorkerLost(
@@ -202,6 +203,7 @@ def _check_kinds(members: Sequence[Member]) -> None:
     if len(kinds) > 1:
         ranks = ", ".join(f"rank {rank} on {kind}" for kind, rank in sorted(kinds.items()))
         raise InvalidInput(
-            f"workers: {ranks}: torch has no collective between these; hide the GPUs with "
-            "CUDA_VISIBLE_DEVICES= to train on all CPUs"
+            "workers",
+            f"{ranks}: torch has no collective between these",
+            hint="hide the GPUs with CUDA_VISIBLE_DEVICES= to train on all CPUs",
         )

@@ -88,8 +88,10 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     except OSError as error:
         os.close(fd)
         raise InvalidInput(
-            f"shared memory: {what} need {nbytes:,} bytes of this machine, which it does not "
-            f"give: {error.strerror}; use fewer workers or a smaller model"
+            "shared memory",
+            f"{what} need {nbytes:,} bytes of this machine, which it does not give: "
+            f"{error.strerror}",
+            hint="use fewer workers or a smaller model",
         ) from None
     return fd
 
@@ -110,7 +112,7 @@ def share(group: Group, place: LocalRanks, nbytes: int) -> int:
     if problems:
         if fd >= 0:
             os.close(fd)
-        raise InvalidInput(problems[0])
+        raise InvalidInput.of(problems[0])
     if fd >= 0:
         return fd
     # The leader keeps its descriptor until all ranks have mapped the memory.
@@ -184,9 +186,9 @@ def check_place(one: TensorSpec, nbytes: int, what: str) -> None:
     dtype = getattr(torch, one.dtype, None)
     is_shape = all(0 <= size < 2**48 for size in one.shape)
     if not isinstance(dtype, torch.dtype) or not is_shape or not 0 <= one.offset <= one.end:
-        raise InvalidInput(f"{what}: {one.name!r} is no tensor: {one.dtype} {list(one.shape)}")
+        raise InvalidInput(what, f"{one.name!r} is no tensor: {one.dtype} {list(one.shape)}")
     if one.end > nbytes or one.offset % ALIGNMENT:
-        raise InvalidInput(f"{what}: {one.name!r} lies at {one.offset} of {nbytes:,} bytes")
+        raise InvalidInput(what, f"{one.name!r} lies at {one.offset} of {nbytes:,} bytes")
 
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:

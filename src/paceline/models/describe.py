@@ -89,15 +89,16 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     label = name or type(model).__name__
     batch = tree_leaves(example_batch)
     if not batch or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise InvalidInput(f"{label}: an example batch consists of tensors")
+        raise InvalidInput(label, "an example batch consists of tensors")
     if batch[0].dim() == 0 or batch[0].shape[0] == 0:
         raise InvalidInput(
-            f"{label}: the example batch has shape {tuple(batch[0].shape)}; its first dimension "
-            "must be the number of samples, at least 1"
+            label,
+            f"the example batch has shape {tuple(batch[0].shape)}",
+            hint="its first dimension must be the number of samples, at least 1",
         )
     layers = layers_of(model)
     if not layers:
-        raise InvalidInput(f"{label} has no trainable parameters")
+        raise InvalidInput(label, "has no trainable parameters")
     step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
@@ -136,7 +137,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
         raise InvalidInput(
-            f"{label} cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
+            label, f"cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
         ) from error
     finally:
         random.setstate(state)
@@ -180,7 +181,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     activations.in_backward = True
     trained = [output for output in outputs if output.requires_grad]
     if not trained:
-        raise InvalidInput("no output of the model depends on a trainable parameter")
+        raise InvalidInput("model", "no output of the model depends on a trainable parameter")
     gradients = [torch.ones_like(output) for output in trained]
     alive.made(gradients)
     alive.lap()

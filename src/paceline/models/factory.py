@@ -140,13 +140,14 @@ def find(name: str) -> Architecture:
     else:
         hint = did_you_mean(name, names())
         raise InvalidInput(
+            "model",
             f"no model is called {name!r}{hint} Known are {', '.join(names())}, "
-            f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {_FORM}"
+            f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {_FORM}",
         )
 
     def build(num_classes: int | None) -> nn.Module:
         if num_classes is not None and num_classes < 1:
-            raise InvalidInput(f"a model needs at least 1 class, not {num_classes}")
+            raise InvalidInput("num_classes", "a model needs at least 1 class", got=num_classes)
         return found.make(found.num_classes if num_classes is None else num_classes)
 
     return Architecture(name, build, *found[1:])
@@ -156,8 +157,9 @@ def _of_user(name: str) -> Architecture:
     factory = imported(name)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise InvalidInput(
-            f"{name}: {name.rpartition(':')[2]} is of type {type(factory).__name__}; it must be a "
-            "function or class that returns a model or a recipe when called"
+            name,
+            f"{name.rpartition(':')[2]} is of type {type(factory).__name__}",
+            hint="it must be a function or class that returns a model or a recipe when called",
         )
 
     def build(num_classes: int | None) -> nn.Module:
@@ -165,11 +167,11 @@ def _of_user(name: str) -> Architecture:
         try:
             model = factory()
         except (Exception, SystemExit) as error:
-            raise InvalidInput(f"{name}: calling it failed: {blamed(error)}") from error
+            raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
         if not isinstance(model, nn.Module):
-            raise InvalidInput(f"{name}: it returned {type(model).__name__}, not a torch.nn.Module")
+            raise InvalidInput(name, f"it returned {type(model).__name__}, not a torch.nn.Module")
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise InvalidInput(f"{name}: the model has no trainable parameters")
+            raise InvalidInput(name, "the model has no trainable parameters")
         return model
 
     return Architecture(name, build, None, None)
@@ -180,23 +182,23 @@ def imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not all(part.isidentifier() for part in parts):
-        raise InvalidInput(f"{name!r} is not of the form {_FORM}")
+        raise InvalidInput("model", f"{name!r} is not of the form {_FORM}")
     try:
         found = import_from_here(module)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module}.".startswith(f"{missing}."):
             raise InvalidInput(
-                f"{name}: there is no module {missing!r} in {Path.cwd()} or among the installed "
-                "packages"
+                name,
+                f"there is no module {missing!r} in {Path.cwd()} or among the installed packages",
             ) from error
-        raise InvalidInput(f"{name}: importing {module!r} failed: {blamed(error)}") from error
+        raise InvalidInput(name, f"importing {module!r} failed: {blamed(error)}") from error
     try:
         return attrgetter(attribute)(found)
     except AttributeError as error:
         public = [key for key in dir(error.obj) if not key.startswith("_")]
         hint = did_you_mean(str(error.name), public).rstrip(".")
-        raise InvalidInput(f"{name}: the module has no attribute {attribute!r}{hint}") from error
+        raise InvalidInput(name, f"the module has no attribute {attribute!r}{hint}") from error
 
 
 def import_from_here(module: str) -> ModuleType:

@@ -41,8 +41,9 @@ def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
         for short, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter):
                 raise InvalidInput(
+                    "model",
                     f"parameter {prefix + short!r} has no shape yet: run the model on one batch "
-                    "first, so that its lazy modules are initialised"
+                    "first, so that its lazy modules are initialised",
                 )
             if parameter.requires_grad and parameter not in seen:
                 seen.add(parameter)
@@ -74,4 +75,4 @@ def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Mo
         return copy.deepcopy(model, memo)
     except Exception as error:
         name = type(model).__name__
-        raise InvalidInput(f"{name} cannot be copied: {type(error).__name__}: {error}") from error
+        raise InvalidInput(name, f"cannot be copied: {type(error).__name__}: {error}") from error

@@ -152,7 +152,7 @@ class MLP(nn.Sequential):
         """Raise InvalidInput unless `widths` are at least two positive numbers."""
         if len(widths) < 2 or min(widths) < 1:
             shown = "-".join(map(str, widths))
-            raise InvalidInput(f"an MLP needs at least two widths, all positive, not {shown!r}")
+            raise InvalidInput("model", "an MLP needs at least two widths, all positive", got=shown)
 
 
 class SigmoidMLP(nn.Sequential):

@@ -171,8 +171,9 @@ class PacedModel(nn.Module):
         for parameter in layer.parameters:
             if parameter.element_size != torch.float32.itemsize:
                 raise InvalidInput(
-                    f"{self._name}: parameter {parameter.name!r} has {parameter.element_size} "
-                    "bytes a value; only float32 models can be rehearsed"
+                    self._name,
+                    f"parameter {parameter.name!r} has {parameter.element_size} bytes a value",
+                    hint="only float32 models can be rehearsed",
                 )
             short_name = parameter.name.removeprefix(prefix)
             if not parameter.name.startswith(prefix) or not short_name or "." in short_name:
@@ -228,12 +229,15 @@ class Stretched:
 
     def __init__(self, model: nn.Module, factor: float) -> None:
         if not (isfinite(factor) and factor >= 1):
-            raise InvalidInput(f"factor: a device can be slowed down {factor} times only from 1 up")
+            raise InvalidInput(
+                "factor", f"a device can be slowed down {factor} times only from 1 up"
+            )
         for name, parameter in model.named_parameters():
             if parameter.device.type != "cpu":
                 raise InvalidInput(
-                    f"parameter {name!r} lies on {parameter.device}; only a model on the CPU can "
-                    "be stretched"
+                    "model",
+                    f"parameter {name!r} lies on {parameter.device}",
+                    hint="only a model on the CPU can be stretched",
                 )
         self._factor = factor
         self._since: float | None = None  # begin of the work that is not yet stretched

@@ -21,7 +21,9 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, *, causal: bool, dropout: float = 0.0) -> None:
         super().__init__()
         if width % num_heads:
-            raise InvalidInput(f"{num_heads} heads cannot share a width of {width}: it must divide")
+            raise InvalidInput(
+                "num_heads", f"{num_heads} heads cannot share a width of {width}: it must divide"
+            )
         self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)

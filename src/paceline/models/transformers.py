@@ -179,7 +179,9 @@ class PatchEmbedding(nn.Module):
         """(B, channels, height, width) to (B, T, C). Raises InvalidInput for another size."""
         if tuple(images.shape[1:]) != self.image:
             raise InvalidInput(
-                f"images of {tuple(images.shape[1:])} do not fit this ViT, which takes {self.image}"
+                "input_shape",
+                f"images of {tuple(images.shape[1:])} do not fit this ViT, which takes "
+                f"{self.image}",
             )
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B, C, h, w), then (B, h w, C)
         x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)  # (B, 1 + h w, C)
@@ -229,12 +231,15 @@ def _places(tokens: Tensor, context: int) -> Tensor:
     """Return the numbers of the places (T,) of tokens (B, T)."""
     if tokens.dim() != 2:
         raise InvalidInput(
+            "tokens",
             f"tokens of shape {tuple(tokens.shape)}: right would be two dimensions, samples and "
-            "the tokens of each"
+            "the tokens of each",
         )
     length = tokens.shape[1]
     if length > context:
-        raise InvalidInput(f"{length} tokens a sample are more than the model's context, {context}")
+        raise InvalidInput(
+            "input_shape", f"{length} tokens a sample are more than the model's context, {context}"
+        )
     return torch.arange(length, device=tokens.device)
 
 

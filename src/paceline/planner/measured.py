@@ -35,8 +35,12 @@ class MeasuredRate:
         batch = int(match["batch"]) if match and match["batch"] else None
         if match is None or not 0 < rate < float("inf") or batch == 0:
             raise InvalidInput(
-                f"measured: {text!r} is no speed; write samples a second of one device such as "
-                "350/s, or 350/s@128 for batches of 128"
+                "measured",
+                f"{text!r} is no speed",
+                hint=(
+                    "write samples a second of one device such as 350/s, or 350/s@128 for batches "
+                    "of 128"
+                ),
             )
         return cls(rate, batch)
 

@@ -32,14 +32,15 @@ def in_precision(
     neither the machine, nor a rate of one device that `is_measured`.
     """
     if precision not in PRECISIONS:
-        raise InvalidInput(f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+        raise InvalidInput("precision", f"must be one of {', '.join(PRECISIONS)}", got=precision)
     if precision == PRECISIONS[0]:
         return machine, workload_of
     slow = next((one.name for one in machine.devices if one.half_flops_per_s is None), None)
     if slow is not None and not is_measured:
         raise InvalidInput(
-            f"precision: {machine.name!r} does not say the half_flops_per_s of {slow}; add it, or "
-            "say what one device makes so with --measured"
+            "precision",
+            f"{machine.name!r} does not say the half_flops_per_s of {slow}",
+            hint="add it, or say what one device makes so with --measured",
         )
     devices = tuple(
         one.model_copy(update={"flops_per_s": one.half_flops_per_s or one.flops_per_s})

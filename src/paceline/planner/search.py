@@ -91,7 +91,7 @@ def _too_many(
     machine: Machine, batch_size: int, wanted: int, most: int, *more: str
 ) -> InvalidInput:
     fits = f"machine {machine.name} with batch_size {batch_size} allows 1 to {most}"
-    return InvalidInput("; ".join((f"workers: {wanted} do not fit", fits, *more)))
+    return InvalidInput("workers", "; ".join((f"workers: {wanted} do not fit", fits, *more)))
 
 
 def search(
@@ -193,7 +193,7 @@ def forecast_one(
         config = with_best_chunk(workload, part, strategy, config)
     problem = shortage(part, memory(workload, part, strategy, config))
     if problem:
-        raise InvalidInput(problem)
+        raise InvalidInput.of(problem)
     found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)
     alone = _alone(workload, machine, part, count, {})
     return replace(found, alone_samples_per_s=alone)
@@ -231,13 +231,16 @@ def _check_size(workers: int, num_layers: int, asked: bool) -> None:
     most = max(_MOST_UNASKED, _MOST_LAYERS // num_layers)
     if workers > most:
         raise InvalidInput(
-            f"workers: {workers} are too many for a strategy without symmetry, each of whose tasks "
-            f"is planned; at most {most} of a model of {num_layers} layers"
+            "workers",
+            f"{workers} are too many for a strategy without symmetry, each of whose tasks is "
+            "planned",
+            hint=f"at most {most} of a model of {num_layers} layers",
         )
     if workers > _MOST_UNASKED and not asked:
         raise InvalidInput(
-            f"workers: more than {_MOST_UNASKED} of a strategy without symmetry, each of whose "
-            f"tasks is planned, are looked at only if they are asked for (--workers {workers})"
+            "workers",
+            f"more than {_MOST_UNASKED} of a strategy without symmetry, each of whose tasks is "
+            f"planned, are looked at only if they are asked for (--workers {workers})",
         )
 
 

@@ -51,7 +51,7 @@ def parse_range(text: str) -> Range:
                 return Range(quantity, *ends)
     bare = re.findall(r"(?<=[=:])\s*([0-9.]+)\s*(?=:|$)", text)
     why = f": {bare[0]} has no unit" if bare else ""
-    raise InvalidInput(f"sweep: {text!r} is no range from less to more, such as {_EXAMPLES}{why}")
+    raise InvalidInput("sweep", f"{text!r} is no range from less to more, such as {_EXAMPLES}{why}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def sweep(
             workload_of, _with(machine, over.quantity, value), known, batch_size, count, options
         )
         if not ranking.forecasts:
-            raise InvalidInput(f"sweep: nothing can be planned: {ranking.refused[0].why}")
+            raise InvalidInput("sweep", f"nothing can be planned: {ranking.refused[0].why}")
         rankings.append(ranking)
     return Sweep(over, tuple(rankings))
 

@@ -53,14 +53,15 @@ def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) ->
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
         shape = getattr(outputs, "shape", type(outputs).__name__)
         wanted = "(batch, classes)" if num_dims == _OF_SAMPLES else "(batch, tokens, vocabulary)"
-        raise InvalidInput(f"model {name}: gives {shape}, but must give {wanted}")
+        raise InvalidInput(f"model {name}", f"gives {shape}, but must give {wanted}")
     given = outputs.shape[-1]
     if has_labels and given != num_classes:
         raise InvalidInput(
-            f"model {name}: has {given} outputs, but its data have {num_classes} labels, of which "
-            f"a sample may have several: it needs {num_classes} outputs"
+            f"model {name}",
+            f"has {given} outputs, but its data have {num_classes} labels, of which a sample may "
+            f"have several: it needs {num_classes} outputs",
         )
     if given < num_classes:
         raise InvalidInput(
-            f"model {name}: has {given} outputs, but its data have {num_classes} classes"
+            f"model {name}", f"has {given} outputs, but its data have {num_classes} classes"
         )

@@ -18,20 +18,20 @@ def factory_of(setting: str, name: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-        raise InvalidInput(f"{setting}: {name!r} is not of the form {FORM}")
+        raise InvalidInput(setting, f"{name!r} is not of the form {FORM}")
     try:
         imported = import_from_here(module)
     except (Exception, SystemExit) as error:
         why = first_line(error)
-        raise InvalidInput(f"{setting}: {name!r} cannot be imported: {why}") from error
+        raise InvalidInput(setting, f"{name!r} cannot be imported: {why}") from error
     try:
         factory = attrgetter(attribute)(imported)
     except AttributeError as error:
         raise InvalidInput(
-            f"{setting}: {name!r}: the module has no {attribute!r}"
-            f"{did_you_mean(attribute, dir(imported))}"
+            setting,
+            f"{name!r}: the module has no {attribute!r}{did_you_mean(attribute, dir(imported))}",
         ) from error
     if not callable(factory):
-        raise InvalidInput(f"{setting}: {name!r} is nothing that can be called")
+        raise InvalidInput(setting, f"{name!r} is nothing that can be called")
     found: Callable[..., Any] = factory
     return found

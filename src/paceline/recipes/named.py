@@ -64,7 +64,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
     if found is not None:
         if data is not None:
             raise InvalidInput(
-                f"data: {found.name} is a recipe, which has data of its own; leave it out"
+                "data", f"{found.name} is a recipe, which has data of its own", hint="leave it out"
             )
         return found
     loaded, name, num_classes, _ = architected(model, data, seed, loaded)
@@ -80,8 +80,9 @@ def own_recipe(model: str) -> Recipe | None:
         return replace(_given[model], name=_given[model].name or NAMELESS)
     if model.startswith(f"{_GIVEN}:"):
         raise InvalidInput(
-            f"{model}: this recipe was an object of a Python program, which alone can train it "
-            "again, or go on by paceline.train(recipe, resume=FOLDER)"
+            model,
+            "this recipe was an object of a Python program, which alone can train it again, or go "
+            "on by paceline.train(recipe, resume=FOLDER)",
         )
     found = _of_user(model)
     return None if found is None else replace(found, name=found.name or model)
@@ -107,12 +108,12 @@ def _of_user(name: str) -> Recipe | None:
             made = found()
     except InvalidInput as error:  # as from a Recipe, which says what is wrong with it
         why = str(error).removeprefix(f"{NAMELESS}: ")
-        raise InvalidInput(f"{name}: {why}") from error
+        raise InvalidInput(name, why) from error
     except (Exception, SystemExit) as error:
-        raise InvalidInput(f"{name}: calling it failed: {blamed(error)}") from error
+        raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
         raise InvalidInput(
-            f"{name}: it returned {type(made).__name__}, not a paceline.Recipe or torch.nn.Module"
+            name, f"it returned {type(made).__name__}, not a paceline.Recipe or torch.nn.Module"
         )
     return made if isinstance(made, Recipe) else None
 
@@ -151,7 +152,7 @@ def workload_of(
     recipe = own_recipe(model) if isinstance(model, str) else model
     if recipe is not None:
         if input_shape is not None:
-            raise InvalidInput("input_shape: the recipe's data say it; leave it out")
+            raise InvalidInput("input_shape", "the recipe's data say it", hint="leave it out")
         return _workload_of_recipe(recipe, batch_size)
     assert isinstance(model, str)
     return (_of_builder if ":" in model else _of_name)(model, batch_size, input_shape)
@@ -218,7 +219,7 @@ def _example(
 ) -> Tensor:
     if shape is None:
         raise InvalidInput(
-            f"input_shape: model {name} does not say it; write for example 3x224x224"
+            "input_shape", f"model {name} does not say it", hint="write for example 3x224x224"
         )
     return torch.zeros(batch_size, *shape, dtype=dtype)
 

@@ -64,7 +64,7 @@ def optimizer_of(
         is_needed = parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
         if is_needed and field not in given | own:
             setting = _SETTING_OF.get(field, f"optimizer_options: {field}")
-            raise InvalidInput(f"{setting}: optimizer {name} has no default for it; give one")
+            raise InvalidInput(setting, f"optimizer {name} has no default for it", hint="give one")
     if given and not is_of_user:
         _try_out(name, factory, own, given)
 
@@ -81,12 +81,12 @@ def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactor
         try:
             made: Optimizer = factory(parameters)
         except Exception as error:
-            raise InvalidInput(f"optimizer: {name}: {first_line(error)}") from error
+            raise InvalidInput("optimizer", f"{name}: {first_line(error)}") from error
         if missing := [part for part in _PARTS if not hasattr(made, part)]:
             kind, parts = type(made).__name__, ", ".join(missing)
-            raise InvalidInput(f"optimizer: {name} returned {kind}, which has no {parts}")
+            raise InvalidInput("optimizer", f"{name} returned {kind}, which has no {parts}")
         if _needs_closure(type(made)):
-            raise InvalidInput(f"optimizer: {name} cannot be used: {_CLOSURE}")
+            raise InvalidInput("optimizer", f"{name} cannot be used: {_CLOSURE}")
         return made
 
     return make
@@ -104,13 +104,15 @@ def _of_torch(name: str) -> type[Optimizer]:
     known = sorted(every.keys() - refused)
     if name.lower() in refused:
         raise InvalidInput(
-            f"optimizer: {name!r} is not one that can be used: {refused[name.lower()]}; known are "
-            f"{', '.join(known)}"
+            "optimizer",
+            f"{name!r} is not one that can be used: {refused[name.lower()]}",
+            hint=f"known are {', '.join(known)}",
         )
     if name.lower() not in known:
         raise InvalidInput(
-            f"optimizer: {name!r} is not one that can be used{did_you_mean(name.lower(), known)} "
-            f"Known are {', '.join(known)}, and your own as {FORM}"
+            "optimizer",
+            f"{name!r} is not one that can be used{did_you_mean(name.lower(), known)} Known are "
+            f"{', '.join(known)}, and your own as {FORM}",
         )
     return every[name.lower()]
 
@@ -142,11 +144,12 @@ def _known_options(
     for field, value in options.items():
         if field in _SETTING_OF:
             setting = _SETTING_OF[field]
-            raise InvalidInput(f"optimizer_options: {field} is a setting of its own: {setting}")
+            raise InvalidInput("optimizer_options", f"{field} is a setting of its own: {setting}")
         if field not in known and not takes_any:
             raise InvalidInput(
-                f"optimizer_options: {field!r} is no field of {name}{did_you_mean(field, known)} "
-                f"Known are {', '.join(known) or 'none'}"
+                "optimizer_options",
+                f"{field!r} is no field of {name}{did_you_mean(field, known)} Known are "
+                f"{', '.join(known) or 'none'}",
             )
         given[field] = _read(name, field, value, fields.get(field))
     return given
@@ -165,7 +168,7 @@ def _read(name: str, field: str, value: Any, parameter: inspect.Parameter | None
         TypeAdapter(kind, config=_STRICT).validate_python(value, strict=True)
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"]
-        raise InvalidInput(f"optimizer_options: {field} of {name}: {why}, not {value!r}") from None
+        raise InvalidInput("optimizer_options", f"{field} of {name}: {why}", got=value) from None
     return value
 
 
@@ -180,11 +183,13 @@ def _own_settings(
     own: dict[str, Any] = {}
     if learning_rate is not None:
         if "lr" not in fields and not takes_any:
-            raise InvalidInput(f"learning_rate: optimizer {name} has none (no lr); leave it out")
+            raise InvalidInput(
+                "learning_rate", f"optimizer {name} has none (no lr)", hint="leave it out"
+            )
         own["lr"] = learning_rate
     if momentum is not None and ("momentum" in fields or momentum):
         if "momentum" not in fields and not takes_any:
-            raise InvalidInput(f"momentum: optimizer {name} has none; leave it at 0")
+            raise InvalidInput("momentum", f"optimizer {name} has none", hint="leave it at 0")
         own["momentum"] = momentum
     return own
 
@@ -207,5 +212,5 @@ def _try_out(
         return
     for field, value in options.items():
         if alone := refusal({field: value}):
-            raise InvalidInput(f"optimizer_options: {field} of {name}: {alone}")
-    raise InvalidInput(f"optimizer_options: {', '.join(options)} of {name}: {together}")
+            raise InvalidInput("optimizer_options", f"{field} of {name}: {alone}")
+    raise InvalidInput("optimizer_options", f"{', '.join(options)} of {name}: {together}")

@@ -101,13 +101,13 @@ def new_model(recipe: Recipe) -> nn.Module:
     except InvalidInput:
         raise
     except (Exception, SystemExit) as error:
-        raise InvalidInput(f"{recipe.name}: its model cannot be made: {blamed(error)}") from error
+        raise InvalidInput(recipe.name, f"its model cannot be made: {blamed(error)}") from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(
-            f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
+            recipe.name, f"model returned {type(model).__name__}, not a torch.nn.Module"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InvalidInput(f"{recipe.name}: the model has no trainable parameters")
+        raise InvalidInput(recipe.name, "the model has no trainable parameters")
     return model
 
 
@@ -136,8 +136,8 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
         outputs = call(model, inputs)
     except Exception as error:
         raise InvalidInput(
-            f"model {recipe.name}: fails on a sample of its {part} data, {described(inputs)}: "
-            f"{blamed(error)}"
+            f"model {recipe.name}",
+            f"fails on a sample of its {part} data, {described(inputs)}: {blamed(error)}",
         ) from error
     if recipe.num_classes is not None:
         check_classes(recipe.name, outputs, targets, recipe.num_classes)
@@ -154,13 +154,18 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
         raise
     except Exception as error:
         raise InvalidInput(
-            f"{what}: fails on outputs {described(outputs)} and targets {described(targets)}: "
-            f"{blamed(error)}"
+            what,
+            f"fails on outputs {described(outputs)} and targets {described(targets)}: "
+            f"{blamed(error)}",
         ) from error
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
         raise InvalidInput(
-            f"{what}: is {described(value)}; it must be a scalar: a tensor without dimensions, the "
-            f"mean over the samples (of outputs {described(outputs)})"
+            what,
+            f"is {described(value)}",
+            hint=(
+                "it must be a scalar: a tensor without dimensions, the mean over the samples (of "
+                f"outputs {described(outputs)})"
+            ),
         )
     return value
 
@@ -173,8 +178,9 @@ def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
     value = scalar_of(f"loss of {name}", loss, outputs, targets)
     if not value.requires_grad:
         raise InvalidInput(
-            f"loss of {name}: does not depend on the model's parameters; it must be computed from "
-            "the outputs, without detach or torch.no_grad"
+            f"loss of {name}",
+            "does not depend on the model's parameters",
+            hint="it must be computed from the outputs, without detach or torch.no_grad",
         )
     return value
 

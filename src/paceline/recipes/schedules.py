@@ -44,16 +44,18 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     if name not in _SHARES:
         known = tuple(_SHARES)
         raise InvalidInput(
-            f"schedule: {name!r} is not known{did_you_mean(name, known)} "
-            f"Known are {', '.join(known)}, and your own as {FORM}"
+            "schedule",
+            f"{name!r} is not known{did_you_mean(name, known)} Known are {', '.join(known)}, and "
+            f"your own as {FORM}",
         )
     share = _SHARES[name]
 
     def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
         if warmup_steps >= num_steps:
             raise InvalidInput(
-                f"warmup_steps: {warmup_steps}, and the run has {num_steps} steps; the rate has to "
-                "reach its full height before the last one"
+                "warmup_steps",
+                f"{warmup_steps}, and the run has {num_steps} steps",
+                hint="the rate has to reach its full height before the last one",
             )
 
         # A plain function: torch leaves it out of the schedule's state, which JSON can hold then.
@@ -65,7 +67,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
         try:
             return LambdaLR(optimizer, factor)
         except TypeError as error:  # of an optimizer that is not torch's, but like it
-            raise InvalidInput(f"schedule: {first_line(error)}") from error
+            raise InvalidInput("schedule", first_line(error)) from error
 
     return make
 
@@ -73,7 +75,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
 def _of_user(name: str, warmup_steps: int) -> ScheduleFactory:
     factory = factory_of("schedule", name)
     if warmup_steps:
-        raise InvalidInput(f"warmup_steps: {name} has its own; leave them at 0")
+        raise InvalidInput("warmup_steps", f"{name} has its own", hint="leave them at 0")
     return checked_schedule(name, factory)
 
 
@@ -88,12 +90,12 @@ def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
         try:
             made = factory(optimizer, num_steps)
         except Exception as error:
-            raise InvalidInput(f"schedule: {name}: {first_line(error)}") from error
+            raise InvalidInput("schedule", f"{name}: {first_line(error)}") from error
         if isinstance(made, ReduceLROnPlateau):
-            raise InvalidInput(f"schedule: {name} follows a loss, and here it is told of steps")
+            raise InvalidInput("schedule", f"{name} follows a loss, and here it is told of steps")
         if not isinstance(made, LRScheduler):
             kind = type(made).__name__
-            raise InvalidInput(f"schedule: {name} returned {kind}, not torch's LRScheduler")
+            raise InvalidInput("schedule", f"{name} returned {kind}, not torch's LRScheduler")
         return made
 
     return make

@@ -136,5 +136,5 @@ def read_timeline(path: Path, origin: Origin) -> Timeline:
     """Return one of the timelines of a file; InvalidInput names the file if it is not there."""
     timelines = read_trace(path)
     if origin not in timelines:
-        raise InvalidInput(f"{path}: has no {origin} timeline")
+        raise InvalidInput(str(path), f"has no {origin} timeline")
     return timelines[origin]

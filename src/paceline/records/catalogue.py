@@ -225,4 +225,4 @@ def by_name(text: str) -> Machine | None:
     try:
         return EqualDevices.model_validate(given).machine(text.replace("+", "."))
     except ValidationError as error:
-        raise InvalidInput(f"machine: {text}: {first_fault(error)}") from None
+        raise InvalidInput("machine", f"{text}: {first_fault(error)}") from None

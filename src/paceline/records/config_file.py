@@ -41,13 +41,15 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
     for name, value in found.items():
         if name not in known:
             hint = did_you_mean(name, known)
-            raise InvalidInput(f"{path}: {name!r} is no setting{hint} Known are {', '.join(known)}")
+            raise InvalidInput(
+                str(path), f"{name!r} is no setting{hint} Known are {', '.join(known)}"
+            )
         values[name] = _with_null(value) if isinstance(value, dict) else value
         annotation: Any = known[name].annotation
         try:
             TypeAdapter(Annotated[annotation, known[name]]).validate_python(values[name])
         except ValidationError as error:
-            raise InvalidInput(f"{path}: {first_fault(error, name)}") from None
+            raise InvalidInput(str(path), first_fault(error, name)) from None
     return values
 
 
@@ -82,7 +84,9 @@ def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
         return dict(values)
     path = Path(str(folder)) / FILE_NAME
     if not path.is_file():
-        raise InvalidInput(f"resume: {folder} is not the folder of a run, as it has no {FILE_NAME}")
+        raise InvalidInput(
+            "resume", f"{folder} is not the folder of a run, as it has no {FILE_NAME}"
+        )
     before = read_config(path, kind)
     if "strategy" in values and values["strategy"] != before.get("strategy"):
         before.pop("options", None)  # of a strategy that this run does not have
@@ -120,7 +124,7 @@ def write_config(folder: Path, settings: Record) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise InvalidInput(f"output: cannot write {path}: {error.strerror}") from None
+        raise InvalidInput("output", f"cannot write {path}: {error.strerror}") from None
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

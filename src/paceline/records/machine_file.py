@@ -49,15 +49,15 @@ def read_machine(path: Path) -> Machine:
     try:
         found = model.model_validate(values)
     except ValidationError as error:
-        raise InvalidInput(f"{path}: {first_fault(error)}{_right(error, model)}") from None
+        raise InvalidInput(str(path), f"{first_fault(error)}{_right(error, model)}") from None
     try:
         machine = found.machine if isinstance(found, EqualFile) else found
     except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
+        raise InvalidInput(str(path), str(error)) from None
     assert isinstance(machine, Machine)
     missing = _missing_link(machine)
     if missing:
-        raise InvalidInput(f"{path}: links: {missing}")
+        raise InvalidInput(str(path), f"links: {missing}")
     return machine
 
 

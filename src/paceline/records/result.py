@@ -258,8 +258,12 @@ def check_exists(folder: Path) -> None:
     """Raise InvalidInput if there is no such folder."""
     if not folder.is_dir():
         raise InvalidInput(
-            f"{folder}: there is no such folder; that of a run is named in its last line, and "
-            "lies in runs/ unless --output has named another"
+            str(folder),
+            "there is no such folder",
+            hint=(
+                "that of a run is named in its last line, and lies in runs/ unless --output has "
+                "named another"
+            ),
         )
 
 
@@ -277,5 +281,5 @@ def read_run(folder: Path) -> RunResult:
     text, what = read_file(path, limits.RESULT), str(path)
     kind = read_finite_record(_ANY_KIND, text, what).kind
     if kind != "run":
-        raise InvalidInput(f"{folder}: holds a {kind}, not a run or a rehearsal")
+        raise InvalidInput(str(folder), f"holds a {kind}, not a run or a rehearsal")
     return read_record(TypeAdapter(RunResult), text, what)

@@ -78,11 +78,13 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     """
     given = _given(values)
     if "epochs" in given and "steps" in given:
-        raise InvalidInput("steps: are instead of epochs, and both are given")
+        raise InvalidInput("steps", "are instead of epochs, and both are given")
     if given.get("strategy") == AUTO:
         if given.get("options"):
             names = ", ".join(given["options"])
-            raise InvalidInput(f"options: with strategy auto nobody knows {names}; name a strategy")
+            raise InvalidInput(
+                "options", f"with strategy auto nobody knows {names}", hint="name a strategy"
+            )
         for strategy in EXCHANGES.values():
             _refuse_useless(given, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
@@ -91,7 +93,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).settings
     if settings.force and settings.balance is None and is_balanced:
-        raise InvalidInput("force: goes only with balance, which may refuse workers")
+        raise InvalidInput("force", "goes only with balance, which may refuse workers")
     _check(settings)
     return settings if ":" in settings.model else completed(settings)
 
@@ -102,7 +104,9 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
     name = settings.strategy
     if not strategy_of(settings).is_rehearsed:
         known = ", ".join(name for name, one in STRATEGIES.items() if one.run and one.is_rehearsed)
-        raise InvalidInput(f"strategy: {name!r} cannot be rehearsed; choose one of {known}")
+        raise InvalidInput(
+            "strategy", f"{name!r} cannot be rehearsed", hint=f"choose one of {known}"
+        )
     _check(settings)
     return settings
 
@@ -118,7 +122,7 @@ def _check(settings: RunSettings) -> None:
     if is_named:
         configuration(settings)
     if settings.profile_s == 0 and not (is_named and strategy_of(settings).may_skip_profile):
-        raise InvalidInput("profile_s: Input should be greater than 0, not 0")
+        raise InvalidInput("profile_s", "Input should be greater than 0, not 0")
 
 
 def strategy_of(settings: RunSettings) -> Strategy:
@@ -136,14 +140,14 @@ def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers:
     """Return a strategy's configuration with these options; InvalidInput names a wrong one."""
     for field, why in strategy.refused_options.items():
         if field in options:
-            raise InvalidInput(f"options: {field} {why}")
+            raise InvalidInput("options", f"{field} {why}")
     return check_options(strategy, options, num_workers)
 
 
 def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
     """Return a configuration to plan with these options; InvalidInput names a wrong one."""
     if "workers" in options:
-        raise InvalidInput("options: workers is a setting of its own, not one of the strategy")
+        raise InvalidInput("options", "workers is a setting of its own, not one of the strategy")
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
     for name in options:
         if name not in known:
@@ -179,11 +183,11 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
         return dict(given)  # pydantic says what is wrong with it
     for name in [one for one in _SHORTHANDS if one in given]:
         if not isinstance(given[name], str):
-            raise InvalidInput(f"{name}: Input should be a valid string, not {given[name]!r}")
+            raise InvalidInput(name, "Input should be a valid string", got=given[name])
         for field, value in _written_out(name, given[name], strategy).items():
             if options.get(field, value) != value:
                 what = repr(value) if field == name else f"{field} is {value!r}"
-                raise InvalidInput(f"{name}: {what}, but options say {options[field]!r}")
+                raise InvalidInput(name, f"{what}, but options say {options[field]!r}")
             options = options | {field: value}
     others = {name: value for name, value in given.items() if name not in _SHORTHANDS}
     return others | {"options": options}
@@ -195,15 +199,16 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(workers, int):
         return given
     if not isinstance(workers, str):
-        raise InvalidInput(f"workers: Input should be a valid integer, not {shown(workers)}")
+        raise InvalidInput("workers", f"Input should be a valid integer, not {shown(workers)}")
     if not workers.strip().isdecimal():
         taking = [one.name for one in STRATEGIES.values() if one.count_workers is not number_of]
         raise InvalidInput(
-            f"workers: {shown(workers)} is not a number; only strategy {', '.join(taking)} takes a "
-            "list"
+            "workers",
+            f"{shown(workers)} is not a number",
+            hint=f"only strategy {', '.join(taking)} takes a list",
         )
     if len(workers) > _MOST_DIGITS:
-        raise InvalidInput(f"workers: {shown(workers)} are more than any machine has")
+        raise InvalidInput("workers", f"{shown(workers)} are more than any machine has")
     return given | {"workers": int(workers)}
 
 
@@ -218,11 +223,11 @@ def _refuse_useless(
         is_idle = is_default or given[name] is False
         if knowing and name not in strategy.settings and not is_idle:
             noun, names = "strategy" if len(knowing) == 1 else "strategies", ", ".join(knowing)
-            raise InvalidInput(f"{name}: goes not with strategy {asked}, only with {noun} {names}")
+            raise InvalidInput(name, f"goes not with strategy {asked}, only with {noun} {names}")
     for name, why in strategy.refused_settings.items():
         is_given = name in given and name in kind.model_fields
         if is_given and given[name] != kind.model_fields[name].default:
-            raise InvalidInput(f"{name}: goes not with strategy {strategy.name}: {why}")
+            raise InvalidInput(name, f"goes not with strategy {strategy.name}: {why}")
 
 
 def _knowing(name: str) -> list[str]:
@@ -254,12 +259,12 @@ def _written_out(name: str, text: str, strategy: Strategy) -> dict[str, Any]:
     for part in text.split(","):
         purpose, equals, codec = (word.strip() for word in part.partition("="))
         if not equals or not codec:
-            raise InvalidInput(f"codec: {part!r} is not of the form gradients=dynamic8")
+            raise InvalidInput("codec", f"{part!r} is not of the form gradients=dynamic8")
         if purpose not in fields:
             known = ", ".join(fields)
-            raise InvalidInput(f"codec: {purpose!r} travels by none; choose from {known}")
+            raise InvalidInput("codec", f"{purpose!r} travels by none", hint=f"choose from {known}")
         if purpose in options:
-            raise InvalidInput(f"codec: {purpose} is named twice")
+            raise InvalidInput("codec", f"{purpose} is named twice")
         options[purpose] = None if codec == "none" else codec
     return options
 
@@ -269,4 +274,4 @@ def validated(kind: type[_Validated], values: Any, source: str = "") -> _Validat
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        raise InvalidInput(": ".join(filter(None, (source, first_fault(error))))) from None
+        raise InvalidInput.of(": ".join(filter(None, (source, first_fault(error))))) from None

@@ -24,7 +24,9 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     result = read_result(folder)
     if rehearsal is not None and not isinstance(result, RunResult):
         raise InvalidInput(
-            f"{folder}: no rehearsal can stand beside it; a run of workers in step can have one"
+            str(folder),
+            "no rehearsal can stand beside it",
+            hint="a run of workers in step can have one",
         )
     match result:
         case RunResult():

@@ -44,23 +44,27 @@ def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
     """Return the timeline of a rehearsal in `folder`; InvalidInput if it is not of this run."""
     if result.comparison is None:
         raise InvalidInput(
-            f"{result.id}: no rehearsal can stand beside it; a run of workers in step can have one"
+            result.id,
+            "no rehearsal can stand beside it",
+            hint="a run of workers in step can have one",
         )
     other = read_run(folder)
     if not other.is_rehearsal:
-        raise InvalidInput(f"{folder}: is a run and no rehearsal")
+        raise InvalidInput(str(folder), "is a run and no rehearsal")
     if result.is_rehearsal:
-        raise InvalidInput(f"{result.id}: is itself a rehearsal; name a run, and this beside it")
+        raise InvalidInput(
+            result.id, "is itself a rehearsal", hint="name a run, and this beside it"
+        )
     for field in _ALIKE:
         one, rehearsed = getattr(result.settings, field), getattr(other.settings, field)
         if one != rehearsed:
             raise InvalidInput(
-                f"{folder}: rehearses {field} {rehearsed}, and run {result.id} has {one}"
+                str(folder), f"rehearses {field} {rehearsed}, and run {result.id} has {one}"
             )
     if result.strategy != other.settings.strategy:
         rehearsed = other.settings.strategy
         used = f"run {result.id} used {result.strategy}"
-        raise InvalidInput(f"{folder}: rehearses strategy {rehearsed}, and {used}")
+        raise InvalidInput(str(folder), f"rehearses strategy {rehearsed}, and {used}")
     return read_timeline(folder / "trace.json", Origin.REHEARSED)
 
 

@@ -77,7 +77,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
     results = [read_run(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         if not result.epochs:
-            raise InvalidInput(f"{folder}: has no epochs, and no loss to lay beside others'")
+            raise InvalidInput(str(folder), "has no epochs, and no loss to lay beside others'")
     is_tested = all(one.test_loss is not None for each in results for one in each.epochs)
     names = _names(folders)
     texts = _differences(results)

@@ -106,9 +106,10 @@ class Outbox:
         with self.changed:
             if nbytes > self._max_message_nbytes:
                 raise InvalidInput(
+                    "request",
                     f"a request of {nbytes:,} bytes is larger than the "
                     f"{self._max_message_nbytes:,} that the hub takes: hub and worker do not mean "
-                    "the same model or batch size"
+                    "the same model or batch size",
                 )
             credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes
 
@@ -301,7 +302,7 @@ class Client:
             text = limits.one_line(bytes(payload).decode(errors="replace"))
             if kind == MessageKind.BUSY:
                 raise Disconnected(text)
-            raise InvalidInput(f"the hub refuses this worker: {text}")
+            raise InvalidInput("hub", f"refuses this worker: {text}")
         if kind != MessageKind.WELCOME:
             return False
         self._heard_s = time.monotonic()

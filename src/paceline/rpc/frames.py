@@ -171,13 +171,13 @@ class Message:
         for field, name in (("topic", self.topic), ("codec", self.codec)):
             if not (name.isascii() and name.isprintable() and len(name) <= _NAME_NBYTES):
                 raise InvalidInput(
-                    f"{field}: {name!r} is not at most {_NAME_NBYTES} printable ASCII characters"
+                    field, f"{name!r} is not at most {_NAME_NBYTES} printable ASCII characters"
                 )
         for field, number in (("step", self.step), ("version", self.version)):
             if number not in _INT64:
-                raise InvalidInput(f"{field}: {number} does not fit into 64 bits")
+                raise InvalidInput(field, f"{number} does not fit into 64 bits")
         if len(self.parts) > MAX_PARTS:
-            raise InvalidInput(f"parts: {len(self.parts)} are more than {MAX_PARTS}")
+            raise InvalidInput("parts", f"{len(self.parts)} are more than {MAX_PARTS}")
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +201,7 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
     for part in message.parts:
         view = memoryview(part)
         if view.nbytes and not view.c_contiguous:
-            raise InvalidInput("parts: a part is not contiguous in memory; copy it before")
+            raise InvalidInput("parts", "a part is not contiguous in memory", hint="copy it before")
         # An empty view of several dimensions cannot be cast.
         views.append(view.cast("B") if view.nbytes else memoryview(b""))
     header = replace(header, step=message.step, version=message.version, codec=message.codec)

@@ -64,13 +64,15 @@ def generate_keys(folder: Path) -> tuple[Path, ...]:
         # Look at all four before writing the first, so that a refusal leaves no half of a pair.
         for name in ("hub.key", "hub.pub", "worker.key", "worker.pub"):
             if (folder / name).exists():
-                raise InvalidInput(f"{folder / name} is there already; choose another folder")
+                raise InvalidInput(
+                    "keys", f"{folder / name} is there already", hint="choose another folder"
+                )
         for name in ("hub", "worker"):
             public, secret = zmq.curve_keypair()
             written.append(_write(folder / f"{name}.key", secret, _SECRET_MODE))
             written.append(_write(folder / f"{name}.pub", public, _PUBLIC_MODE))
     except OSError as error:
-        raise InvalidInput(f"{folder}: keys cannot be written: {error.strerror}") from error
+        raise InvalidInput(str(folder), f"keys cannot be written: {error.strerror}") from error
     return tuple(written)
 
 
@@ -83,7 +85,7 @@ def load_hub_keys(folder: Path) -> HubKeys:
     secret = _read(folder / "hub.key", is_secret=True)
     files = [path for path in sorted(folder.glob("*.pub")) if path.stem != "hub"]
     if not files:
-        raise InvalidInput(f"{folder} has no worker.pub: no worker could join")
+        raise InvalidInput("keys", f"{folder} has no worker.pub: no worker could join")
     return HubKeys(secret, frozenset(_read(path) for path in files))
 
 
@@ -110,21 +112,25 @@ def _read(path: Path, *, is_secret: bool = False) -> bytes:
             key = file.read(64).strip()  # a wrong file may be large
     except OSError as error:
         raise InvalidInput(
-            f"{path}: {error.strerror}; `paceline hub --generate-keys` writes one"
+            str(path), str(error.strerror), hint="`paceline hub --generate-keys` writes one"
         ) from error
     if not _Z85.fullmatch(key):
-        raise InvalidInput(f"{path} is no key, which is one line of 40 characters in Z85")
+        raise InvalidInput(str(path), "is no key, which is one line of 40 characters in Z85")
     mode = stat.S_IMODE(path.stat().st_mode)
     if is_secret and mode & 0o077:
         raise InvalidInput(
-            f"{path} can be read or written by others (mode {mode:04o}); `chmod 600 {path}`"
+            str(path),
+            f"can be read or written by others (mode {mode:04o})",
+            hint=f"`chmod 600 {path}`",
         )
     return key
 
 
 def _check_curve() -> None:
     if not zmq.has("curve"):
-        raise InvalidInput("this pyzmq was built without CURVE; install the one from PyPI")
+        raise InvalidInput(
+            "keys", "this pyzmq was built without CURVE", hint="install the one from PyPI"
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def parse_address(text: str) -> Address:
     """Return the address of tcp://HOST:PORT. Raises InvalidInput if `text` is of another form."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > _MAX_PORT:
-        raise InvalidInput(f"address: {text!r} is not of the form tcp://10.0.0.1:5555")
+        raise InvalidInput("address", f"{text!r} is not of the form tcp://10.0.0.1:5555")
     return Address(match[1] or match[2], int(match[3]))
 
 
@@ -166,10 +172,12 @@ def bind_address(text: str, *, has_keys: bool) -> Address:
         ip = ip_address(host)
     except ValueError as error:
         raise InvalidInput(
-            f"bind: {address.host!r} is no address of an interface, such as 10.0.0.1"
+            "bind", f"{address.host!r} is no address of an interface, such as 10.0.0.1"
         ) from error
     if ip.is_unspecified:
-        raise InvalidInput(f"bind: {host} is every interface; name the one that workers reach")
+        raise InvalidInput(
+            "bind", f"{host} is every interface", hint="name the one that workers reach"
+        )
     _check_plain(address, has_keys, "bind")
     return Address(host, address.port)
 
@@ -181,7 +189,7 @@ def connect_address(text: str, *, has_keys: bool) -> Address:
     """
     address = parse_address(text)
     if not address.port:
-        raise InvalidInput(f"connect: {text!r} has port 0; name the hub's port")
+        raise InvalidInput("connect", f"{text!r} has port 0", hint="name the hub's port")
     _check_plain(address, has_keys, "connect")
     return address
 
@@ -189,8 +197,12 @@ def connect_address(text: str, *, has_keys: bool) -> Address:
 def _check_plain(address: Address, has_keys: bool, option: str) -> None:
     if not has_keys and not address.is_loopback:
         raise InvalidInput(
-            f"{option}: {address} can be reached from other machines and needs keys; write them "
-            "with `paceline hub --generate-keys FOLDER` and give the folder with --keys"
+            option,
+            f"{address} can be reached from other machines and needs keys",
+            hint=(
+                "write them with `paceline hub --generate-keys FOLDER` and give the folder with "
+                "--keys"
+            ),
         )
 
 

@@ -38,10 +38,10 @@ class RunIdentity:
         printable = self.run_id.isascii() and self.run_id.isprintable()
         if not (printable and 0 < len(self.run_id) <= _MAX_RUN_ID):
             raise InvalidInput(
-                f"run id: {self.run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
+                "run id", f"{self.run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
             )
         if len(self.layout) != _LAYOUT or set(self.layout) - set("0123456789abcdef"):
-            raise InvalidInput(f"layout: {self.layout!r} is no SHA-256 in lower-case hexadecimal")
+            raise InvalidInput("layout", f"{self.layout!r} is no SHA-256 in lower-case hexadecimal")
 
     @cached_property
     def nonce(self) -> bytes:
@@ -58,7 +58,7 @@ class Identity(RunIdentity):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.worker < 2**32:
-            raise InvalidInput(f"worker: {self.worker} is no number of a worker")
+            raise InvalidInput("worker", f"{self.worker} is no number of a worker")
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Limits(RunIdentity):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_workers < 1:
-            raise InvalidInput(f"workers: {self.num_workers} is not at least 1")
+            raise InvalidInput("workers", f"{self.num_workers} is not at least 1")
         if not 0 < self.max_message_nbytes <= MAX_MESSAGE_NBYTES:
-            raise InvalidInput(f"largest message: {self.max_message_nbytes} bytes")
+            raise InvalidInput("largest message", f"{self.max_message_nbytes} bytes")
         if len(self.settings) > _MAX_SETTINGS_NBYTES:
             raise InvalidInput(
-                f"settings: {len(self.settings)} bytes are more than {_MAX_SETTINGS_NBYTES}"
+                "settings", f"{len(self.settings)} bytes are more than {_MAX_SETTINGS_NBYTES}"
             )
 
     def mismatch(self, worker: int, run_id: str, layout: str) -> str:

@@ -29,10 +29,10 @@ class ProbeTurns:
             self._held.append(request)
             return None
         if not 0 <= nbytes <= self._max_nbytes:
-            raise InvalidInput(f"probe: {nbytes:,} bytes; at most {self._max_nbytes:,}")
+            raise InvalidInput("probe", f"{nbytes:,} bytes", hint=f"at most {self._max_nbytes:,}")
         self._counts[worker] = self._counts.get(worker, 0) + 1
         if self._counts[worker] > _MOST:
-            raise InvalidInput(f"probe: more than {_MOST} of one worker")
+            raise InvalidInput("probe", f"more than {_MOST} of one worker")
         self._worker, self._asked_s = worker, time.monotonic()
         return Message("probe", parts=(memoryview(bytes(nbytes)),))
 

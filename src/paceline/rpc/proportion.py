@@ -34,8 +34,9 @@ class Proportions:
             usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters"
         if norm > most * usual:
             raise InvalidInput(
-                f"{self._what} whose norm is {norm:.3g} are out of all proportion to that of the "
-                f"{whose}, {usual:.3g}"
+                self._what,
+                f"whose norm is {norm:.3g} are out of all proportion to that of the {whose}, "
+                f"{usual:.3g}",
             )
         self._accepted.append((worker, norm))
 
@@ -48,8 +49,9 @@ def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     usual = 1 + norm_of(one for one in known if one.is_floating_point())
     if norm > _MOST_TIMES_PARAMETERS * usual:
         raise InvalidInput(
+            "buffers",
             f"buffers whose norm is {norm:.3g} are out of all proportion to those before, "
-            f"{usual:.3g}"
+            f"{usual:.3g}",
         )
 
 

@@ -24,14 +24,14 @@ def check_spans(spans: list[Span], worker: int, what: str) -> None:
     """Raise InvalidInput for spans of others, or that end before they begin, or never."""
     for span in spans:
         if span.worker != worker:
-            raise InvalidInput(f"{what}: a span of worker {span.worker}")
+            raise InvalidInput(what, f"a span of worker {span.worker}")
         if not (0 <= span.start_s <= span.end_s < float("inf")):
-            raise InvalidInput(f"{what}: a span from {span.start_s} to {span.end_s} s")
+            raise InvalidInput(what, f"a span from {span.start_s} to {span.end_s} s")
         if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
-            raise InvalidInput(f"{what}: a span of step {span.step}, part {span.part[:20]!r}")
+            raise InvalidInput(what, f"a span of step {span.step}, part {span.part[:20]!r}")
         _check_resources(span.on, what)
 
 
 def _check_resources(on: tuple[Resource, ...], what: str) -> None:
     if len(on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in on):
-        raise InvalidInput(f"{what}: a span on {len(on)} resources, or one with a name too long")
+        raise InvalidInput(what, f"a span on {len(on)} resources, or one with a name too long")

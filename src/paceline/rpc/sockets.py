@@ -138,8 +138,9 @@ class Connection:
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise InvalidInput(
-                f"the hub at {self._to} does not know this worker's key; its folder of keys "
-                "needs the worker.pub that belongs to it"
+                "hub",
+                f"the hub at {self._to} does not know this worker's key",
+                hint="its folder of keys needs the worker.pub that belongs to it",
             )
         if event & _FAILED:
             raise Disconnected(
@@ -186,7 +187,7 @@ class Router:
         except zmq.ZMQError as error:
             in_use = error.errno == errno.EADDRINUSE
             why = "is in use" if in_use else f"cannot be bound: {error.strerror}"
-            raise InvalidInput(f"bind: {at} {why}") from error
+            raise InvalidInput("bind", f"{at} {why}") from error
         self.address = self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Iterator[Arrival]:

@@ -46,7 +46,7 @@ def check_reply(reply: Message, hub: str = "") -> Message:
     if reply.topic == AGAIN:
         raise StepGivenUp
     if reply.topic == REFUSED:
-        raise WorkerRefused(hub + bytes(reply.parts[0]).decode(errors="replace"))
+        raise WorkerRefused.of(hub + bytes(reply.parts[0]).decode(errors="replace"))
     return reply
 
 
@@ -99,7 +99,7 @@ def difference(here: str, there: str) -> str | None:
     """Return the first difference of two layouts, or None; InvalidInput if `there` is none."""
     own, other = json.loads(here), read_json(there.encode(), "what it says of its run")
     if not isinstance(other, dict):
-        raise InvalidInput("what it says of its run is no mapping")
+        raise InvalidInput("run", "what it says of its run is no mapping")
     for part, value in own.items():
         found = other.get(part)
         if isinstance(value, dict) and isinstance(found, dict):

@@ -54,7 +54,7 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=exists)
     except OSError as error:
-        raise InvalidInput(f"output: cannot make {folder}: {error.strerror}") from None
+        raise InvalidInput("output", f"cannot make {folder}: {error.strerror}") from None
     return folder
 
 

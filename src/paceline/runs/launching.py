@@ -176,7 +176,7 @@ def _check_led(request: RunRequest) -> None:
     strategy = strategy_of(settings)
     if strategy.worker is None or not strategy.takes_ranks:
         why = "starts its workers itself; run it without torchrun"
-        raise InvalidInput(f"strategy: {settings.strategy} {why}")
+        raise InvalidInput("strategy", f"{settings.strategy} {why}")
 
 
 def _take_own_part(request: RunRequest, group: Group) -> None:
@@ -192,7 +192,7 @@ def check_cores(processes: int) -> None:
     cores = len(os.sched_getaffinity(0))
     if processes > _MOST_PER_CORE * cores:
         why = f"at most {_MOST_PER_CORE} can share one"
-        raise InvalidInput(f"workers: {processes} do not fit on {cores} cores; {why}")
+        raise InvalidInput("workers", f"{processes} do not fit on {cores} cores", hint=why)
 
 
 def work(request: RunRequest) -> int:

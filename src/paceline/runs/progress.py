@@ -23,7 +23,9 @@ def require_tensorboard() -> None:
     """Raise InvalidInput if TensorBoard, which is an extra, is not installed."""
     if find_spec("tensorboard") is None:
         raise InvalidInput(
-            "tensorboard: is not installed; it is an extra: pip install 'paceline[tensorboard]'"
+            "tensorboard",
+            "is not installed",
+            hint="it is an extra: pip install 'paceline[tensorboard]'",
         )
 
 
@@ -37,7 +39,7 @@ class Scalars:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"tensorboard: cannot make {folder}: {error.strerror}") from None
+            raise InvalidInput("tensorboard", f"cannot make {folder}: {error.strerror}") from None
         from torch.utils.tensorboard import SummaryWriter  # an extra
 
         self._writer = SummaryWriter(str(folder))

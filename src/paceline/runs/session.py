@@ -157,8 +157,9 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
         for name, value in row["settings"].items():
             if value != first.get(name):
                 raise InvalidInput(
-                    f"{name}: {value!r} in worker {rank}, and {first.get(name)!r} in worker 0; "
-                    "start all by the same command line"
+                    name,
+                    f"{value!r} in worker {rank}, and {first.get(name)!r} in worker 0",
+                    hint="start all by the same command line",
                 )
     return request.model_copy(update={"run_id": rows[0]["run_id"]})
 
@@ -185,7 +186,9 @@ def _naming(folder: Path | None) -> Iterator[None]:
         has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
         on = f"; then paceline train --resume {folder} goes on" if has_checkpoint else ""
         raise InvalidInput(
-            f"output: the results cannot be written to {folder}: {first_line(error)}; make room{on}"
+            "output",
+            f"the results cannot be written to {folder}: {first_line(error)}",
+            hint=f"make room{on}",
         ) from error
 
 
@@ -259,7 +262,7 @@ def _trained(
         # All ranks refuse what rank 0 refuses, whose profile may differ from theirs.
         reasons = session.group.gather([one.why for one in own if not one.helps])[0]
         if reasons:
-            raise InvalidInput(f"{'; '.join(reasons)} (--force has all take part)")
+            raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
     if settings.strategy == AUTO:
         return train_best(session, runner, forecasts)
     outcome = runner.train(chosen.config)
@@ -277,7 +280,7 @@ def _check_speeds(
         logger.info("%s", one.why)
     refused = [one.why for one in judged if not one.helps]
     if refused and isinstance(settings, TrainSettings) and not settings.force:
-        raise InvalidInput(f"{'; '.join(refused)} (--force has all take part)")
+        raise InvalidInput("workers", f"{'; '.join(refused)} (--force has all take part)")
 
 
 def _result(

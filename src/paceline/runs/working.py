@@ -46,7 +46,7 @@ def work(settings: WorkerProcessSettings) -> None:
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         strategy = find_runnable(name)
         if strategy.worker is None:
-            raise InvalidInput(f"strategy: the hub has {name}, which has no workers of elsewhere")
+            raise InvalidInput("strategy", f"the hub has {name}, which has no workers of elsewhere")
         import_module(strategy.worker).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))
 
@@ -128,5 +128,5 @@ def _device() -> str:
         return "cpu"
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if rank >= len(found):
-        raise InvalidInput(f"workers: this machine has {len(found)} GPUs, and rank {rank} none")
+        raise InvalidInput("workers", f"this machine has {len(found)} GPUs, and rank {rank} none")
     return str(found[rank])

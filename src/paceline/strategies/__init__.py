@@ -36,7 +36,7 @@ def find_strategy(
     if ":" in name:
         return _imported(name)
     if name in STRATEGIES:
-        raise InvalidInput(f"strategy: {name!r} {why}; choose one of {', '.join(known)}")
+        raise InvalidInput("strategy", f"{name!r} {why}", hint=f"choose one of {', '.join(known)}")
     raise not_known("strategy", name, known)
 
 
@@ -57,7 +57,7 @@ def _imported(name: str) -> Strategy:
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"strategy: {name!r} cannot be imported: {error}") from None
+        raise InvalidInput("strategy", f"{name!r} cannot be imported: {error}") from None
     if not isinstance(found, Strategy):
-        raise InvalidInput(f"strategy: {name!r} is a {type(found).__name__}, not a Strategy")
+        raise InvalidInput("strategy", f"{name!r} is a {type(found).__name__}, not a Strategy")
     return found

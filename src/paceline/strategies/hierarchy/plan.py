@@ -47,8 +47,10 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
         levels = () if is_alone else rings(machine, memory.hosts, devices)
         if len(levels) > 1 and config.servers is not None:
             raise InvalidInput(
-                "servers: a number of servers is planned among the hosts of one group, and machine "
-                f"{machine.name} has groups of groups; leave it out"
+                "servers",
+                "a number of servers is planned among the hosts of one group, and machine "
+                f"{machine.name} has groups of groups",
+                hint="leave it out",
             )
 
         def between(chunk: str, layers: Sequence[Layer]) -> Shares:
@@ -65,7 +67,7 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
 def _num_servers(config: Hierarchy, num_hosts: int) -> int:
     """Return the number of hosts that are servers; InvalidInput if there are fewer hosts."""
     if config.servers is not None and config.servers > num_hosts:
-        raise InvalidInput(f"servers: {config.servers} do not fit on {num_hosts} hosts")
+        raise InvalidInput("servers", f"{config.servers} do not fit on {num_hosts} hosts")
     return config.servers or num_hosts
 
 

@@ -41,8 +41,7 @@ class BatchReader:
             named = ", ".join(map(str, rows[:_MOST_NAMED].tolist()))
             more = ", ..." if len(rows) > _MOST_NAMED else ""
             raise InvalidInput(
-                f"{self._name}: its data cannot be read at samples {named}{more}: "
-                f"{first_line(error)}"
+                self._name, f"its data cannot be read at samples {named}{more}: {first_line(error)}"
             ) from error
 
 
@@ -60,6 +59,6 @@ def loss_of(
             outputs = call(model, inputs)
         except Exception as error:
             raise InvalidInput(
-                f"model {name}: fails on a batch, {described(inputs)}: {blamed(error)}"
+                f"model {name}", f"fails on a batch, {described(inputs)}: {blamed(error)}"
             ) from error
         return learnable_loss(name, learning.loss, outputs, targets)

@@ -82,6 +82,6 @@ def run_of(settings: TrainSettings) -> dict[str, Any]:
 def resumed(state: State, settings: TrainSettings) -> Saved:
     """Return what was saved; InvalidInput if it was by another strategy, or of another run."""
     if PART not in state.parts:
-        raise InvalidInput("resume: the run had another strategy than hogbatch; take that")
+        raise InvalidInput("resume", "the run had another strategy than hogbatch", hint="take that")
     check_same_run(state.parts["progress"]["run"], run_of(settings))
     return state.tensors, state.parts[PART]

@@ -114,7 +114,7 @@ def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[Wor
     is_number = _NUMBER.fullmatch(text) is not None
     count = int(text) if is_number else len(items)
     if not 1 <= count <= MOST_WORKERS:
-        raise InvalidInput(f"workers: from 1 to {MOST_WORKERS} can train one model, not {count}")
+        raise InvalidInput("workers", f"from 1 to {MOST_WORKERS} can train one model", got=count)
     if is_number:
         cores = num_cores or len(os.sched_getaffinity(0))
         return (WorkerSpec(DeviceKind.CPU, max(1, cores // count)),) * count
@@ -122,7 +122,7 @@ def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[Wor
     gpus = Counter(spec.index for spec in specs if spec.kind == DeviceKind.GPU)
     twice = [index for index, times in gpus.items() if times > 1]
     if twice:
-        raise InvalidInput(f"workers: gpu:{twice[0]} stands twice; a GPU is one worker")
+        raise InvalidInput("workers", f"gpu:{twice[0]} stands twice", hint="a GPU is one worker")
     return specs
 
 
@@ -130,19 +130,20 @@ def _parsed(item: str, number: int) -> WorkerSpec:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise InvalidInput(
-            f"workers: {item!r} (worker {number}) is not of the form {_FORM}; "
-            "or write a number of workers"
+            "workers",
+            f"{item!r} (worker {number}) is not of the form {_FORM}",
+            hint="or write a number of workers",
         )
     kind, count, slow = match[1], int(match[2]), match[3]
     if kind == DeviceKind.GPU:
         if slow is not None:
-            raise InvalidInput(f"workers: {item!r}: only a worker on a CPU can be slowed down")
+            raise InvalidInput("workers", f"{item!r}: only a worker on a CPU can be slowed down")
         return WorkerSpec(DeviceKind.GPU, index=count)
     if not 1 <= count <= _MOST_THREADS:
-        raise InvalidInput(f"workers: {item!r}: has from 1 to {_MOST_THREADS} threads")
+        raise InvalidInput("workers", f"{item!r}: has from 1 to {_MOST_THREADS} threads")
     factor = 1.0 if slow is None else float(slow)
     if not 1 <= factor < inf:
-        raise InvalidInput(f"workers: {item!r}: a worker can be slowed down only from 1 up")
+        raise InvalidInput("workers", f"{item!r}: a worker can be slowed down only from 1 up")
     return WorkerSpec(DeviceKind.CPU, threads=count, slow=factor)
 
 

@@ -161,7 +161,7 @@ class Coordinator:
         received = messages.unpack(packet)
         if isinstance(received, Failure):
             reason = f"{worker.title} failed: {received.reason}"
-            raise InvalidInput(reason) if received.by_input else WorkerLost(reason)
+            raise InvalidInput.of(reason) if received.by_input else WorkerLost(reason)
         if received[0].batch == messages.READY:
             worker.is_ready = True
             if self._has_begun:
@@ -206,8 +206,10 @@ class Coordinator:
                 known = self._settings.learning_rate
                 rate = "" if known is None else f" than {known:g}"
                 raise InvalidInput(
-                    f"learning_rate: the loss of {worker.title} became {result.loss} in epoch "
-                    f"{self._counts.epoch + 1}, on a batch of {size}; choose a smaller one{rate}"
+                    "learning_rate",
+                    f"the loss of {worker.title} became {result.loss} in epoch "
+                    f"{self._counts.epoch + 1}, on a batch of {size}",
+                    hint=f"choose a smaller one{rate}",
                 )
             # Batches of a GPU overlap: one takes as long as it ends after the one before.
             took_ns = result.ended_ns - max(result.started_ns, worker.ended_ns)
@@ -352,9 +354,10 @@ class Coordinator:
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]
         if list(sizes) != before:
             raise InvalidInput(
-                f"resume: the {len(before)} epochs that have begun had {sum(before):,} samples in "
-                f"the run, and would have {sum(sizes):,} now; go on with the same data and steps, "
-                "or with more epochs"
+                "resume",
+                f"the {len(before)} epochs that have begun had {sum(before):,} samples in the "
+                f"run, and would have {sum(sizes):,} now",
+                hint="go on with the same data and steps, or with more epochs",
             )
         free = [range(*part) for part in values["free"]]
         self._resumed_epoch, self._queue = counts.epoch, policy.SampleQueue(sizes[-1], free)

@@ -23,12 +23,13 @@ def own_policy(name: str, workers: Any, num_workers: int) -> Any:
     """Import package.module:Policy, and call it with the workers; InvalidInput if that fails."""
     policy = _made(name, workers)
     if not callable(getattr(policy, "next_batch", None)):
-        raise InvalidInput(f"policy: {name!r} has no next_batch(worker, updates, sizes)")
+        raise InvalidInput("policy", f"{name!r} has no next_batch(worker, updates, sizes)")
     most = getattr(policy, "most", None)
     if not isinstance(most, Sequence) or not all(map(_is_size, most)) or len(most) != num_workers:
         raise InvalidInput(
-            f"policy: {name!r} has to have most, the largest batch of each of {num_workers} "
-            f"workers, not {shown(most)}"
+            "policy",
+            f"{name!r} has to have most, the largest batch of each of {num_workers} workers, not "
+            f"{shown(most)}",
         )
     return policy
 
@@ -41,12 +42,13 @@ def _made(name: str, workers: Any) -> Any:
     try:
         make = attrgetter(attribute)(importlib.import_module(module))
     except (Exception, SystemExit) as error:
-        raise InvalidInput(f"policy: {name!r} cannot be imported: {first_line(error)}") from error
+        raise InvalidInput("policy", f"{name!r} cannot be imported: {first_line(error)}") from error
     try:
         return make(workers)
     except Exception as error:
         raise InvalidInput(
-            f"policy: {name!r} cannot be made for {len(workers.specs)} workers: {first_line(error)}"
+            "policy",
+            f"{name!r} cannot be made for {len(workers.specs)} workers: {first_line(error)}",
         ) from error
 
 
@@ -68,11 +70,12 @@ class OwnPolicy:
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         except Exception as error:
             raise InvalidInput(
-                f"policy: {self.name!r} fails for worker {worker}: {first_line(error)}"
+                "policy", f"{self.name!r} fails for worker {worker}: {first_line(error)}"
             ) from error
         if not _is_size(size) or size > self.most[worker]:
             raise InvalidInput(
-                f"policy: {self.name!r} gives worker {worker} a batch of {shown(size)}; a whole "
-                f"number from 1 to its most, {self.most[worker]}, is needed"
+                "policy",
+                f"{self.name!r} gives worker {worker} a batch of {shown(size)}",
+                hint=f"a whole number from 1 to its most, {self.most[worker]}, is needed",
             )
         return int(size)

@@ -284,9 +284,11 @@ class _PricedWorkers:
         hosts = dict.fromkeys(device.host for device in devices)
         if len(hosts) > 1:
             raise InvalidInput(
-                f"workers: those of hogbatch share the model in the memory of one host, but "
+                "workers",
+                "those of hogbatch share the model in the memory of one host, but "
                 f"{devices[0].name!r} is on {devices[0].host!r} and others are on "
-                f"{', '.join(map(repr, list(hosts)[1:]))}; take the devices of one host"
+                f"{', '.join(map(repr, list(hosts)[1:]))}",
+                hint="take the devices of one host",
             )
         self.config = config
         self.specs = [_spec(machine, device, config) for device in devices]

@@ -191,7 +191,7 @@ class WorkerProcesses:
         """Start a worker, which may also join later. It asks for work when it is ready."""
         number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
-            raise InvalidInput(f"workers: at most {MOST_WORKERS} can join a run")
+            raise InvalidInput("workers", f"at most {MOST_WORKERS} can join a run")
         # Packets keep the borders of messages, and an empty one says that the process has ended.
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Spans and state do not fit into a packet: the worker writes them to files in memory.

@@ -36,10 +36,10 @@ class ScheduledRate:
         if self._schedule is None:
             return
         if isinstance(self._schedule, ReduceLROnPlateau):
-            raise InvalidInput("schedule: follows a loss, and here it is told of samples done")
+            raise InvalidInput("schedule", "follows a loss, and here it is told of samples done")
         if not self._rate:
             raise InvalidInput(
-                "schedule: changes a learning rate of 0; give the optimizer one above"
+                "schedule", "changes a learning rate of 0", hint="give the optimizer one above"
             )
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()  # torch warns of a schedule that steps before its optimizer
@@ -76,6 +76,8 @@ class ScheduledRate:
         if changed:
             kind = type(self._schedule).__name__
             raise InvalidInput(
-                f"schedule: {kind} changes {', '.join(changed)}, and workers are told of learning "
-                "rates alone; take one that changes nothing else, as with cycle_momentum=False"
+                "schedule",
+                f"{kind} changes {', '.join(changed)}, and workers are told of learning rates "
+                "alone",
+                hint="take one that changes nothing else, as with cycle_momentum=False",
             )

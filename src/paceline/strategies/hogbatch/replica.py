@@ -50,7 +50,7 @@ def device_for(spec: WorkerSpec) -> Device:
         return device_of(torch.device("cpu"))
     found = gpus()
     if spec.index >= len(found):
-        raise InvalidInput(f"workers: {spec}: this machine has {len(found)} GPUs")
+        raise InvalidInput("workers", f"{spec}: this machine has {len(found)} GPUs")
     return device_of(found[spec.index])
 
 

@@ -56,7 +56,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     """
     settings = session.settings
     if not isinstance(settings, TrainSettings):
-        raise InvalidInput(f"strategy: {settings.strategy!r} can be planned, but not run here")
+        raise InvalidInput("strategy", f"{settings.strategy!r} can be planned, but not run here")
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
         yield runner
@@ -144,9 +144,10 @@ class HogbatchRunner:
         assert policy is not None  # all workers have tried their speed
         if max(policy.most) > num_samples:
             raise InvalidInput(
-                f"batch_size: in proportion to the speeds a worker would get "
-                f"{max(policy.most):,} samples at once, but there are {num_samples:,} to train "
-                "on; choose a smaller one"
+                "batch_size",
+                f"in proportion to the speeds a worker would get {max(policy.most):,} samples at "
+                f"once, but there are {num_samples:,} to train on",
+                hint="choose a smaller one",
             )
         trials = [worker.trial for worker in self.coordinator.processes.running]
         if not self._settings.force:
@@ -156,7 +157,7 @@ class HogbatchRunner:
             )
             reasons = [one.why for one in calibration.admit(epochs, trials) if not one.helps]
             if reasons:
-                raise InvalidInput(f"{'; '.join(reasons)} (--force has all take part)")
+                raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
         machine = calibration.machine_of(self.workload, trials)
         return Calibrated(machine, Measured({}, Roofline.of(machine)))
 
@@ -220,7 +221,9 @@ class HogbatchRunner:
         _check_same(own, saved)
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
-                f"resume: all {len(self._sizes)} epochs of the run are done; ask for more epochs"
+                "resume",
+                f"all {len(self._sizes)} epochs of the run are done",
+                hint="ask for more epochs",
             )
         self.coordinator.restore(self._specs, tensors, values)
         with torch.no_grad():
@@ -319,8 +322,9 @@ def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         before, now = kind(saved.get(name)), kind(own.get(name))
         if before != now:
             raise InvalidInput(
-                f"resume: {name!r} of the model was {before} in the run, and is {now} now; go on "
-                "with the same model"
+                "resume",
+                f"{name!r} of the model was {before} in the run, and is {now} now",
+                hint="go on with the same model",
             )
 
 
@@ -331,8 +335,9 @@ def _check(
     threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
     if threads > _MOST_THREADS_PER_CORE * cores:
         raise InvalidInput(
-            f"workers: {threads} threads do not fit on {cores} cores; "
-            f"at most {_MOST_THREADS_PER_CORE} can share one"
+            "workers",
+            f"{threads} threads do not fit on {cores} cores",
+            hint=f"at most {_MOST_THREADS_PER_CORE} can share one",
         )
     optimizer_by(recipe, settings)
     # Before their trials, workers count as equally fast.
@@ -343,9 +348,10 @@ def _check(
             by_kind = "cpu_batch" if spec.kind == DeviceKind.CPU else "gpu_batch"
             field = _BOUNDED_BY.get(config.policy, "policy" if ":" in config.policy else by_kind)
             raise InvalidInput(
-                f"{field}: policy {config.policy} gives worker {number} "
-                f"({spec}) batches of up to {most:,} samples, but there are {num_samples:,} "
-                "to train on; allow at most so many"
+                field,
+                f"policy {config.policy} gives worker {number} ({spec}) batches of up to {most:,} "
+                f"samples, but there are {num_samples:,} to train on",
+                hint="allow at most so many",
             )
 
 
@@ -369,7 +375,8 @@ def _tensors_of(recipe: Recipe) -> Tensors:
         if len(wrong):
             row = int(wrong[0, 0])
             raise InvalidInput(
-                f"data: training sample {row} has label {targets[row].tolist()}; labels of "
-                f"{num_classes} classes are 0 to {num_classes - 1}"
+                "data",
+                f"training sample {row} has label {targets[row].tolist()}",
+                hint=f"labels of {num_classes} classes are 0 to {num_classes - 1}",
             )
     return shared | {messages.INPUTS: inputs, messages.TARGETS: targets}

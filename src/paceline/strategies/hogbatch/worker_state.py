@@ -47,15 +47,16 @@ def write_state(fd: int, tensors: Mapping[str, Tensor], values: Any) -> None:
     try:
         header = json.dumps({"entries": entries, "values": values}).encode()
     except TypeError as error:
-        raise InvalidInput(f"the optimizer's state cannot be saved: {error}") from error
+        raise InvalidInput("optimizer", f"its state cannot be saved: {error}") from error
     start = _start(len(header))
     try:
         # It never shrinks: what the coordinator has read of it stays mapped.
         os.posix_fallocate(fd, 0, start + max(1, nbytes))
     except OSError as error:
         raise InvalidInput(
-            f"shared memory: the state of the optimizers needs {nbytes:,} bytes of this machine, "
-            f"which it does not give: {error.strerror}"
+            "shared memory",
+            f"the state of the optimizers needs {nbytes:,} bytes of this machine, which it does "
+            f"not give: {error.strerror}",
         ) from error
     os.pwrite(fd, len(header).to_bytes(_LENGTH_NBYTES, "little") + header, 0)
     for name, place in tensors_in(_mapped(fd, start), entries).items():
@@ -70,7 +71,7 @@ def read_state(fd: int) -> tuple[Tensors, Any]:
     what, nbytes = "the state of a worker", os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, _LENGTH_NBYTES, 0), "little")
     if length > limits.CHECKPOINT_VALUES or _start(length) > nbytes:
-        raise InvalidInput(f"{what}: a header of {length:,} bytes in a file of {nbytes:,}")
+        raise InvalidInput(what, f"a header of {length:,} bytes in a file of {nbytes:,}")
     header = read_record(_HEADER, os.pread(fd, length, _LENGTH_NBYTES), what)
     for one in header.entries:
         check_place(one, nbytes - _start(length), what)
@@ -122,7 +123,9 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
-        raise InvalidInput(f"optimizer: {kind} is not a torch.optim.Optimizer, and cannot be saved")
+        raise InvalidInput(
+            "optimizer", f"{kind} is not a torch.optim.Optimizer, and cannot be saved"
+        )
     tensors: Tensors = {}
     plain: dict[str, dict[str, Any]] = {}
     for index, own in optimizer.state_dict()["state"].items():
@@ -135,9 +138,13 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
 def _load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: Any) -> None:
     kind = type(optimizer).__name__
     if values["kind"] != kind:
-        raise InvalidInput(f"the checkpoint's optimizer is {values['kind']}, and this one {kind}")
+        raise InvalidInput(
+            "optimizer", f"the checkpoint's optimizer is {values['kind']}, and this one {kind}"
+        )
     if values["parameters"] != _shapes(optimizer):
-        raise InvalidInput(f"the checkpoint's {kind} has other parameters, or in another order")
+        raise InvalidInput(
+            "optimizer", f"the checkpoint's {kind} has other parameters, or in another order"
+        )
     state = {int(index): dict(plain) for index, plain in values["state"].items()}
     for name, tensor in tensors.items():
         index, _, key = name.partition("/")

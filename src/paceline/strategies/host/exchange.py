@@ -88,7 +88,7 @@ class HostExchange:
             problem = f"worker {self._group.rank}: {error}"
         problems = [one for one in self._group.gather(problem) if one is not None]
         if problems:
-            raise InvalidInput(problems[0])
+            raise InvalidInput.of(problems[0])
 
     def _set_layout(self, layout: Layout) -> None:
         if self._layout is not None:
@@ -166,7 +166,7 @@ class HostExchange:
         self._arena.discard()
         self._transfer.abandon()
         if self._between is not None:
-            raise InvalidInput(f"a backward pass failed on this rank; {_NO_WAY_BACK}")
+            raise InvalidInput("exchange", "a backward pass failed on this rank", hint=_NO_WAY_BACK)
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of a leader's codecs."""
@@ -264,8 +264,10 @@ class LeaderAllReduce:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
                     raise InvalidInput(
-                        f"codec: parameter {slot.name!r}: sums of {slot.parameter.dtype} are not "
-                        "encoded between machines; train in float32, or without a codec"
+                        "codec",
+                        f"parameter {slot.name!r}: sums of {slot.parameter.dtype} are not encoded "
+                        "between machines",
+                        hint="train in float32, or without a codec",
                     )
         self._chunks = chunks
         if self._thread is not None:
@@ -279,7 +281,7 @@ class LeaderAllReduce:
             # Each wait of the thread has a deadline of its own, so that all of them bound this one.
             self._exchanged.result(self._deadline_s * (len(self._chunks) + 1))
         except StepDiscarded as error:
-            raise InvalidInput(f"{error}; {_NO_WAY_BACK}") from error
+            raise InvalidInput("exchange", str(error), hint=_NO_WAY_BACK) from error
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of this leader's codecs."""
@@ -374,9 +376,10 @@ def _check_one_device(layout: Layout) -> None:
     for slot in layout.slots:
         if slot.parameter.device != first.parameter.device:
             raise InvalidInput(
+                "model",
                 f"parameter {slot.name!r} lies on {slot.parameter.device}, and {first.name!r} on "
-                f"{first.parameter.device}: host exchanges the gradients of one device a rank; "
-                "choose exchange='allreduce' for a model on several"
+                f"{first.parameter.device}: host exchanges the gradients of one device a rank",
+                hint="choose exchange='allreduce' for a model on several",
             )
 
 

@@ -210,7 +210,7 @@ def check_fits(state: State, run: Mapping[str, Any]) -> None:
     """Raise InvalidInput if a state is that of another strategy, or of another run."""
     if "local" not in state.parts:
         name = state.parts.get("progress", {}).get("strategy", "another")
-        raise InvalidInput(f"resume: the run had strategy {name}; take that")
+        raise InvalidInput("resume", f"the run had strategy {name}", hint="take that")
     check_same_run(state.parts["local"]["run"], run)
 
 
@@ -230,5 +230,5 @@ def restored_outer(state: State, outer: OuterModel, buffers: Sequence[Tensor]) -
     try:
         outer.load(found)
     except InvalidInput as error:
-        raise InvalidInput(f"resume: {error}") from None
+        raise InvalidInput("resume", str(error)) from None
     return [found[f"buffers/{i}"] for i in range(len(buffers))]

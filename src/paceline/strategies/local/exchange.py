@@ -27,7 +27,9 @@ class Exchanged:
         self.outer = OuterModel(self.fragments, config)
         self.dtype = self.outer.values[0].dtype
         if config.codec is not None and self.dtype != torch.float32:
-            raise InvalidInput(f"codec: {config.codec} encodes float32; the model is {self.dtype}")
+            raise InvalidInput(
+                "codec", f"{config.codec} encodes float32", hint=f"the model is {self.dtype}"
+            )
         # One a fragment: error feedback remembers what was lost of each tensor.
         self._codecs: list[Codec | ErrorFeedback | None] = [
             None if config.codec is None else find_codec(config.codec) for _ in self.fragments

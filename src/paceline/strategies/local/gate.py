@@ -67,17 +67,18 @@ class Gate:
         header = decode(PartHeader, message)
         if len(message.parts) != header.num_buffers + 2:
             raise InvalidInput(
-                f"part: {len(message.parts)} parts; a header, {header.num_buffers} of the "
-                "gradient and one of buffers belong"
+                "part",
+                f"{len(message.parts)} parts",
+                hint=f"a header, {header.num_buffers} of the gradient and one of buffers belong",
             )
         if not header.is_finite:
             raise NotFinite("has parameters that are NaN or infinite")
         most = self._most_samples
         if header.weight > most or sum(one.num_samples for one in header.losses) > most:
-            raise InvalidInput(f"part: more samples than the {most:.0f} of {_MOST_ROUNDS} rounds")
+            raise InvalidInput("part", f"more samples than the {most:.0f} of {_MOST_ROUNDS} rounds")
         for loss in header.losses:
             if loss.epoch >= max(1, self._num_epochs):
-                raise InvalidInput(f"part: a loss of epoch {loss.epoch} of {self._num_epochs}")
+                raise InvalidInput("part", f"a loss of epoch {loss.epoch} of {self._num_epochs}")
             _check_loss(loss.total, loss.num_samples, "training")
         return header
 
@@ -111,7 +112,7 @@ class Gate:
         found = decode(Tested, message)
         if found.num_samples > self._num_tests:
             raise InvalidInput(
-                f"tested: {found.num_samples} samples, of {self._num_tests} that there are"
+                "tested", f"{found.num_samples} samples, of {self._num_tests} that there are"
             )
         _check_loss(found.loss, found.num_samples, "test")
         return found
@@ -120,29 +121,29 @@ class Gate:
         """Return a worker's own state, which is read as it will be when it is taken up again."""
         header, parts = decode(SavedHeader, message), message.parts
         if len(parts) != 3:
-            raise InvalidInput(f"saved: {len(parts)} parts, and not 3")
+            raise InvalidInput("saved", f"{len(parts)} parts, and not 3")
         own = OwnState(header, bytes(parts[1]), bytes(parts[2]))
         try:
             tensors_of_bytes(own.tensors)
             values = json_values.loads(own.values)
         except (SafetensorError, ValueError) as error:
-            raise InvalidInput(f"saved: {str(error)[:200]}") from None
+            raise InvalidInput("saved", str(str(error)[:200])) from None
         if not isinstance(values, dict):
-            raise InvalidInput("saved: its values are no mapping of names")
+            raise InvalidInput("saved", "its values are no mapping of names")
         return own
 
     def done(self, worker: int, message: Message) -> tuple[Done, Trace]:
         """Return what a worker says in the end: of its parameters, and of its time."""
         if len(message.parts) != 2:
-            raise InvalidInput(f"done: {len(message.parts)} parts, and not 2")
+            raise InvalidInput("done", f"{len(message.parts)} parts, and not 2")
         header = decode(Done, message)
         trace = read_record(_TRACE, message.parts[1], "trace")
         if trace.worker != worker:
-            raise InvalidInput(f"trace: of worker {trace.worker}")
+            raise InvalidInput("trace", f"of worker {trace.worker}")
         check_spans(trace.spans, worker, "trace")
         for times in (trace.sent_s, trace.received_s):
             if not all(exchange >= 0 and isfinite(at_s) for exchange, at_s in times.items()):
-                raise InvalidInput("trace: a message at a time that cannot be")
+                raise InvalidInput("trace", "a message at a time that cannot be")
         return header, trace
 
 

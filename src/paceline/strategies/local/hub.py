@@ -227,13 +227,15 @@ class Hub:
             case Topic.FAILED:
                 self._note_failure(worker, message)
             case _:
-                raise InvalidInput(f"a message about {message.topic!r}, which there is not")
+                raise InvalidInput(
+                    "topic", f"a message about {message.topic!r}, which there is not"
+                )
 
     def _begin(self, request: RpcRequest) -> None:
         """Let a worker wait for the next round, if it trains the same model."""
         there = b"".join(request.message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+            raise InvalidInput("it has another run than the hub", one_line(found))
         self._drop(request.worker, "begins again")
         self._returning.discard(request.worker)
         self._waiting[request.worker] = request
@@ -241,7 +243,7 @@ class Hub:
     def _note_failure(self, worker: int, message: Message) -> None:
         told = one_line(b"".join(message.parts[:1]).decode(errors="replace"))
         if self._pool is not None and message.step:
-            self._failure = InvalidInput(f"worker {worker} failed: {told}")
+            self._failure = InvalidInput(f"worker {worker}", f"worker {worker} failed: {told}")
         self._reasons[worker] = f"has failed: {told}"
         self._drop(worker, self._reasons[worker])
 
@@ -283,8 +285,9 @@ class Hub:
         # Some may have begun again meanwhile.
         if all((one, exchange) in self._not_finite for one in self.rounds.members):
             self._failure = InvalidInput(
-                "learning_rate: the parameters or losses of all workers are NaN or infinite; "
-                "choose a smaller one"
+                "learning_rate",
+                "the parameters or losses of all workers are NaN or infinite",
+                hint="choose a smaller one",
             )
 
     def _drop(self, worker: int, why: str) -> None:

@@ -178,8 +178,10 @@ class RunLog:
         if not (isfinite(train_loss) and isfinite(found.test_loss or 0.0)):
             rate = "" if self._rate is None else f"with {self._rate:g} "
             raise Diverged(
-                f"learning_rate: {rate}the training loss is {train_loss} and the test loss "
-                f"{found.test_loss} after epoch {number + 1}; choose a smaller one"
+                "learning_rate",
+                f"{rate}the training loss is {train_loss} and the test loss "
+                f"{found.test_loss} after epoch {number + 1}",
+                hint="choose a smaller one",
             )
         seconds = self.trained_s - sum(one.seconds for one in self.epochs)
         epoch = Epoch(number, train_loss, found.test_loss, found.score, max(0.0, seconds))

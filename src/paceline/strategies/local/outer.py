@@ -32,14 +32,20 @@ def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
     layers = layers_of(model)
     if count > len(layers):
         raise InvalidInput(
-            f"fragments: {count} are more than the {len(layers)} layers; take at most that many"
+            "fragments",
+            f"{count} are more than the {len(layers)} layers",
+            hint="take at most that many",
         )
     types = {one.dtype for layer in layers for _, one in layer.parameters}
     if len(types) > 1 or not types <= {torch.float32, torch.float64}:
         found = ", ".join(sorted(str(one).removeprefix("torch.") for one in types))
         raise InvalidInput(
-            f"parameters: of {found}; strategy local averages those of float32 (bfloat16 is a "
-            "matter of precision=bfloat16)"
+            "parameters",
+            f"of {found}",
+            hint=(
+                "strategy local averages those of float32 (bfloat16 is a matter of "
+                "precision=bfloat16)"
+            ),
         )
     return [
         tuple(one for layer in layers[number::count] for _, one in layer.parameters)
@@ -121,6 +127,8 @@ class OuterModel:
         for name, vector in own.items():
             found = state.get(name)
             if found is None or found.shape != vector.shape or found.dtype != vector.dtype:
-                raise InvalidInput(f"outer state: {name} does not fit this model and its fragments")
+                raise InvalidInput(
+                    "outer state", f"{name} does not fit this model and its fragments"
+                )
         for name, vector in own.items():
             vector.copy_(state[name])

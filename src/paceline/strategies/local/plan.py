@@ -91,7 +91,9 @@ def hub_of(machine: Machine, config: Local) -> Host:
             return host
     known = ", ".join(host.name for host in machine.hosts)
     raise InvalidInput(
-        f"hub: {config.hub!r} is no host of machine {machine.name!r}; choose one of {known}"
+        "hub",
+        f"{config.hub!r} is no host of machine {machine.name!r}",
+        hint=f"choose one of {known}",
     )
 
 
@@ -103,8 +105,9 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         raise InvalidInput(
-            f"fragments: {config.fragments} are more than the {len(layers)} layers of model "
-            f"{workload.name} that have parameters"
+            "fragments",
+            f"{config.fragments} are more than the {len(layers)} layers of model {workload.name} "
+            "that have parameters",
         )
     return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
 

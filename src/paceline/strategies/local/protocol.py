@@ -200,7 +200,7 @@ def vectors_of(part: Buffer, like: Sequence[Tensor]) -> list[Tensor]:
     sizes = [one.nbytes for one in like]
     whole = tensor_of(part)
     if whole.numel() != sum(sizes):
-        raise InvalidInput(f"state: {whole.numel():,} bytes where {sum(sizes):,} belong")
+        raise InvalidInput("state", f"{whole.numel():,} bytes where {sum(sizes):,} belong")
     pairs = zip(whole.split(sizes), like, strict=True)
     # A copy: a view as another type has to be aligned.
     return [own.clone().view(one.dtype).view(one.shape) for own, one in pairs]
@@ -224,8 +224,9 @@ def payload_of(codec: str, count: int, dtype: torch.dtype, buffers: Sequence[Ten
         nbytes = sum(one.numel() for one in buffers)
         if len(buffers) != 1 or nbytes != count * dtype.itemsize:
             raise InvalidInput(
-                f"part: {nbytes:,} bytes in {len(buffers)} buffers; {count:,} values are "
-                f"{count * dtype.itemsize:,} in one"
+                "part",
+                f"{nbytes:,} bytes in {len(buffers)} buffers",
+                hint=f"{count:,} values are {count * dtype.itemsize:,} in one",
             )
     return Payload(codec, count, tuple(buffers))
 

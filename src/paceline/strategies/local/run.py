@@ -71,8 +71,10 @@ class LocalRunner:
         settings = session.settings
         if settings.bind is not None and is_given(settings.model):
             raise InvalidInput(
-                f"model: {settings.model} is an object of this program, which workers of other "
-                "machines cannot import; name it as package.module:factory"
+                "model",
+                f"{settings.model} is an object of this program, which workers of other machines "
+                "cannot import",
+                hint="name it as package.module:factory",
             )
         self._session, self._stack, self._config = session, stack, config
         self._devices = _devices(session)
@@ -85,7 +87,7 @@ class LocalRunner:
         num_steps = sum(self._setup.epoch_steps)
         if config.sync_every > num_steps:
             raise InvalidInput(
-                f"sync_every: {config.sync_every} steps are more than the {num_steps} of the run"
+                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
             )
         size = f"{self.workload.num_parameters:,} parameters in {len(self.workload.layers)} layers"
         self.about = (
@@ -338,8 +340,8 @@ def _devices(session: TrainingSession) -> tuple[str, ...]:
     found = () if session.is_rehearsal else gpus()
     if 0 < len(found) < config.workers:
         raise InvalidInput(
-            f"workers: {config.workers} need {config.workers} GPUs, and this machine has "
-            f"{len(found)}; take fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on "
-            "CPU cores"
+            "workers",
+            f"{config.workers} need {config.workers} GPUs, and this machine has {len(found)}",
+            hint="take fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores",
         )
     return tuple(map(str, found[: config.workers])) if found else ("cpu",) * config.workers

@@ -309,8 +309,9 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
     """
     if len(settings.numbers) != 1:
         raise InvalidInput(
-            f"workers: a process of strategy local is one worker, not {len(settings.numbers)}; "
-            "name its number, as --workers 1"
+            "workers",
+            f"a process of strategy local is one worker, not {len(settings.numbers)}",
+            hint="name its number, as --workers 1",
         )
     (number,) = settings.numbers
     device = first_device() if settings.device is None else device_named(settings.device)

@@ -26,17 +26,22 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     """
     rows = targets.flatten()
     if rows.dtype != torch.int64:
-        raise InvalidInput(f"data: targets of {rows.dtype}; subbatch needs int64 class numbers")
+        raise InvalidInput(
+            "data", f"targets of {rows.dtype}", hint="subbatch needs int64 class numbers"
+        )
     if len(rows) > most:
         raise InvalidInput(
-            f"data: a rank has {len(rows)} rows of {len(targets)} samples, where by the first "
-            f"sample {most} are the most; pad all samples to one length"
+            "data",
+            f"a rank has {len(rows)} rows of {len(targets)} samples, where by the first sample "
+            f"{most} are the most",
+            hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < num_classes:
         raise InvalidInput(
-            f"data: class numbers from {int(known.min())} to {int(known.max())}, but the "
-            f"model has {num_classes} outputs"
+            "data",
+            f"class numbers from {int(known.min())} to {int(known.max())}, but the model has "
+            f"{num_classes} outputs",
         )
     message = rows.new_zeros(1, 2 + most)
     message[0, 0], message[0, 1] = len(targets), len(rows)

@@ -56,8 +56,10 @@ def split(
         for layer in traced:
             if isinstance(layer.module, nn.BatchNorm1d):
                 raise InvalidInput(
-                    f"head: layer {layer.name!r} of {workload.name} would normalise over tokens "
-                    "what it normalises over samples; choose a head that begins after it"
+                    "head",
+                    f"layer {layer.name!r} of {workload.name} would normalise over tokens what it "
+                    "normalises over samples",
+                    hint="choose a head that begins after it",
                 )
     own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
     return SplitModel(module, body, tuple(own_head), workload.batch_size, num_rows)
@@ -74,9 +76,10 @@ def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
         for own in owners.values():
             if nn.Linear in own and nn.Embedding in own:
                 return InvalidInput(
-                    f"head: {own[nn.Linear]} of {name} is {own[nn.Embedding]}: a tied output layer "
-                    "cannot be split, because the body needs the weight whole; untie it (as "
-                    "gpt-untied does), or take strategy allreduce or host"
+                    "head",
+                    f"{own[nn.Linear]} of {name} is {own[nn.Embedding]}: a tied output layer "
+                    "cannot be split, because the body needs the weight whole",
+                    hint="untie it (as gpt-untied does), or take strategy allreduce or host",
                 )
     return None
 
@@ -117,7 +120,7 @@ def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
         model = recipe.model()
     if not isinstance(model, nn.Module):
         raise InvalidInput(
-            f"{recipe.name}: model returned {type(model).__name__}, not a torch.nn.Module"
+            recipe.name, f"model returned {type(model).__name__}, not a torch.nn.Module"
         )
     model.train()
     workload = describe(model, inputs, recipe.name)

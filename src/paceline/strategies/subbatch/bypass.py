@@ -44,8 +44,11 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
         taken, instead.taken = instead.taken, []
         if len(taken) != 1 or found is not taken[0]:
             raise InvalidInput(
-                f"head: the model must return what layer {name!r} gives, and call that once; in "
-                f"this step it has called it {len(taken)} times, or returned something else"
+                "head",
+                f"the model must return what layer {name!r} gives, and call that once",
+                hint=(
+                    f"in this step it has called it {len(taken)} times, or returned something else"
+                ),
             )
 
     body.register_forward_hook(check)

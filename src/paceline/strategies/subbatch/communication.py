@@ -123,8 +123,9 @@ class LayerGradients(Exchange):
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
             wanted = "float32 for a codec" if self._compression else "one real type"
             raise InvalidInput(
-                f"body: has parameters of {', '.join(map(str, kinds))}; strategy subbatch trains "
-                f"bodies of {wanted}"
+                "body",
+                f"has parameters of {', '.join(map(str, kinds))}",
+                hint=f"strategy subbatch trains bodies of {wanted}",
             )
 
     def begin(self) -> None:
@@ -218,7 +219,7 @@ class LayerGradients(Exchange):
     def discard(self) -> None:
         """Raise InvalidInput: the others wait for gradients that will not come."""
         raise InvalidInput(
-            "strategy: a backward pass failed on this rank, and subbatch cannot take a step back"
+            "strategy", "a backward pass failed on this rank, and subbatch cannot take a step back"
         )
 
     @property

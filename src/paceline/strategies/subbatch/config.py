@@ -21,7 +21,7 @@ def _check_fixed(name: str) -> str:
             ": it adds its residual to the next values of the same tensor, and the next batch has "
             "other rows"
         )
-    raise InvalidInput(f"{problem}; choose one of {', '.join(_FIXED)}")
+    raise InvalidInput.of(f"{problem}; choose one of {', '.join(_FIXED)}")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -56,7 +56,11 @@ class SubBatch:
         most = batch_size * self.workers
         if not self.workers <= self.sub_batch <= most:
             raise InvalidInput(
-                f"sub_batch: {self.sub_batch} samples do not fit; with {batch_size} samples of "
-                f"each of {self.workers} workers it is from {self.workers} to {most}"
+                "sub_batch",
+                f"{self.sub_batch} samples do not fit",
+                hint=(
+                    f"with {batch_size} samples of each of {self.workers} workers it is from "
+                    f"{self.workers} to {most}"
+                ),
             )
         return min(batch_size, -(-most // self.sub_batch))

@@ -37,9 +37,10 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     for layer in workload.layers[start:]:
         if num_outputs(layer) < workers:
             raise InvalidInput(
-                f"workers: layer {layer.name!r} of {workload.name} has {num_outputs(layer)} "
-                f"outputs, which cannot be split among {workers}; use fewer workers, or a head "
-                "that begins after it"
+                "workers",
+                f"layer {layer.name!r} of {workload.name} has {num_outputs(layer)} outputs, which "
+                f"cannot be split among {workers}",
+                hint="use fewer workers, or a head that begins after it",
             )
     order = tuple(i for i in workload.backward_order if i < start)
     body = replace(workload, layers=workload.layers[:start], backward_order=order)
@@ -66,23 +67,26 @@ def _named(workload: Workload, first: str) -> int:
     names = [layer.name for layer in workload.layers]
     if first not in names:
         raise InvalidInput(
-            f"head: {workload.name} has no layer {first!r}; choose one of {', '.join(names)}"
+            "head",
+            f"{workload.name} has no layer {first!r}",
+            hint=f"choose one of {', '.join(names)}",
         )
     start = names.index(first)
     if not start:
         raise InvalidInput(
-            f"head: {first!r} is the first layer of {workload.name}; "
-            "the head begins after it, for what it works on has to be computed by a body"
+            "head",
+            f"{first!r} is the first layer of {workload.name}",
+            hint="the head begins after it, for what it works on has to be computed by a body",
         )
     if why := refusal_of(workload, first):
-        raise InvalidInput(why)
+        raise InvalidInput.of(why)
     problem = _problem(workload, start)
     if problem is None and matrix_of(workload.layers[start]) is None:
         problem = f"layer {first!r} is not linear, and cannot be the first of a head"
     if problem is None and not _comes_first(workload, start):
         problem = f"the gradients of layer {first!r}, and of those after it, are not the first"
     if problem is not None:
-        raise InvalidInput(f"head: {workload.name} cannot be split there: {problem}")
+        raise InvalidInput("head", f"{workload.name} cannot be split there: {problem}")
     return start
 
 
@@ -97,15 +101,18 @@ def _found(workload: Workload) -> int:
         ):
             found = start
     if found is None and workload.refused_cuts:
-        raise InvalidInput(workload.refused_cuts[0][1])
+        raise InvalidInput.of(workload.refused_cuts[0][1])
     if found is None:
         last = layers[-1]
         reason = _problem(workload, len(layers) - 1)
         reason = reason or f"layer {last.name!r} is not linear, or the only one"
         raise InvalidInput(
-            f"strategy subbatch: {workload.name} has no head to split: {reason}; "
-            "it needs one or more linear layers at its end, with weights of their own (an output "
-            "layer that is tied to the embedding has none: untie it)"
+            "strategy subbatch",
+            f"{workload.name} has no head to split: {reason}",
+            hint=(
+                "it needs one or more linear layers at its end, with weights of their own (an "
+                "output layer that is tied to the embedding has none: untie it)"
+            ),
         )
     return found
 

@@ -136,8 +136,9 @@ class HeadLayer:
             leaf = outputs = self._linear(inputs).requires_grad_()
         elif len(inputs) == 1:
             raise InvalidInput(
-                f"head: layer {self.name!r} has to normalise a sub-batch of one sample; take a "
-                "larger batch or sub_batch, or fewer workers"
+                "head",
+                f"layer {self.name!r} has to normalise a sub-batch of one sample",
+                hint="take a larger batch or sub_batch, or fewer workers",
             )
         else:
             leaf = inputs.detach().requires_grad_()
@@ -198,8 +199,10 @@ class HeadLayer:
     def _linear(self, inputs: Tensor) -> Tensor:
         if inputs.dim() != 2 or inputs.shape[1] != self.module.weight.shape[1]:
             raise InvalidInput(
-                f"head: layer {self.name!r} takes (rows, {self.module.weight.shape[1]}), "
-                f"but gets {tuple(inputs.shape)}; flatten what the body hands on"
+                "head",
+                f"layer {self.name!r} takes (rows, {self.module.weight.shape[1]}), but gets "
+                f"{tuple(inputs.shape)}",
+                hint="flatten what the body hands on",
             )
         outputs = nn.functional.linear(inputs, self.module.weight, self.module.bias)
         return outputs.to(self.module.weight.dtype)

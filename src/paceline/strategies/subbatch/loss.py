@@ -80,23 +80,29 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     loss, name = recipe.loss, recipe.name
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:
         raise InvalidInput(
-            f"data: {name} has samples with several labels, which cannot be trained on by "
-            f"subbatch; its loss is of one class a sample; {_INSTEAD}"
+            "data",
+            f"{name} has samples with several labels, which cannot be trained on by subbatch; its "
+            "loss is of one class a sample",
+            hint=_INSTEAD,
         )
     of_tokens = loss is next_token_loss
     if not (of_tokens or loss in (class_loss, cross_entropy) or _is_plain(loss)):
         raise InvalidInput(
-            f"loss: {name} has {_named(loss)}, which needs all logits of a row; with subbatch no "
-            "worker has them, and only torch's cross_entropy without options, class_loss and "
-            f"next_token_loss of paceline.recipes are computed from parts; {_INSTEAD}"
+            "loss",
+            f"{name} has {_named(loss)}, which needs all logits of a row; with subbatch no worker "
+            "has them, and only torch's cross_entropy without options, class_loss and "
+            "next_token_loss of paceline.recipes are computed from parts",
+            hint=_INSTEAD,
         )
     fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     fits = fits and outputs.shape[:-1] == targets.shape and targets.dtype == torch.int64
     if not fits or (outputs.ndim != 2 and not of_tokens):
         rows = "(samples, tokens, classes)" if of_tokens else "(samples, classes)"
         raise InvalidInput(
-            f"loss: {_named(loss)} of {name} gets outputs {described(outputs)} and targets "
-            f"{described(targets)}; subbatch needs outputs {rows}, and an int64 target for each row"
+            "loss",
+            f"{_named(loss)} of {name} gets outputs {described(outputs)} and targets "
+            f"{described(targets)}",
+            hint=f"subbatch needs outputs {rows}, and an int64 target for each row",
         )
     if recipe.num_classes is not None:
         check_classes(name, outputs, targets, recipe.num_classes)

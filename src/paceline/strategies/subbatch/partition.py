@@ -78,9 +78,9 @@ def partition(
     for one in head:  # of a parameter that both parts use, each would train its own copy
         for key, parameter in one.module.named_parameters():
             if id(parameter) in in_body:
-                raise InvalidInput(f"{refusal}: the body uses {one.name}.{key}, too")
+                raise InvalidInput(refusal, f"the body uses {one.name}.{key}, too")
     if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise InvalidInput(f"{refusal}: nothing before it is trained")
+        raise InvalidInput(refusal, "nothing before it is trained")
     return body, head
 
 
@@ -91,14 +91,14 @@ def _traced(
         nodes = list(_HeadTracer(model, names).trace(model).nodes)
     except Exception as error:
         raise InvalidInput(
-            f"{refusal}: the forward pass around it cannot be traced: {first_line(error)}"
+            refusal, f"the forward pass around it cannot be traced: {first_line(error)}"
         ) from error
     called = [node.target if node.op == "call_module" else None for node in nodes]
     if names[0] not in called:
-        raise InvalidInput(f"{refusal}: its forward pass never calls that layer")
+        raise InvalidInput(refusal, "its forward pass never calls that layer")
     border = called.index(names[0])
     if any(node.target is F.dropout for node in nodes):
-        raise InvalidInput(f"{refusal}: it calls dropout() around it; use nn.Dropout")
+        raise InvalidInput(refusal, "it calls dropout() around it", hint="use nn.Dropout")
     head = _head(model, nodes[border:], names, refusal)
     graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[:border]:
@@ -133,12 +133,13 @@ def _head(
     for node in nodes:
         if node.all_input_nodes != [value]:
             raise InvalidInput(
-                f"{refusal}: {_name(node)} takes something else than the result of {_name(value)}; "
-                "the head must be a chain"
+                refusal,
+                f"{_name(node)} takes something else than the result of {_name(value)}",
+                hint="the head must be a chain",
             )
         if node.op == "output":
             if node.args[0] is not value:
-                raise InvalidInput(f"{refusal}: the model must return its scores, and only these")
+                raise InvalidInput(refusal, "the model must return its scores, and only these")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -147,19 +148,23 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise InvalidInput(f"{refusal}: its forward pass does not call layer {left[0]!r} after it")
+        raise InvalidInput(refusal, f"its forward pass does not call layer {left[0]!r} after it")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 
 def _layer(module: nn.Module, name: str, refusal: str) -> nn.Linear | nn.BatchNorm1d:
     if not isinstance(module, _LAYERS) or type(module).forward not in _FORWARDS:
         raise InvalidInput(
-            f"{refusal}: layer {name!r} is {type(module).__name__}, which works on all outputs of "
-            "a sample together; choose Linear and BatchNorm1d, or a head that begins after it"
+            refusal,
+            f"layer {name!r} is {type(module).__name__}, which works on all outputs of a sample "
+            "together",
+            hint="choose Linear and BatchNorm1d, or a head that begins after it",
         )
     frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
     if frozen:
-        raise InvalidInput(f"{refusal}: {name}.{frozen[0]} is frozen; train all of a head's layers")
+        raise InvalidInput(
+            refusal, f"{name}.{frozen[0]} is frozen", hint="train all of a head's layers"
+        )
     return module
 
 
@@ -186,8 +191,9 @@ def _between(model: nn.Module, node: fx.Node, refusal: str) -> nn.Module:
     else:
         what = f"{_name(node)} is called"
     raise InvalidInput(
-        f"{refusal}: {what} there, and only activations of each value and nn.Dropout can stand "
-        "between layers that are split"
+        refusal,
+        f"{what} there, and only activations of each value and nn.Dropout can stand between "
+        "layers that are split",
     )
 
 

@@ -22,13 +22,14 @@ def check_row_wise(optimizer: Optimize) -> None:
             made, apart = _moves(optimizer, has_bias=False)
         except Exception as error:
             raise InvalidInput(
-                f"optimizer: fails on a layer of four outputs: {first_line(error)}"
+                "optimizer", f"fails on a layer of four outputs: {first_line(error)}"
             ) from error
     if apart:
         raise InvalidInput(
-            f"optimizer: {made} updates a value by more than its own gradients, and with subbatch "
-            "a worker has some rows of the head's weights; take one that does not, as adamw or "
-            "sgd, or strategy allreduce or host"
+            "optimizer",
+            f"{made} updates a value by more than its own gradients, and with subbatch a worker "
+            "has some rows of the head's weights",
+            hint="take one that does not, as adamw or sgd, or strategy allreduce or host",
         )
 
 

@@ -69,12 +69,12 @@ def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) 
                 name = min(different)
                 missing = "is in the model, but not in the file"
                 where = missing if name in tensors else "is not in the model"
-                raise InvalidInput(f"{path}: {name!r} {where}")
+                raise InvalidInput(str(path), f"{name!r} {where}")
             for name, one in tensors.items():
                 part = file.get_slice(name)
                 if list(part.get_shape()) != one.shape:
                     raise InvalidInput(
-                        f"{path}: {name!r} is of shape {part.get_shape()}, and not {one.shape}"
+                        str(path), f"{name!r} is of shape {part.get_shape()}, and not {one.shape}"
                     )
                 shard = one.sharding.shard(rank) if one.sharding else None
                 rows = (
@@ -82,12 +82,12 @@ def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) 
                 )
                 if rows.dtype != one.tensor.dtype:
                     raise InvalidInput(
-                        f"{path}: {name!r} is {rows.dtype}, and not {one.tensor.dtype}"
+                        str(path), f"{name!r} is {rows.dtype}, and not {one.tensor.dtype}"
                     )
                 with torch.no_grad():
                     one.tensor.copy_(rows)
     except (OSError, SafetensorError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+        raise InvalidInput(str(path), f"cannot be read: {error}") from None
 
 
 def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _SavedTensor]:
@@ -149,7 +149,9 @@ def in_files(whole: WholeState) -> State:
 def from_files(state: State) -> WholeState:
     """Return the state that `in_files` has made files of; InvalidInput if it is another's."""
     if "training" not in state.parts:
-        raise InvalidInput("resume: the run had a strategy that does not split a head; take that")
+        raise InvalidInput(
+            "resume", "the run had a strategy that does not split a head", hint="take that"
+        )
     parts, optimizers = state.parts["training"], dict[str, Any]()
     for name, saved in parts["optimizers"].items():
         optimizers[name] = {**saved, "state": {n: dict(one) for n, one in saved["state"].items()}}
@@ -181,7 +183,7 @@ def load_tensors(
     if different := set(tensors) ^ set(own):
         name = min(different)
         raise InvalidInput(
-            f"checkpoint: {name!r} is in {'it' if name in tensors else 'the model'} alone"
+            "checkpoint", f"{name!r} is in {('it' if name in tensors else 'the model')} alone"
         )
     for name, one in own.items():
         with torch.no_grad():
@@ -234,8 +236,8 @@ def load_optimizer(
         )
     except (KeyError, ValueError) as error:
         raise InvalidInput(
-            f"checkpoint: its optimizer is another than {type(optimizer).__name__}: "
-            f"{first_line(error)}"
+            "checkpoint",
+            f"its optimizer is another than {type(optimizer).__name__}: {first_line(error)}",
         ) from error
 
 
@@ -255,7 +257,7 @@ def _cut(whole: Tensor, saved: _SavedTensor, rank: int, name: str) -> Tensor:
     """Return a rank's rows of a whole tensor; InvalidInput if that has another shape."""
     if list(whole.shape) != saved.shape:
         raise InvalidInput(
-            f"checkpoint: {name} is of shape {list(whole.shape)}, and not {saved.shape}"
+            "checkpoint", f"{name} is of shape {list(whole.shape)}, and not {saved.shape}"
         )
     return saved.sharding.shard(rank)(whole) if saved.sharding else whole
 

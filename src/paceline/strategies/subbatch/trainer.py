@@ -86,8 +86,9 @@ class SplitModel:
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
             raise InvalidInput(
-                f"data: the body of the model hands on {described(found)}, and the targets are "
-                f"{described(share.targets)}: a row for each target is needed"
+                "data",
+                f"the body of the model hands on {described(found)}, and the targets are "
+                f"{described(share.targets)}: a row for each target is needed",
             )
         return found.to(self.head[0].module.weight.dtype)
 
@@ -118,8 +119,10 @@ class SplitTrainer:
         updates_each = config.updates == "sub-batch"
         if updates_each and learning.clip_norm is not None:
             raise InvalidInput(
-                "clip_norm: the norm of all gradients is not known before the head is updated with "
-                "those of its first sub-batch; choose updates=step"
+                "clip_norm",
+                "the norm of all gradients is not known before the head is updated with those of "
+                "its first sub-batch",
+                hint="choose updates=step",
             )
         self.model, self.config, self.group, self.recorder = model, config, group, recorder
         self.learning = learning
@@ -186,8 +189,9 @@ class SplitTrainer:
         ):
             if own.keys() != found.keys():
                 raise InvalidInput(
-                    f"checkpoint: has {what} of {', '.join(found) or 'nothing'}, where this run "
-                    f"has them of {', '.join(own) or 'nothing'}"
+                    "checkpoint",
+                    f"has {what} of {', '.join(found) or 'nothing'}, where this run has them of "
+                    f"{', '.join(own) or 'nothing'}",
                 )
         rank, split = self.group.rank, self._split_parameters()
         load_tensors(state.tensors, self.model.module, self.model.shardings, rank)

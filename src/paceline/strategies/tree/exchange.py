@@ -119,9 +119,10 @@ class TreeExchange(Exchange):
         config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
         if needs_nccl and "nccl" not in config:
             raise InvalidInput(
+                "exchange",
                 "tree sends gradients from GPU to GPU, and the process group's backend is gloo, "
-                "which cannot read a GPU's memory; make it with NCCL and a GPU for each rank, or "
-                "choose exchange='host'"
+                "which cannot read a GPU's memory",
+                hint="make it with NCCL and a GPU for each rank, or choose exchange='host'",
             )
         self._flats = tuple(
             FlatGradients(layout, dtype, self._group.device, self._as_views, bool(self._children))
@@ -171,8 +172,9 @@ class TreeExchange(Exchange):
     def discard(self) -> None:
         """Refuse to go on: the others wait for gradients that will not come."""
         raise InvalidInput(
-            "exchange: a backward pass failed on this rank, and tree cannot take a step back; "
-            "use host, or end the run"
+            "exchange",
+            "a backward pass failed on this rank, and tree cannot take a step back",
+            hint="use host, or end the run",
         )
 
     def statistics(self) -> Statistics:

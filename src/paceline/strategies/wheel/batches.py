@@ -91,7 +91,7 @@ class BatchLayout:
         self._name = recipe.name
         self._inputs, targets = _Structure.of(first.inputs), _Structure.of(first.targets)
         if not targets.leaves:
-            raise InvalidInput(f"{recipe.name}: a sample of its data has no targets for the loss")
+            raise InvalidInput(recipe.name, "a sample of its data has no targets for the loss")
         self._num_classes: int | None = None
         if recipe.target_nbytes(1) is None:
             self._num_classes = recipe.num_classes
@@ -120,9 +120,12 @@ class BatchLayout:
         for (what, own), found in zip(parts, batch, strict=True):
             if own.leaves_of(found) is None:
                 raise InvalidInput(
-                    f"{self._name}: a batch has {what} {described(found)}, and the first sample "
-                    f"{own.as_json()}; wheel needs samples of one structure, shape and type: pad "
-                    "or cut them in the data set, or in the recipe's collate"
+                    self._name,
+                    f"a batch has {what} {described(found)}, and the first sample {own.as_json()}",
+                    hint=(
+                        "wheel needs samples of one structure, shape and type: pad or cut them in "
+                        "the data set, or in the recipe's collate"
+                    ),
                 )
         return batch
 
@@ -141,8 +144,9 @@ class BatchLayout:
             expected = count * prod(own.shape) * own.travels_as.itemsize
             if part.nbytes != expected:
                 raise InvalidInput(
-                    f"targets{own.name}: {part.nbytes:,} bytes; {own.text} of each of {count} "
-                    f"samples are {expected:,}"
+                    f"targets{own.name}",
+                    f"{part.nbytes:,} bytes",
+                    hint=f"{own.text} of each of {count} samples are {expected:,}",
                 )
 
     def targets(self, buffers: Sequence[Tensor], count: int) -> Any:
@@ -158,7 +162,7 @@ class BatchLayout:
             # On a GPU a class that does not exist would abort the process.
             (labels,) = leaves
             if not bool(((labels >= 0) & (labels < self._num_classes)).all()):
-                raise InvalidInput(f"a label is none of the {self._num_classes} classes")
+                raise InvalidInput("targets", f"a label is none of the {self._num_classes} classes")
         return tree_unflatten(leaves, self._targets.tree)
 
 

@@ -100,7 +100,7 @@ class Checkpoints:
         Raises InvalidInput if there is none, or it is of another run.
         """
         if self._folder is None:
-            raise InvalidInput("resume: name the folder of the snapshots, too")
+            raise InvalidInput("resume", "name the folder of the snapshots, too")
         loaded, progress = load(self._folder, self._server, layout=self._layout)
         for line in loaded.skipped:
             logger.warning("%s: the checkpoint before it is used", line)
@@ -156,28 +156,29 @@ def load(
     """
     loaded = folder.latest()
     if loaded is None:
-        raise InvalidInput(f"{folder.path}: there is no snapshot")
+        raise InvalidInput(str(folder.path), "there is no snapshot")
     if f"{_SERVER}.json" not in loaded.names:
-        raise InvalidInput("resume: the run had another strategy than wheel; take that")
+        raise InvalidInput("resume", "the run had another strategy than wheel", hint="take that")
     try:
         progress = TypeAdapter(ServerProgress).validate_python(loaded.json(_SERVER))
     except ValidationError as error:
-        raise InvalidInput(f"{loaded.path}: server.json: {first_fault(error)}") from None
+        raise InvalidInput(str(loaded.path), f"server.json: {first_fault(error)}") from None
     for what, wanted, found in (
         ("run", run_id, progress.run_id),
         ("number of workers", len(server.workers.all), len(progress.workers)),
     ):
         if wanted not in (None, found):
-            raise InvalidInput(f"{loaded.path}: the snapshot's {what} is {found}, not {wanted}")
+            raise InvalidInput(str(loaded.path), f"the snapshot's {what} is {found}, not {wanted}")
     if (other := difference(layout, progress.layout)) is not None:
         raise InvalidInput(
-            f"resume: {loaded.path} is of another run, with {other}; another run begins anew, "
-            "without resume"
+            "resume",
+            f"{loaded.path} is of another run, with {other}",
+            hint="another run begins anew, without resume",
         )
     try:
         _load_state(server, loaded)
     except InvalidInput as error:
-        raise InvalidInput(f"{loaded.path}: the snapshot does not fit: {error}") from None
+        raise InvalidInput(str(loaded.path), f"the snapshot does not fit: {error}") from None
     server.restore(progress.version, progress.workers, progress.staleness)
     return loaded, progress
 

@@ -72,15 +72,17 @@ class Wheel:
     def check_tree(self) -> None:
         """Raise InvalidInput if the hubs are none that a tree can have."""
         if self.gather is not None and not self.child_hubs:
-            raise InvalidInput("gather: goes only with child_hubs, which gather steps")
+            raise InvalidInput("gather", "goes only with child_hubs, which gather steps")
         if self.child_hubs and self.workers % self.child_hubs:
             raise InvalidInput(
-                f"child_hubs: {self.workers} workers cannot be shared equally by {self.child_hubs}"
+                "child_hubs",
+                f"{self.workers} workers cannot be shared equally by {self.child_hubs}",
             )
         if self.staleness == 0 and self.lanes > 1:
             raise InvalidInput(
-                "staleness: lanes that alternate fetch a step ahead; allow at least 1, or take "
-                "lanes=1"
+                "staleness",
+                "lanes that alternate fetch a step ahead",
+                hint="allow at least 1, or take lanes=1",
             )
 
     @property
@@ -206,7 +208,7 @@ class RunSpec(Record):
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise InvalidInput(
-                f"the hub's settings: {first_fault(error)}; both sides need the same version"
+                "the hub's settings", first_fault(error), hint="both sides need the same version"
             ) from None
 
     def seed_of(self, worker: int, step: int) -> int:

@@ -86,14 +86,17 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     is_whole = first == LOSS and LOSS not in choices
     if not is_whole and first not in choices:
         if why := tied(model, first):
-            raise InvalidInput(f"{apart}: {why}")
-        raise InvalidInput(f"head: {label} has no layer {first!r}; choose one of {choices}")
+            raise InvalidInput(apart, why)
+        raise InvalidInput(
+            "head", f"{label} has no layer {first!r}", hint=f"choose one of {choices}"
+        )
     parameters = [own for layer in layers for own in layer.parameters]
     for name, parameter in parameters:
         if parameter.dtype != parameters[0][1].dtype or parameter.dtype not in _DTYPES:
             raise InvalidInput(
-                f"parameter {name!r} of {label} is {parameter.dtype}; wheel trains models whose "
-                "parameters are all float32, or all float64"
+                "model",
+                f"parameter {name!r} of {label} is {parameter.dtype}",
+                hint="wheel trains models whose parameters are all float32, or all float64",
             )
     with _as_it_was(model):
         model.train()
@@ -105,9 +108,9 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in used_by_body & used_by_head:  # each half would have its own
-                raise InvalidInput(f"{apart}: {name!r} is used on both sides of the cut{_UNTIE}")
+                raise InvalidInput(apart, f"{name!r} is used on both sides of the cut{_UNTIE}")
         if not trainable(body):
-            raise InvalidInput(f"{apart}: nothing before it is trained")
+            raise InvalidInput(apart, "nothing before it is trained")
         crossing = _compared(model, body, head, inputs, f"head: {label}, cut before {first!r}")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
@@ -172,13 +175,14 @@ def _compared(
         activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
-            raise InvalidInput(f"{of}, would hand {kind} across the cut, not a float tensor")
+            raise InvalidInput(of, f"would hand {kind} across the cut, not a float tensor")
         if not activations.requires_grad:
-            raise InvalidInput(f"{of}, hands on what does not depend on the body's parameters")
+            raise InvalidInput(of, "hands on what does not depend on the body's parameters")
         if activations.dim() == 0 or len(activations) != num_samples:
             raise InvalidInput(
-                f"{of}, hands on shape {tuple(activations.shape)} of {num_samples} samples; the "
-                "first dimension must be the samples'"
+                of,
+                f"hands on shape {tuple(activations.shape)} of {num_samples} samples",
+                hint="the first dimension must be the samples'",
             )
         outputs = head(activations.detach().requires_grad_())
     except InvalidInput:
@@ -186,12 +190,13 @@ def _compared(
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
         raise InvalidInput(
-            f"{of}, cannot run on a batch of shape {shapes}: {first_line(error)}"
+            of, f"cannot run on a batch of shape {shapes}: {first_line(error)}"
         ) from error
     if not _is_same(whole, outputs, of):
         raise InvalidInput(
-            f"{of}, computes something else than in one piece: its forward pass depends on more "
-            "than its input and its modules"
+            of,
+            "computes something else than in one piece: its forward pass depends on more than its "
+            "input and its modules",
         )
     return tuple(activations.shape[1:])
 
@@ -202,7 +207,7 @@ def _is_same(whole: Any, outputs: Any, of: str) -> bool:
     strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
     if strange:
         kind = type(strange[0]).__name__
-        raise InvalidInput(f"{of}, returns {kind}, not tensors: its halves cannot be compared")
+        raise InvalidInput(of, f"returns {kind}, not tensors: its halves cannot be compared")
     if tree != other:
         return False
     for one, two in zip(expected, found, strict=True):
@@ -227,8 +232,9 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         found = traced(model, inputs, model.get_submodule(first))
     except Exception as error:
         raise InvalidInput(
-            f"{refusal}: the forward pass around that layer cannot be traced: {first_line(error)}; "
-            f"{_WHAT_WOULD_DO}"
+            refusal,
+            f"the forward pass around that layer cannot be traced: {first_line(error)}",
+            hint=_WHAT_WOULD_DO,
         ) from error
     nodes = [node for node in found if not is_unused_size(node)]
     # The first node that uses the layer's module or its parameters.
@@ -240,7 +246,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
             uses += [places[user] for user in node.users]
     if not uses:
-        raise InvalidInput(f"{refusal}: its forward pass never calls that layer")
+        raise InvalidInput(refusal, "its forward pass never calls that layer")
     border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
@@ -259,17 +265,19 @@ def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
     crossing = list(dict.fromkeys(used))
     if any(node.op == "placeholder" for node in crossing):
         raise InvalidInput(
-            f"{refusal}: the model's input is used behind the cut, too, and only a body has it"
+            refusal,
+            "the model's input is used behind the cut, too, and only a body has it"
             if len(crossing) > 1
-            else f"{refusal}: it takes the model's input itself, which leaves nothing for the body"
+            else "it takes the model's input itself, which leaves nothing for the body",
         )
     if len(crossing) != 1:
         raise InvalidInput(
-            f"{refusal}: {len(crossing)} values are used behind the cut, the results of "
-            f"{', '.join(map(_described, crossing))}, and one can cross it; choose a layer that no "
-            "connection passes by"
+            refusal,
+            f"{len(crossing)} values are used behind the cut, the results of "
+            f"{', '.join(map(_described, crossing))}, and one can cross it; choose a layer that "
+            "no connection passes by"
             if crossing
-            else f"{refusal}: it takes in nothing that was computed before"
+            else "it takes in nothing that was computed before",
         )
     return crossing[0]
 

@@ -89,8 +89,10 @@ class EpochLog:
         found = self._evaluate(end)
         if not (isfinite(train_loss) and isfinite(found.test_loss or 0.0)):
             raise InvalidInput(
-                f"learning_rate: the training loss is {train_loss} and the test loss "
-                f"{found.test_loss} after epoch {number + 1}; choose a smaller one"
+                "learning_rate",
+                f"the training loss is {train_loss} and the test loss {found.test_loss} after "
+                f"epoch {number + 1}",
+                hint="choose a smaller one",
             )
         epoch = Epoch(number, train_loss, found.test_loss, found.score, seconds)
         self.epochs.append(epoch)

@@ -50,44 +50,45 @@ class Gate:
     def check(self, worker: int, message: Message) -> None:
         """Raise InvalidInput unless the request is one that this worker may make now."""
         if message.topic not in {topic.value for topic in Topic}:
-            raise InvalidInput(f"a message about {message.topic!r}, which there is not")
+            raise InvalidInput("topic", f"a message about {message.topic!r}, which there is not")
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
             raise InvalidInput(
-                f"{topic}: parameters of version {message.version}; the server has made "
-                f"{self._newest}"
+                topic,
+                f"parameters of version {message.version}",
+                hint=f"the server has made {self._newest}",
             )
         if topic is Topic.PROBE:
             return  # whose step is a number of bytes
         if not 0 <= message.step <= self._num_steps:
-            raise InvalidInput(f"{topic}: step {message.step} is none of {self._num_steps}")
+            raise InvalidInput(topic, f"step {message.step} is none of {self._num_steps}")
         if topic in _OF_BODIES and message.step > self._reached(worker) + _AHEAD:
             raise InvalidInput(
-                f"{topic}: step {message.step} of a worker that has reached {self._reached(worker)}"
+                topic, f"step {message.step} of a worker that has reached {self._reached(worker)}"
             )
 
     def check_layout(self, message: Message) -> None:
         """Raise InvalidInput with the first difference if a worker has another run than the hub."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput(f"it has another run than the hub: {one_line(found)}")
+            raise InvalidInput("it has another run than the hub", one_line(found))
 
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""
         found = read_record(_PROFILE, _only_part(message), "profile")
         for one, field in product((found, *found.below), ("link_bytes_per_s", "core_bytes_per_s")):
             if getattr(one, field) is None:
-                raise InvalidInput(f"profile: {field}: a worker has a link to the hub")
+                raise InvalidInput("profile", f"{field}: a worker has a link to the hub")
         if any(one.below for one in found.below):
-            raise InvalidInput("profile: below: a child hub of a child hub")
+            raise InvalidInput("profile", "below: a child hub of a child hub")
         return found
 
     def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
         """Return the trace of a worker that is done. InvalidInput if it is not."""
         completed = message.step if is_child else self._reached(worker)
         if completed < self._num_steps:
-            raise InvalidInput(f"done: it has completed {completed} steps of {self._num_steps}")
+            raise InvalidInput("done", f"it has completed {completed} steps of {self._num_steps}")
         found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
         check_spans(found.spans, worker, "trace")
         for one in (*found.sent, *found.received):
@@ -114,8 +115,9 @@ class Gate:
         is_known = one.purpose in _PURPOSES and one.worker == worker
         if not (is_known and 0 <= one.step <= self._num_steps and 0 <= one.at_s < float("inf")):
             raise InvalidInput(
-                f"trace: a message about {one.purpose[:20]!r} of worker "
-                f"{one.worker}, step {one.step}, at {one.at_s} s"
+                "trace",
+                f"a message about {one.purpose[:20]!r} of worker {one.worker}, step {one.step}, "
+                f"at {one.at_s} s",
             )
 
 
@@ -126,5 +128,5 @@ def _only_part(message: Message) -> memoryview:
 def _parts(message: Message, most: int) -> protocol.Parts:
     parts = protocol.parts_of(message)
     if not 1 <= len(parts) <= most:
-        raise InvalidInput(f"{message.topic}: {len(parts)} parts, and not {most}")
+        raise InvalidInput(message.topic, f"{len(parts)} parts, and not {most}")
     return parts

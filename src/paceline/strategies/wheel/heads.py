@@ -71,7 +71,7 @@ class HeadWorkers:
         endpoint, step = self.endpoints[worker], message.step
         batches, parts = self._batches, protocol.parts_of(message)
         if len(parts) <= 1 + batches.num_parts:
-            raise InvalidInput(f"activations: {len(parts)} parts")
+            raise InvalidInput("activations", f"{len(parts)} parts")
         count, weight = protocol.share_of(parts[0])
         of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
         for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):

@@ -226,7 +226,7 @@ class Hub:
             self._not_finite.add(worker)
             if self._pool is not None or self._server.workers.live <= self._not_finite:
                 self.rpc.reply(request, reply)
-                raise InvalidInput(f"learning_rate: {error}") from None
+                raise InvalidInput("learning_rate", str(error)) from None
             self._refuse(worker, error)
         except InvalidInput as error:
             reply = refusal(str(error))
@@ -301,12 +301,14 @@ class Hub:
             case Topic.FAILED:
                 why = f"worker {worker} failed: {self._gate.words(message)}"
                 if self._pool is not None:
-                    self._failure = InvalidInput(why) if message.step else WorkerLost(why)
+                    self._failure = InvalidInput.of(why) if message.step else WorkerLost(why)
                 else:
                     logger.info("%s", why)
                     self._drop(worker, "has failed")
             case _:
-                raise InvalidInput(f"{message.topic} is what the hub replies, and nothing to ask")
+                raise InvalidInput(
+                    "topic", f"{message.topic} is what the hub replies, and nothing to ask"
+                )
 
     def _finish(self, worker: int, message: Message) -> None:
         """Record that a worker has done its steps; one that was dropped begins again."""

@@ -126,8 +126,10 @@ def training_job(
     """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
     if settings.bind is not None and is_given(settings.model):
         raise InvalidInput(
-            f"model: {settings.model} is an object of this program, which workers of other "
-            "machines cannot import; name it as package.module:factory"
+            "model",
+            f"{settings.model} is an object of this program, which workers of other machines "
+            "cannot import",
+            hint="name it as package.module:factory",
         )
     config: Wheel = session.config
     recipe = recipe_of(settings.model, settings.data, settings.seed)
@@ -163,7 +165,7 @@ def rehearsal_job(
     """Build stand-ins whose layers take the device's times; InvalidInput if it cannot be."""
     device = session.device
     if device is None:
-        raise InvalidInput("device: name the device whose time layers take, as k40-gigabit/gpu0")
+        raise InvalidInput("device", "name the device whose time layers take, as k40-gigabit/gpu0")
     size = ceil(settings.batch_size / session.config.workers)
     workload = workload_of(settings.model, size, settings.input_shape)
     parts = split(workload, session.config)
@@ -186,9 +188,10 @@ def _check_long_enough(config: Wheel, num_steps: int) -> None:
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
         raise InvalidInput(
-            f"steps: a child hub sends the mean of {config.gathered} steps of its "
-            f"{config.workers_of_hub} workers at a time; rehearse at least "
-            f"{least - NUM_WARM_UP - NUM_LAST}"
+            "steps",
+            f"a child hub sends the mean of {config.gathered} steps of its "
+            f"{config.workers_of_hub} workers at a time",
+            hint=f"rehearse at least {least - NUM_WARM_UP - NUM_LAST}",
         )
 
 
@@ -218,13 +221,13 @@ def _check_rehearsed(config: Wheel, settings: ChildSettings, parent: RunSpec) ->
     """Raise InvalidInput for a child hub that is not as the rehearsal's prediction has it."""
     tree = parent.tree
     if tree is None:
-        raise InvalidInput("connect: the hub there rehearses without child_hubs")
+        raise InvalidInput("connect", "the hub there rehearses without child_hubs")
     declared = asdict(tree.of_child) | {"gather": tree.gathered}
     own = asdict(config) | {"gather": settings.gather or config.workers}
     for name, value in declared.items():
         if own[name] != value:
             raise InvalidInput(
-                f"{name}: child hubs of the rehearsal there have {value}, and this one {own[name]}"
+                name, f"child hubs of the rehearsal there have {value}, and this one {own[name]}"
             )
 
 
@@ -336,7 +339,7 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
     except InvalidInput:
         if why := tied(model, config.head):
             raise InvalidInput(
-                f"wheel: model {workload.name} has no head to split off: {why}"
+                "wheel", f"model {workload.name} has no head to split off: {why}"
             ) from None
         raise
     return with_possible_cut(model.train(), recipe.example(_NUM_EXAMPLES), workload, config)

@@ -71,9 +71,9 @@ class Workers:
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         if num_workers < 1:
-            raise InvalidInput(f"workers: {num_workers}; there must be at least 1")
+            raise InvalidInput("workers", str(num_workers), hint="there must be at least 1")
         if staleness is not None and staleness < 0:
-            raise InvalidInput(f"staleness: {staleness} steps; a bound is 0 or more")
+            raise InvalidInput("staleness", f"{staleness} steps", hint="a bound is 0 or more")
         self.all = [WorkerState(0, 0, 0) for _ in range(num_workers)]
         self._staleness = staleness
 
@@ -85,7 +85,7 @@ class Workers:
     def of(self, worker: int) -> WorkerState:
         """Return a worker by its number; InvalidInput if there is none."""
         if not 0 <= worker < len(self.all):
-            raise InvalidInput(f"worker {worker}: there are {len(self.all)}, numbered from 0")
+            raise InvalidInput(f"worker {worker}", f"there are {len(self.all)}, numbered from 0")
         return self.all[worker]
 
     def add(self, worker: int) -> None:

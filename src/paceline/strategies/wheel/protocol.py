@@ -68,8 +68,9 @@ def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         shape = "x".join(map(str, vector.shape)) or "1"
         came, belongs = (str(one).removeprefix("torch.") for one in (vector.dtype, dtype))
         raise InvalidInput(
+            "parameters",
             f"a tensor of {shape} values of {came} came where {sum(sizes)} values of {belongs} "
-            "belong: the other side has another model"
+            "belong: the other side has another model",
         )
     return [part.view(one.shape) for part, one in zip(vector.split(sizes), like, strict=True)]
 
@@ -90,13 +91,15 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
     for name, gradient in zip(names, found, strict=True):
         if gradient is None:
             raise InvalidInput(
-                f"parameter {name!r} got no gradient in a step; freeze it (requires_grad = False), "
-                "or train with a data-parallel strategy"
+                "model",
+                f"parameter {name!r} got no gradient in a step",
+                hint="freeze it (requires_grad = False), or train with a data-parallel strategy",
             )
         if gradient.layout != torch.strided:
             raise InvalidInput(
-                f"parameter {name!r} has sparse gradients, which wheel does not train with; "
-                "build its layer with sparse=False"
+                "model",
+                f"parameter {name!r} has sparse gradients, which wheel does not train with",
+                hint="build its layer with sparse=False",
             )
         gradients.append(gradient)
     return gradients
@@ -143,7 +146,9 @@ def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
     """Return the values in a part, in its memory; InvalidInput if there are not `count` of them."""
     if part.nbytes != count * dtype.itemsize:
         raise InvalidInput(
-            f"{part.nbytes:,} bytes; {count:,} values of {dtype} are {count * dtype.itemsize:,}"
+            "parameters",
+            f"{part.nbytes:,} bytes",
+            hint=f"{count:,} values of {dtype} are {count * dtype.itemsize:,}",
         )
     if not count:
         return torch.empty(0, dtype=dtype)
@@ -170,7 +175,7 @@ def share_of(part: memoryview) -> tuple[int, float]:
     """Return the number of samples and the weight in a part; InvalidInput if there are none."""
     count, weight = values_of(part, torch.float64, 2).tolist()
     if not (0 <= count <= _MAX_SAMPLES and count == int(count)):
-        raise InvalidInput(f"activations: of {count} samples")
+        raise InvalidInput("activations", f"of {count} samples")
     return int(count), weight
 
 
@@ -179,11 +184,14 @@ def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:
-            raise InvalidInput(f"codec: {purpose}={codec} encodes float32; the model is {dtype}")
+            raise InvalidInput(
+                "codec", f"{purpose}={codec} encodes float32", hint=f"the model is {dtype}"
+            )
         if purpose is not Purpose.GRADIENTS and remembers(codec):
             raise InvalidInput(
-                f"codec: {purpose}={codec}: what it loses is made up for by later gradients; "
-                f"only {Purpose.GRADIENTS} can travel by it"
+                "codec",
+                f"{purpose}={codec}: what it loses is made up for by later gradients",
+                hint=f"only {Purpose.GRADIENTS} can travel by it",
             )
 
 
@@ -276,7 +284,7 @@ class Endpoint:
         name = "" if own is None else own.name
         if codec != name:
             raise InvalidInput(
-                f"{purpose}: came by codec {codec or 'none'!r}, and not by {name or 'none'!r}"
+                purpose, f"came by codec {codec or 'none'!r}, and not by {name or 'none'!r}"
             )
         if own is not None:
             with self.recorder.work(step, Kind.DECODE, purpose):
@@ -284,7 +292,10 @@ class Endpoint:
         found = sum(buffer.numel() for buffer in buffers)
         if len(buffers) != 1 or found != count * self._dtype.itemsize:
             raise InvalidInput(
-                f"{purpose}: {found:,} bytes in {len(buffers)} parts; {count:,} values of "
-                f"{self._dtype} are {count * self._dtype.itemsize:,} in one"
+                purpose,
+                f"{found:,} bytes in {len(buffers)} parts",
+                hint=(
+                    f"{count:,} values of {self._dtype} are {count * self._dtype.itemsize:,} in one"
+                ),
             )
         return buffers[0].view(self._dtype)

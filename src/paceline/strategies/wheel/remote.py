@@ -61,12 +61,12 @@ class ChildSettings(ConnectingWorkers):
         """Return its own workers' configuration, with its parent's `head`, or InvalidInput."""
         for field, why in REFUSED.items():
             if field in self.options:
-                raise InvalidInput(why)
+                raise InvalidInput.of(why)
         values = self.options | {"workers": self.workers, "head": head}
         try:
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:
-            raise InvalidInput(f"strategy wheel: {first_fault(error)}") from None
+            raise InvalidInput("strategy wheel", first_fault(error)) from None
 
 
 def serve_child(settings: ChildSettings, progress: "Progress") -> "ChildResult":

@@ -36,8 +36,9 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     with_devices = {device.host for device in machine.devices}
     if wanted not in with_devices:
         raise InvalidInput(
-            f"hub: {wanted!r} is no host of machine {machine.name!r} that has a device; "
-            f"choose one of {', '.join(sorted(with_devices))}"
+            "hub",
+            f"{wanted!r} is no host of machine {machine.name!r} that has a device",
+            hint=f"choose one of {', '.join(sorted(with_devices))}",
         )
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
@@ -46,9 +47,10 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
         of_children = f" and {config.child_hubs} child hubs" if config.child_hubs else ""
         most = config.lanes * (len(others) - config.child_hubs)
         raise InvalidInput(
-            f"workers: {config.workers} in lanes of {config.lanes}{of_children} need {num_devices} "
-            f"devices beside the hub's {hub.name}, but machine {machine.name!r} has {len(others)}; "
-            f"at most {max(0, most)} workers fit"
+            "workers",
+            f"{config.workers} in lanes of {config.lanes}{of_children} need {num_devices} devices "
+            f"beside the hub's {hub.name}, but machine {machine.name!r} has {len(others)}",
+            hint=f"at most {max(0, most)} workers fit",
         )
     numbered = [hub, *others]
     lanes = {numbered[number]: own for number, own in config.workers_by_device.items()}

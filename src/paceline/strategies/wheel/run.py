@@ -67,8 +67,9 @@ class WheelRunner:
         config.check_tree()
         if config.child_hubs and not session.is_rehearsal:
             raise InvalidInput(
-                "child_hubs: plans and rehearsals have them; of a training each is started by "
-                "itself, as paceline hub --connect"
+                "child_hubs",
+                "plans and rehearsals have them",
+                hint="of a training each is started by itself, as paceline hub --connect",
             )
         self._session, self._stack = session, stack
         settings = session.settings
@@ -120,8 +121,9 @@ class WheelRunner:
         if interval is not None:
             if interval.seconds is None:
                 raise InvalidInput(
-                    "checkpoint_every: the workers of strategy wheel take no steps together; name "
-                    "a time, as 60s, or never"
+                    "checkpoint_every",
+                    "the workers of strategy wheel take no steps together",
+                    hint="name a time, as 60s, or never",
                 )
             every_s = interval.seconds
         known = every_s, self._server, self._run_id, self._job.layout, settings.keep
@@ -205,7 +207,7 @@ class WheelRunner:
                 )
             raise WorkerLost(f"too few steps were rehearsed: {why}")
         if not hub.log.epochs:
-            raise InvalidInput("epochs: no worker was there to the end of the first one")
+            raise InvalidInput("epochs", "no worker was there to the end of the first one")
         names = {
             worker: jobs.device_name("cpu", number)
             if calibrated is None
@@ -310,9 +312,13 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     found = gpus()
     if 0 < len(found) < num_bodies:
         raise InvalidInput(
-            f"workers: {config.workers} in lanes of {config.lanes} need {num_bodies} GPUs, and "
-            f"this machine has {len(found)}; take fewer workers or more lanes, or hide the GPUs "
-            "with CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+            "workers",
+            f"{config.workers} in lanes of {config.lanes} need {num_bodies} GPUs, and this "
+            f"machine has {len(found)}",
+            hint=(
+                "take fewer workers or more lanes, or hide the GPUs with CUDA_VISIBLE_DEVICES= to "
+                "compute on CPU cores"
+            ),
         )
     # The hub computes on one of the CPUs beside its workers.
     torch.set_num_threads(num_threads(num_bodies))

@@ -86,17 +86,22 @@ class ParameterServer:
         kind = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
             raise InvalidInput(
-                f"optimizer: {kind} cannot be used, as it needs more than one dense gradient a step"
+                "optimizer",
+                f"{kind} cannot be used, as it needs more than one dense gradient a step",
             )
         if not (isfinite(staleness_decay) and staleness_decay >= 0):
-            raise InvalidInput(f"staleness_decay: {staleness_decay}; it must be a number from 0 up")
+            raise InvalidInput(
+                "staleness_decay", str(staleness_decay), hint="it must be a number from 0 up"
+            )
         if any("lr" not in group for group in optimizer.param_groups):
             if staleness_decay:
-                raise InvalidInput(f"staleness_decay: {kind} has no learning rate to divide")
+                raise InvalidInput("staleness_decay", f"{kind} has no learning rate to divide")
             if updates_per_step > 1:
                 raise InvalidInput(
-                    f"optimizer: {kind} has no learning rate (lr) to divide by the "
-                    f"{updates_per_step} updates of a step; give it one, or take workers=1"
+                    "optimizer",
+                    f"{kind} has no learning rate (lr) to divide by the {updates_per_step} "
+                    "updates of a step",
+                    hint="give it one, or take workers=1",
                 )
         self._body, self._head = halves.body_parameters, halves.head_parameters
         updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
@@ -104,7 +109,7 @@ class ParameterServer:
         for name, parameter in zip(names, (*self._body, *self._head), strict=True):
             if id(parameter) not in updated:
                 raise InvalidInput(
-                    f"optimizer: {kind} does not have parameter {name!r} of the model"
+                    "optimizer", f"{kind} does not have parameter {name!r} of the model"
                 )
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
@@ -173,15 +178,17 @@ class ParameterServer:
         shape = tuple(activations.shape[1:])
         if activations.dtype != dtype or (crossing and shape != crossing):
             raise InvalidInput(
-                f"{who}: activations {activations.dtype} of shape {shape} a sample, where the head "
-                f"takes {dtype} of shape {crossing}"
+                who,
+                f"activations {activations.dtype} of shape {shape} a sample, where the head takes "
+                f"{dtype} of shape {crossing}",
             )
         share = Share(activations, targets, weight)
         is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
         if not is_weight or share.num_samples != len(activations):
             raise InvalidInput(
-                f"{who}: targets of {share.num_samples} samples with weight {weight}, and "
-                f"activations of {len(activations)}"
+                who,
+                f"targets of {share.num_samples} samples with weight {weight}, and activations of "
+                f"{len(activations)}",
             )
         self._check_activations(who, worker, activations)
         with _naming(who):
@@ -209,8 +216,9 @@ class ParameterServer:
         if step < own.next_step:
             if step < 0 or step != own.next_step - 1:
                 raise InvalidInput(
-                    f"worker {worker}: step {step} comes after step {own.next_step - 1}, which was "
-                    "applied; is another process running as this worker?"
+                    f"worker {worker}",
+                    f"step {step} comes after step {own.next_step - 1}, which was applied",
+                    hint="is another process running as this worker?",
                 )
             return own.version  # the reply was lost, and the request came again
         half, own.half = own.half, None
@@ -218,7 +226,7 @@ class ParameterServer:
             raise StepDiscarded(f"{who}: the head's gradients are not there; begin the step again")
         if half.version != version:
             raise InvalidInput(
-                f"{who}: gradients of version {version}, activations of version {half.version}"
+                who, f"gradients of version {version}, activations of version {half.version}"
             )
         with _naming(who):
             of_body = protocol.views(gradients.detach(), self._body)
@@ -315,7 +323,7 @@ class ParameterServer:
             # A backward that failed halfway has left gradients, which the next one would add to.
             head.zero_grad()
         if inputs.grad is None:
-            raise InvalidInput("the loss does not depend on the activations")
+            raise InvalidInput("loss", "the loss does not depend on the activations")
         return inputs.grad, float(loss.detach()), gradients
 
     def _loss(self, head: nn.Module, share: Share) -> Tensor:
@@ -326,14 +334,15 @@ class ParameterServer:
             raise
         except Exception as error:
             raise InvalidInput(
+                "head and loss",
                 f"head and loss fail on activations {described(share.inputs)} and targets "
-                f"{described(share.targets)}: {first_line(error)}"
+                f"{described(share.targets)}: {first_line(error)}",
             ) from error
 
     def _check_version(self, who: str, version: int) -> None:
         if not 0 <= version <= self.version:
             raise InvalidInput(
-                f"{who}: parameters of version {version}; the server has made {self.version}"
+                who, f"parameters of version {version}", hint=f"the server has made {self.version}"
             )
 
     def _check_finite(self, who: str, half: str, gradients: list[Tensor]) -> None:
@@ -380,4 +389,4 @@ def _naming(who: str) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise InvalidInput(f"{who}: {error}") from None
+        raise InvalidInput(who, str(error)) from None

@@ -99,11 +99,15 @@ def split(workload: Workload, config: Wheel) -> Split:
         if config.head not in names[1:]:
             why = "leaves nothing for the body" if config.head in names else "is no layer"
             raise InvalidInput(
-                f"head: {config.head!r} {why} of model {workload.name}; choose one of "
-                f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
+                "head",
+                f"{config.head!r} {why} of model {workload.name}",
+                hint=(
+                    "choose one of "
+                    f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
+                ),
             )
         if refusal := refusal_of(workload, config.head):
-            raise InvalidInput(refusal)
+            raise InvalidInput.of(refusal)
         return Split.before(workload, names.index(config.head))
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
@@ -114,10 +118,10 @@ def split(workload: Workload, config: Wheel) -> Split:
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
     if best is not None:
-        raise InvalidInput(_not_worth(best))
+        raise InvalidInput.of(_not_worth(best))
     if workload.refused_cuts:
-        raise InvalidInput(workload.refused_cuts[0][1])
-    raise InvalidInput(_nothing_connected(workload))
+        raise InvalidInput.of(workload.refused_cuts[0][1])
+    raise InvalidInput.of(_nothing_connected(workload))
 
 
 def _saves(parts: Split, config: Wheel) -> bool:

@@ -136,7 +136,7 @@ class ChildHubs:
         self._check(message.step)
         parts = protocol.parts_of(message)
         if len(parts) != _NUM_PARTS:
-            raise InvalidInput(f"{message.topic}: {len(parts)} parts, and not {_NUM_PARTS}")
+            raise InvalidInput(message.topic, f"{len(parts)} parts, and not {_NUM_PARTS}")
         halves = self._server.halves
         parameters = halves.body_parameters, halves.head_parameters
         body, head = map(_vector_like, parameters, parts[:2])
@@ -144,7 +144,7 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = protocol.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            raise InvalidInput(f"steps of {len(below)} workers of a child hub")
+            raise InvalidInput("steps", f"steps of {len(below)} workers of a child hub")
         for step in below:
             self._check(step)
         self._server.merge(worker, message.step, mean, below)
@@ -164,7 +164,7 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                raise InvalidInput(f"losses of {num_samples} samples of epoch {epoch}")
+                raise InvalidInput("losses", f"losses of {num_samples} samples of epoch {epoch}")
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is as good as infinite")
             found[int(epoch)] = LossSum(int(num_samples), total)
@@ -172,7 +172,7 @@ class ChildHubs:
 
     def _check(self, step: int) -> None:
         if not 0 <= step <= self._num_steps:
-            raise InvalidInput(f"step: {step} is none of the run's {self._num_steps}")
+            raise InvalidInput("step", f"{step} is none of the run's {self._num_steps}")
 
 
 class ResumePoint(NamedTuple):
@@ -258,7 +258,7 @@ class ParentHub:
     def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
         parts = protocol.parts_of(whole)
         if len(parts) != len(_PARAMETERS):
-            raise InvalidInput(f"the parent hub: {whole.topic}: {len(parts)} parts")
+            raise InvalidInput("the parent hub", f"{whole.topic}: {len(parts)} parts")
         self.traffic.add(_PARAMETERS, parts)
         return ParentReply(whole.version, parts, resume)
 
@@ -289,7 +289,7 @@ class ChildServer(ParameterServer):
         lent: LentHead | None = None,
     ) -> None:
         if gather < 1:
-            raise InvalidInput(f"gather: {gather} steps; there must be at least 1")
+            raise InvalidInput("gather", f"{gather} steps", hint="there must be at least 1")
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
         super().__init__(
             *(model, halves, unused),

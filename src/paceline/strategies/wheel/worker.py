@@ -338,8 +338,9 @@ def _train(
     expected = tuple(spec.config.workers_by_device[1 + workers[0] // lanes])
     if workers != expected:
         raise InvalidInput(
-            f"workers: {listed(workers)} on one device, but with lanes={lanes} "
-            f"of {spec.config.workers} the hub expects {listed(expected)} there"
+            "workers",
+            f"{listed(workers)} on one device, but with lanes={lanes} of {spec.config.workers} "
+            f"the hub expects {listed(expected)} there",
         )
     if settings.threads:
         torch.set_num_threads(settings.threads)

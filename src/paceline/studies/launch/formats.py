@@ -42,7 +42,7 @@ def _torchrun(job: Job, _: str) -> str:
     """Return a command for each machine."""
     nodes, asked = job.asked.nodes, job.asked
     if nodes > 1 and asked.master is None:
-        raise InvalidInput("master: name the first machine's address, as --master 10.0.0.1")
+        raise InvalidInput("master", "name the first machine's address, as --master 10.0.0.1")
     master = asked.master or "127.0.0.1"
     lines = [*_remarks(job)]
     for node in range(nodes):
@@ -112,7 +112,7 @@ def _kubernetes(job: Job, _: str) -> str:
     """Return a TrainJob; its controller tells torchrun of nodes and processes by PET_ variables."""
     asked = job.asked
     if asked.image is None:
-        raise InvalidInput("image: name a container image that has paceline, for kubernetes")
+        raise InvalidInput("image", "name a container image that has paceline, for kubernetes")
     kind = "cpu" if asked.gpu is None else "nvidia.com/gpu"
     count = job.num_per_node if asked.gpu or asked.cpus is None else asked.cpus
     deadline = [] if job.seconds is None else [f"  activeDeadlineSeconds: {job.seconds}"]

@@ -61,18 +61,22 @@ class Job(Record):
             strategy = strategy_of(settings)
             if strategy.is_led and not strategy.takes_ranks:
                 raise InvalidInput(
-                    f"strategy: {strategy.name} starts its workers itself, and has no ranks that a "
-                    "cluster could start; choose allreduce, host, tree, subbatch, local or auto"
+                    "strategy",
+                    f"{strategy.name} starts its workers itself, and has no ranks that a cluster "
+                    "could start",
+                    hint="choose allreduce, host, tree, subbatch, local or auto",
                 )
         if int(settings.workers) % nodes:
             raise InvalidInput(
-                f"nodes: {settings.workers} workers cannot be shared equally by {nodes} machines"
+                "nodes", f"{settings.workers} workers cannot be shared equally by {nodes} machines"
             )
         for word in words(settings):
             if not word.isprintable():
-                raise InvalidInput(f"{shown(word)} has characters that no such file can hold")
+                raise InvalidInput(
+                    "job", f"{shown(word)} has characters that no such file can hold"
+                )
         if settings.resume is not None:
-            raise InvalidInput("resume: a job begins a run; resume it where its folder is")
+            raise InvalidInput("resume", "a job begins a run", hint="resume it where its folder is")
         return self
 
     @property

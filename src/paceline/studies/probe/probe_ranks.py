@@ -72,13 +72,14 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     values |= {"workers": workers, "output": output}
     settings = validated(ProbeSettings, values)
     if started is not None and workers != started:
-        raise InvalidInput(f"workers: {workers} asked for, {started} started")
+        raise InvalidInput("workers", f"{workers} asked for, {started} started")
     if started is None:
         check_gpus(workers)
     if started is None and not gpus and workers > cores:
         raise InvalidInput(
-            f"workers: {workers} do not fit on {cores} cores; each is a device of the file, which "
-            "is one core or more where there are no GPUs"
+            "workers",
+            f"{workers} do not fit on {cores} cores",
+            hint="each is a device of the file, which is one core or more where there are no GPUs",
         )
     return settings
 
@@ -92,7 +93,7 @@ def probe_machine(settings: ProbeSettings) -> None:
     if under_torchrun():
         leave(work(settings))
     if (problem := output_problem(settings)) is not None:
-        raise InvalidInput(problem)
+        raise InvalidInput.of(problem)
     command = module_command("paceline.studies.probe.probe_ranks", settings.model_dump_json())
     launch(command, settings.workers)
 
@@ -110,7 +111,7 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
     problem = output_problem(settings) if group.rank == 0 else None
     # All ranks end before they measure: the first to fail says why, the others wait until it has.
     if (refused := group.gather(problem)[0]) is not None:
-        raise InvalidInput(refused)
+        raise InvalidInput.of(refused)
     err = console(stderr=True, quiet=group.rank != 0)
     err.print(
         f"measuring {settings.workers} x {group.device.type}, for about {settings.seconds:g} s"
@@ -124,7 +125,7 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
             file.write(machine_text(machine, _COMMENT))
     except OSError as error:
         raise InvalidInput(
-            f"output: {settings.output} cannot be written: {error.strerror}"
+            "output", f"{settings.output} cannot be written: {error.strerror}"
         ) from None
     out = console()
     if settings.as_json:

@@ -58,7 +58,9 @@ def profile_model(
     WorkersFailed for those that they have reported.
     """
     if under_torchrun():
-        raise InvalidInput("profile starts its workers itself; run it without torchrun")
+        raise InvalidInput(
+            "profile", "profile starts its workers itself", hint="run it without torchrun"
+        )
     check_cores(settings.workers)
     check_gpus(settings.workers)
     request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)

@@ -92,13 +92,13 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
     """Load the data, build the model for it, and describe it. InvalidInput if they do not fit."""
     if group.world_size != settings.workers:
-        raise InvalidInput(f"workers: {settings.workers} asked for, {group.world_size} started")
+        raise InvalidInput("workers", f"{settings.workers} asked for, {group.world_size} started")
     recipe = profiled_recipe(settings)
     model = built(recipe, settings.seed)
     samples, size = len(recipe.samples), settings.batch_size
     if size > samples:
         raise InvalidInput(
-            f"batch_size: {size} samples a step, but the data have {samples} for training"
+            "batch_size", f"{size} samples a step, but the data have {samples} for training"
         )
     batches = ShardedBatches(samples, size, group.rank, group.world_size, settings.seed)
     example = recipe.example(-(-size // settings.workers))

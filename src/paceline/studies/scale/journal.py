@@ -57,9 +57,9 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise InvalidInput(f"output: another study is under way in {folder}") from None
+            raise InvalidInput("output", f"another study is under way in {folder}") from None
         except OSError as error:
-            raise InvalidInput(f"output: cannot write to {folder}: {error.strerror}") from None
+            raise InvalidInput("output", f"cannot write to {folder}: {error.strerror}") from None
         try:
             self.header = _agreed(folder / _HEADER, header)
             self.cells, self.dropped = _read(self._file, folder / _CELLS)
@@ -92,8 +92,9 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
     version = read_finite_record(_VERSION, text, str(path)).paceline
     if version != header.paceline:
         raise InvalidInput(
-            f"output: {path.parent} is of Paceline {version}, and this is {header.paceline}; "
-            "name another folder"
+            "output",
+            f"{path.parent} is of Paceline {version}, and this is {header.paceline}",
+            hint="name another folder",
         )
     found = read_record(_HEADER_RECORD, text, str(path))
     for field in ScaleSettings.model_fields:
@@ -104,8 +105,9 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
                 for value in (begun, asked)
             )
             raise InvalidInput(
-                f"output: {path.parent} was begun with {field} {was}, not {now}; "
-                "name another folder"
+                "output",
+                f"{path.parent} was begun with {field} {was}, not {now}",
+                hint="name another folder",
             )
     return found
 

@@ -77,7 +77,7 @@ class StudyModel:
         found = forecast(workload, machine, strategy, config, batch_size)
         problem = shortage(machine, found.memory_nbytes)
         if problem:
-            raise InvalidInput(problem)
+            raise InvalidInput.of(problem)
         fullest_nbytes = max(found.memory_nbytes[name] for name in found.devices)
         seconds = found.breakdown.seconds
         return RunStep(found.step_s, seconds, fullest_nbytes, found.range_share)
@@ -117,13 +117,16 @@ def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
     shape = settings.input_shape or usual
     if shape is None:
         raise InvalidInput(
-            f"input_shape: model {settings.model} does not say it; write for example 3x224x224"
+            "input_shape",
+            f"model {settings.model} does not say it",
+            hint="write for example 3x224x224",
         )
     if settings.trains and usual is not None and shape != usual:
         raise InvalidInput(
-            f"input_shape: {settings.model} takes {'x'.join(map(str, usual))} where it is trained, "
-            f"not {'x'.join(map(str, shape))}; a factory of your own, as package.module:factory, "
-            "takes any"
+            "input_shape",
+            f"{settings.model} takes {'x'.join(map(str, usual))} where it is trained, not "
+            f"{'x'.join(map(str, shape))}",
+            hint="a factory of your own, as package.module:factory, takes any",
         )
     return shape
 
@@ -297,7 +300,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     write_report(folder)
     errors = [cell.error for cell in cells if cell.error is not None]
     if len(errors) == len(cells):
-        raise InvalidInput(f"no cell could be done; the first one: {errors[0]}")
+        raise InvalidInput("no cell could be done; the first one", str(errors[0]))
     return result
 
 
