@@ -8,6 +8,8 @@ import pytest
 from launched import PROGRAMS, Found, run, same, succeeded
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 SIZES = (1, 2, 3, 4)
 ROWS = {"even": (3, 3, 3, 3), "uneven": (3, 1, 40, 5), "with none": (2, 0, 3, 0)}
 WIDTH, HEADER = 37, 40

@@ -12,6 +12,8 @@ from paceline import DataParallel
 from paceline.core.errors import InvalidInput
 from paceline.data import BalancedSampler
 
+pytestmark = pytest.mark.slow
+
 EXCHANGES = ("allreduce", "host")
 EXACT = [
     "gradients_float64",

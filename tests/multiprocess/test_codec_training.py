@@ -13,6 +13,8 @@ from paceline.codecs.feedback import OneBit
 from paceline.core.errors import InvalidInput
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 SIZE = 3
 POISONED = 2  # the step in which a gradient of the last rank is not finite
 LOST_DEADLINE_S, MARGIN_S = 5.0, 20.0  # of a machine that others use, too

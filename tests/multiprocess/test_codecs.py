@@ -12,6 +12,8 @@ from paceline.exchange import codec_choice
 from paceline.exchange.codec_choice import AutoCodec
 from paceline.exchange.compressed import Work
 
+pytestmark = pytest.mark.slow
+
 PIECE, HEADER = 1 << 13, 40
 # Payloads of so many values, as papers and formats have it.
 NBYTES = {

@@ -14,6 +14,8 @@ from launched import PROGRAMS
 from paceline.strategies.hogbatch.config import PolicyName
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 UNEVEN = str(PROGRAMS / "uneven.py")
 LONG = ("--profile-s", "0.1", "--epochs", "1000")
 TRAIN = ("-m", "paceline", "train", "mlp-64-32-10", "--strategy", "hogbatch")

@@ -9,6 +9,8 @@ import pytest
 
 from processes import Finished, Started
 
+pytestmark = pytest.mark.slow
+
 NUM_TRAIN, NUM_TEST, NUM_FEATURES = 49_749, 14_951, 300  # of w8a and w8a.t, as published
 TRAIN = ("train", "mlp-300-16-2", "--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--json")
 QUICK = ("--profile-s", "0.2", "--force", "--epochs", "2", "--learning-rate", "0.05")

@@ -8,6 +8,8 @@ import pytest
 from launched import PROGRAMS
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 RESUMING = str(PROGRAMS / "resuming.py")
 ONE = "cpu:1"
 WHOLE, TWICE = ONE, f"{ONE}/{ONE}"

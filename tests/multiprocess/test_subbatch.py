@@ -18,6 +18,8 @@ from paceline.data import load
 from paceline.models import find
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 HEAD_VALUES = 11 * (10 + 1) + 7 * 11 + 5 * (7 + 1)
 HEADER = 40
 MOST = 9  # samples of a rank, of programs/subbatch_net.py

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FORWARD_MS, BACKWARD_MS, UPDATE_MS, STEPS = 30.0, 60.0, 4.0, 4
 PACE = (
     *("--forward-ms", str(FORWARD_MS), "--backward-ms", str(BACKWARD_MS)),

@@ -7,6 +7,8 @@ import pytest
 
 from launched import PROGRAMS, Found, run
 
+pytestmark = pytest.mark.slow
+
 RECIPE = '''
 import torch
 from paceline.recipes.recipe import Recipe
