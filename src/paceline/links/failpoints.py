@@ -9,7 +9,7 @@ A test arms failpoints in the environment, which all processes of a run inherit:
 Every other key of a failpoint must equal what the code passes under that name; `visit` counts the
 matching visits of this process from 1. `do` is a signal that the process sends itself ("SIGKILL",
 "SIGSTOP") or, after "parent:", its parent; "raise", for an OSError; or "pause:FOLDER", which waits
-until the test lets it go on (`paused` in tests/faults.py).
+until the test lets it go on (`Pause` in tests/faults.py).
 """
 
 import json
