@@ -48,6 +48,8 @@ from pathlib import Path
 sys.path[:0] = [{faults!r}, {tests!r}]
 from fuzzing import child, records
 
+pytestmark = pytest.mark.slow
+
 def broken(data, folder):
     if len(data) % 5 == 1:
         {fault}

@@ -12,6 +12,8 @@ from local_runs import LocalRuns, Run, check_whole
 from processes import DEADLINE_S
 from rpc_exchange import free_port
 
+pytestmark = pytest.mark.slow
+
 RECIPE, SILENCE_S = "local_recipes:stopping", 3
 OPTIONS = {"local": ("--set", "sync_every=5"), "wheel": ("--set", "lanes=1", "--set", "head=2")}
 

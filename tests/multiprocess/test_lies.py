@@ -9,6 +9,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 
 import lies
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = {"wheel": 12, "local": 40}
 
 

@@ -11,6 +11,8 @@ import pytest
 from local_runs import STEPS_PER_EPOCH, LocalRuns, check_whole, first_loss
 from rpc_exchange import free_port
 
+pytestmark = pytest.mark.slow
+
 MANY = 60  # epochs: a run that takes minutes while it is slow, and seconds when it is not
 ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2")
 DELAY = ("--set", "delay=2", "--set", "mixing=0.5")

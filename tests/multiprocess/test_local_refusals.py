@@ -208,6 +208,8 @@ from local_recipes import *
 from local_recipes import loss as _loss, steady as _steady
 from dataclasses import replace
 
+pytestmark = pytest.mark.slow
+
 def loss(outputs, targets):
     if torch.is_grad_enabled():
         time.sleep(0.3 if os.path.exists("here-is-slow") else 0.003)

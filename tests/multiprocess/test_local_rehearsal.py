@@ -7,6 +7,8 @@ import pytest
 
 from paceline.record.trace import read_trace
 
+pytestmark = pytest.mark.slow
+
 FORWARD_MS, BACKWARD_MS, UPDATE_MS = 4.0, 8.0, 1.0
 PACE = (
     *("--device", "p100", "--forward-ms", str(FORWARD_MS)),

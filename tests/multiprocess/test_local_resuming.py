@@ -11,6 +11,8 @@ from local_runs import QUICK, RECIPE, LocalRuns, Run, check_whole, first_loss
 from processes import wait_for_checkpoint
 from rpc_exchange import free_port
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2", "--set", "codec=onebit")
 EVERY = ("--checkpoint-every", "40")
 MANY = 30

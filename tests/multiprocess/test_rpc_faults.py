@@ -4,7 +4,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from rpc_exchange import MIB, executed, expected, line_of, lines, outcome
+
+pytestmark = pytest.mark.slow
 
 
 def test_cut_connections_do_not_change_the_result(hub, worker, proxy):

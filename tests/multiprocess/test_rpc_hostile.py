@@ -25,6 +25,8 @@ from paceline.rpc.limits import Identity
 from processes import Started
 from rpc_exchange import LAYOUT, RUN, expected, line_of, outcome
 
+pytestmark = pytest.mark.slow
+
 NONCE = Identity(RUN, LAYOUT, 0).nonce
 NBYTES = 100_000
 NUM_HOSTILE = 6 * 2 * 4 * 13  # wrong messages

@@ -128,6 +128,8 @@ FAILING = """
 import sys
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 class Bang(nn.Module):
     calls = 0
     def forward(self, values):

@@ -57,6 +57,8 @@ from torch import nn
 from torch.nn import functional as F
 from paceline.recipes.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 class Data:
     def __init__(self, broken=False, uneven=False):
         self.broken, self.uneven = broken, uneven

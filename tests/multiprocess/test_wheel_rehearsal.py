@@ -24,6 +24,8 @@ PROGRAM = """
 import json
 import paceline
 
+pytestmark = pytest.mark.slow
+
 done = paceline.rehearse(
     "lenet5", device="p100", strategy="wheel", forward_ms=4, backward_ms=8, update_ms=1, steps=3,
     options={"lanes": 1, "staleness": 0}, workers=1, profile_s=0.05,

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.slow
+
 class Small(nn.Module):
     def __init__(self):
         super().__init__()

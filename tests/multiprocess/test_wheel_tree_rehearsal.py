@@ -7,6 +7,8 @@ import pytest
 
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 FORWARD_S, BACKWARD_S, UPDATE_S, STEPS = 0.010, 0.020, 0.002, 6
 ALL_STEPS = 2 + STEPS + 1  # with those that are not measured
 REHEARSE = (

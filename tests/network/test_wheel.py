@@ -5,11 +5,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from hosts import Finished
 from safetensors.torch import load_file
 
 from processes import Started
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "programs" / "cut_off.py"
 CUT_S = 20.0
