@@ -207,8 +207,12 @@ Topic = Literal[
 
 @dataclass(frozen=True)
 class Insight:
-    """One plain sentence, and the (name, value with its unit) pairs that it was computed from."""
+    """One plain sentence, and the (name, value with its unit) pairs that it was computed from.
+
+    `code` names the kind of finding, such as "memory.nearly_full", whatever the sentence says.
+    """
 
     topic: Topic
     sentence: str
     figures: tuple[tuple[str, str], ...]
+    code: str = ""

@@ -34,6 +34,12 @@ _FULL = 0.8  # of the memory
 _BUSY = 0.8  # of the time
 _HARDLY = 0.01  # of the loss
 _MOST_FIGURES = 8
+_CODES = {  # of the losses of a step
+    "exposed communication": "exchange",
+    "waiting": "waiting",
+    "loading": "loading",
+    "the weight update": "update",
+}
 
 
 def verdict(reached: float) -> str:
@@ -41,10 +47,12 @@ def verdict(reached: float) -> str:
     return "Good" if reached >= _GOOD else "Fair" if reached >= _FAIR else "Poor"
 
 
-def _off_by(error: float) -> str:
-    than = "no more than" if abs(error) <= ERROR_BAR else "more than"
+def _off_by(error: float) -> tuple[str, str]:
+    """Return how far off a prediction was, and the code of that."""
+    is_usual = abs(error) <= ERROR_BAR
     usual = f"{share(ERROR_BAR, 0)} of predictions on average"
-    return f"off by {change_text(error)}, {than} the {usual}."
+    said = f"off by {change_text(error)}, {'no more' if is_usual else 'more'} than the {usual}."
+    return said, f"prediction.{'usual' if is_usual else 'far_off'}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ def of_exchanges(plans: Sequence[PlanRow]) -> Iterator[Insight]:
     if sentence is not None:
         left = [(name, plan.after_backward) for name, plan in compared(plans).items()]
         figures = [(f"left with {name}", duration(one.left_s)) for name, one in left if one]
-        yield Insight("exchange", f"Predicted: {sentence}.", tuple(figures))
+        yield Insight("exchange", f"Predicted: {sentence}.", tuple(figures), "exchange.left")
 
 
 def brought(result: RunResult) -> str | None:
@@ -156,13 +164,14 @@ def _limit(run: _InStep) -> Insight:
     name, lost_s = run.largest_loss
     most = f"{name}, {share(lost_s / whole)}"
     if useful >= _GOOD:
-        rest = f", so that computation limits; most of the rest is {most}."
+        rest, code = f", so that computation limits; most of the rest is {most}.", "computation"
     elif lost_s > parts.passes_s:
-        rest = f"; what limits is {most}."
+        rest, code = f"; what limits is {most}.", _CODES[name]
     else:
-        rest = f"; what costs most beside them is {most}."
+        rest, code = f"; what costs most beside them is {most}.", f"partly.{_CODES[name]}"
     shown = {"traced step": whole} | {name: value for name, value in run.losses.items() if value}
-    return Insight("limit", spent + rest, tuple((name, duration(s)) for name, s in shown.items()))
+    figures = tuple((name, duration(s)) for name, s in shown.items())
+    return Insight("limit", spent + rest, figures, f"limit.{code}")
 
 
 def _change(run: _InStep) -> Insight:
@@ -176,34 +185,41 @@ def _change(run: _InStep) -> Insight:
             f"{times:.2f} times as fast. What is left is the computation itself: lower precision, "
             "a compiled model, a faster device."
         )
-        return Insight("change", sentence, (("step", duration(whole)), (name, duration(saved_s))))
+        shown = ("step", duration(whole)), (name, duration(saved_s))
+        return Insight("change", sentence, shown, "change.nothing")
+    code, advice = _advice(name, run)
     sentence = (
-        f"{_advice(name, run)}: without {name} a step would take {duration(left_s)} instead of "
+        f"{advice}: without {name} a step would take {duration(left_s)} instead of "
         f"{duration(whole)}, at best {times:.2f} times as fast."
     )
     figures = [(name, share(saved_s / whole) + " of a step")]
     if name in ("exposed communication", "the weight update"):
         doubled = ratio(2 * whole, whole + run.divides_s)
         figures.append(("twice the batch size", f"at best {doubled:.2f} times the samples/s"))
-    return Insight("change", sentence, tuple(figures))
+    return Insight("change", sentence, tuple(figures), f"change.{code}")
 
 
-def _advice(name: str, run: _InStep) -> str:
+def _advice(name: str, run: _InStep) -> tuple[str, str]:
+    """Return the code and the sentence of what would make a step shorter."""
     if name == "loading":
-        return "Prepare the samples beforehand, or make them smaller"
+        return "faster_loading", "Prepare the samples beforehand, or make them smaller"
     if name == "the weight update":
-        lighter = "" if _is_plain_sgd(run.result.settings) else ", or a lighter optimizer"
-        return f"Take larger batches, which need fewer updates{lighter}"
+        fewer = "Take larger batches, which need fewer updates"
+        if _is_plain_sgd(run.result.settings):
+            return "fewer_updates", fewer
+        return "lighter_updates", f"{fewer}, or a lighter optimizer"
     if run.slowest > _UNEVEN and run.result.shares is None:
         times = f"{run.slowest:.2f} times the mean"
-        return f"Balance the batches (--balance auto), for the slowest worker computes {times}"
+        slow = f"for the slowest worker computes {times}"
+        return "balance", f"Balance the batches (--balance auto), {slow}"
     other = run.best_other
     # Only where their ranges do not overlap is the other sure to be faster.
     if other is not None and other.range_s[1] < run.range_s[0]:
-        return f"Try {other.strategy}, predicted to take {duration(other.step_s)} a step"
+        step = f"{duration(other.step_s)} a step"
+        return "other_strategy", f"Try {other.strategy}, predicted to take {step}"
     if name == "waiting":
-        return "Look at the two steps below for what the workers wait for"
-    return "Exchange less: larger batches, or gradients in fewer bytes (codec)"
+        return "find_waits", "Look at the two steps below for what the workers wait for"
+    return "exchange_less", "Exchange less: larger batches, or gradients in fewer bytes (codec)"
 
 
 def _is_plain_sgd(settings: TrainSettings | RehearseSettings) -> bool:
@@ -216,10 +232,9 @@ def _is_plain_sgd(settings: TrainSettings | RehearseSettings) -> bool:
 
 def _prediction_of_step(run: _InStep) -> Insight:
     strategy, predicted_s = run.result.strategy, run.predicted_step_s
-    sentence = (
-        f"{strategy} took {duration(run.step_s)} a step, {run.result.origin}; the prediction was "
-        f"{_off_by(predicted_s / run.step_s - 1)}"
-    )
+    off, code = _off_by(predicted_s / run.step_s - 1)
+    took = f"{strategy} took {duration(run.step_s)} a step, {run.result.origin}"
+    sentence = f"{took}; the prediction was {off}"
     figures = [(f"{strategy}, predicted", duration(predicted_s))]
     other = run.best_other
     if other is not None:
@@ -229,25 +244,27 @@ def _prediction_of_step(run: _InStep) -> Insight:
         long = f"{times:.2f} times as long{close}"
         sentence += f" Of the others, {other.strategy} was predicted to take {long}."
         figures.append((f"{other.strategy}, predicted", duration(other.step_s)))
-    return Insight("prediction", sentence, tuple(figures))
+        code += ".others_close" if overlap else ".others_apart"
+    return Insight("prediction", sentence, tuple(figures), code)
 
 
 def _workers(run: _InStep, workers: int) -> Insight:
     divides_s, whole = run.divides_s, run.parts.step_s
     another_s = divides_s * workers / (workers + 1) + whole - divides_s
     gain = ratio(whole, another_s)
-    worth = "may pay" if gain > 1 + WORTH else "does not pay"
+    pays = gain > 1 + WORTH
+    worth, code = ("may pay", "workers.more") if pays else ("does not pay", "workers.enough")
     bound = f"at best {gain:.2f} times as fast, if nothing but the computation changed"
     another = ("step with another worker, at best", duration(another_s))
     if workers == 1:
-        return Insight("workers", f"A second worker {worth}: {bound}.", (another,))
+        return Insight("workers", f"A second worker {worth}: {bound}.", (another,), code)
     alone_s = divides_s * workers + run.parts.update_s
     sentence = (
         f"The {workers} workers are {alone_s / whole:.2f} times as fast as one of them would be "
         f"with all samples of a step. Another one {worth}: {bound}."
     )
     alone = ("step of one worker alone, by its parts", duration(alone_s))
-    return Insight("workers", sentence, (alone, another))
+    return Insight("workers", sentence, (alone, another), code)
 
 
 def _memory(result: RunResult) -> Iterator[Insight]:
@@ -255,11 +272,12 @@ def _memory(result: RunResult) -> Iterator[Insight]:
     if not isinstance(whole, int | float) or not whole or not peaks:
         return
     used = sum(peaks) / whole
-    room = "Memory is nearly full" if used > _FULL else "Memory leaves room"
+    is_full = used > _FULL
+    room = "Memory is nearly full" if is_full else "Memory leaves room"
     who = "the worker" if len(peaks) == 1 else f"the {len(peaks)} workers, each at its peak,"
     sentence = f"{room}: {who} held {share(used)} of the machine's."
     figures = (("the fullest worker", nbytes(max(peaks))), ("the machine", nbytes(whole)))
-    yield Insight("memory", sentence, figures)
+    yield Insight("memory", sentence, figures, f"memory.{'nearly_full' if is_full else 'room'}")
 
 
 def of_epochs(epochs: Sequence[Epoch], score: str) -> Iterator[Insight]:
@@ -277,26 +295,31 @@ def of_epochs(epochs: Sequence[Epoch], score: str) -> Iterator[Insight]:
             f"Neither loss has changed in {len(epochs)} epochs: the model has not learnt. Try "
             "another learning rate, or more epochs."
         )
+        code = "not_learnt"
     elif best is last and fell > _HARDLY:
         fallen = f"The test loss still fell by {share(fell)} in the last epoch"
-        sentence = f"{fallen}: train for more epochs."
+        sentence, code = f"{fallen}: train for more epochs.", "more"
     elif best is last:
         fallen = f"The test loss fell by only {share(fell)} in the last epoch"
         sentence = f"{fallen}: more epochs with this learning rate would hardly help."
+        code = "hardly_more"
     elif not min(losses) or losses[-1] <= (1 + _HARDLY) * min(losses):
         sentence = f"{since}, and has hardly changed since: fewer epochs would do."
+        code = "fewer_do"
     else:
         sentence = f"{since}, and is {share(losses[-1] / min(losses) - 1)} higher now"
         if is_share(score) and highest.number > best.number:
             sentence += f"; but the {score} was best after epoch {highest.number + 1}."
+            code = "score_still_rose"
         else:
             sentence += ": train for fewer epochs, or with a smaller learning rate."
+            code = "fewer"
     figures = (
         ("last test loss", loss_text(last.test_loss)),
         ("lowest", f"{loss_text(best.test_loss)} after epoch {best.number + 1}"),
         *(((f"last {score}", score_text(score, last.score)),) if last.score is not None else ()),
     )
-    yield Insight("change", sentence, figures)
+    yield Insight("change", sentence, figures, f"epochs.{code}")
 
 
 def _stands_still(losses: Sequence[float]) -> bool:
@@ -310,7 +333,7 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
     tried = [row.tried_samples_per_s for row in result.workers]
     alone = sum(speed for speed in tried if speed is not None)
     if alone and None not in tried:
-        reached = result.samples_per_s / alone
+        reached, code = result.samples_per_s / alone, "limit.together"
         sentence = (
             f"{verdict(reached)}: together the workers reach {share(reached)} of the samples/s "
             "that they reached one by one before the training."
@@ -320,18 +343,21 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
                 f"Together the workers are {reached:.2f} times as fast as one by one before the "
                 "training, which working together cannot make them: the machine was busier then."
             )
+            code = "limit.busier_before"
         together = f"{number(result.samples_per_s)} samples/s"
-        yield Insight("limit", sentence, (("together", together), ("one by one", number(alone))))
+        shown = ("together", together), ("one by one", number(alone))
+        yield Insight("limit", sentence, shown, code)
     if result.utilisation:
         yield _idlest(result)
     if travelling := [row for row in result.traffic if row.travels and row.nbytes]:
         most = max(travelling, key=lambda row: row.nbytes)
         part = share(ratio(most.nbytes, sum(row.nbytes for row in travelling)))
-        sentence = f"Of what travels, {most.purpose} are {part} of the bytes"
+        sentence, code = f"Of what travels, {most.purpose} are {part} of the bytes", "traffic.most"
         # None stands for a codec that nobody has named; what has no such field takes none.
         if most.purpose in result.config and result.config[most.purpose] is None:
             sentence += "; a codec for them (--codec) would save most"
-        yield Insight("method", f"{sentence}.", ((most.purpose, nbytes(most.nbytes)),))
+            code = "traffic.codec"
+        yield Insight("method", f"{sentence}.", ((most.purpose, nbytes(most.nbytes)),), code)
     yield from _prediction(result)
     yield from of_epochs(result.epochs, result.score)
     if result.updates is not None and result.updates.staleness:
@@ -341,7 +367,7 @@ def of_asynchronous(result: RunResult) -> Iterator[Insight]:
         for name, times in list(result.updates.staleness.items())[:_MOST_FIGURES]:
             missed = sum(missed * count for missed, count in times.items())
             figures.append((f"{name} missed", f"{missed / (sum(times.values()) or 1):.1f}"))
-        yield Insight("method", sentence, tuple(figures))
+        yield Insight("method", sentence, tuple(figures), "updates.staleness")
 
 
 def _idlest(result: RunResult) -> Insight:
@@ -351,13 +377,12 @@ def _idlest(result: RunResult) -> Insight:
     shown = figures[:_MOST_FIGURES]
     if busy >= _BUSY:
         sentence = f"All devices are busy: the idlest, {name}, computed for {share(busy)} of the"
-        return Insight("workers", f"{sentence} time.", shown)
-    advice = f"Give {name} larger batches, or leave it out"
+        return Insight("workers", f"{sentence} time.", shown, "workers.busy")
+    advice, code = f"Give {name} larger batches, or leave it out", "change.larger_batches"
     if options := _one_more_each(result):
-        advice = f"Let more workers alternate on a device ({options})"
-    return Insight(
-        "change", f"{advice}: {name} computed for only {share(busy)} of the time.", shown
-    )
+        advice, code = f"Let more workers alternate on a device ({options})", "change.more_lanes"
+    sentence = f"{advice}: {name} computed for only {share(busy)} of the time."
+    return Insight("change", sentence, shown, code)
 
 
 def _one_more_each(result: RunResult) -> str | None:
@@ -384,5 +409,6 @@ def _prediction(result: RunResult) -> Iterator[Insight]:
         predicted = duration(result.predicted_step_s)
     else:
         return
-    sentence = f"The prediction of {what} was {_off_by(error)}"
-    yield Insight("prediction", sentence, (("predicted", predicted),))
+    off, code = _off_by(error)
+    sentence = f"The prediction of {what} was {off}"
+    yield Insight("prediction", sentence, (("predicted", predicted),), code)

@@ -137,7 +137,8 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
     """Yield the insights about the plans, the most important first."""
     if not ranking.plans:
         sentence = "Nothing can be planned: every strategy was refused, for the reasons below."
-        yield Insight("method", sentence, (("refused", str(len(ranking.refused))),))
+        refused = (("refused", str(len(ranking.refused))),)
+        yield Insight("method", sentence, refused, "plans.none")
         return
     best = ranking.plans[0]
     yield _method(ranking.plans)
@@ -150,19 +151,20 @@ def of_plan(ranking: RankingRows) -> Iterator[Insight]:
             f"{verdict(best.efficiency)}: it reaches {reached} of what its devices would on their "
             f"own; it {best.why}."
         )
-    yield Insight("limit", sentence, tuple(figures))
+    yield Insight("limit", sentence, tuple(figures), "limit.best_plan")
     yield _change(ranking, best)
     if ranking.workers_sentence:
         rates: dict[int, float] = {}
         for plan in ranking.plans:
             rates[plan.workers] = max(rates.get(plan.workers, 0.0), plan.samples_per_s)
         found = [(counted(n, "worker"), f"{number(r)} samples/s") for n, r in sorted(rates.items())]
-        yield Insight("workers", f"{_capital(ranking.workers_sentence)}.", tuple(found[:8]))
+        sentence = f"{_capital(ranking.workers_sentence)}."
+        yield Insight("workers", sentence, tuple(found[:8]), "workers.worth")
     if best.memory_nbytes:
         name = max(best.memory_nbytes, key=best.memory_nbytes.__getitem__)
         sentence = f"The fullest, {name}, needs {nbytes(best.memory_nbytes[name])} of memory."
         held = tuple((one, nbytes(count)) for one, count in best.memory_nbytes.items())
-        yield Insight("memory", sentence, held[:4])
+        yield Insight("memory", sentence, held[:4], "memory.fullest")
     yield from of_exchanges(ranking.plans)
 
 
@@ -176,7 +178,7 @@ def _method(plans: Sequence[PlanRow]) -> Insight:
     best = plans[0]
     rate = f"{number(best.samples_per_s)} samples/s"
     sentence = f"{_described(best)} is predicted to be the fastest: {rate}"
-    figures = [(_described(best), f"{duration(best.step_s)} a step")]
+    figures, code = [(_described(best), f"{duration(best.step_s)} a step")], "plans.best"
     other = next((plan for plan in plans if plan.strategy != best.strategy), None)
     if other is not None:
         times = ratio(best.samples_per_s, other.samples_per_s)
@@ -184,10 +186,11 @@ def _method(plans: Sequence[PlanRow]) -> Insight:
         if (1 + best.range_share) * best.step_s >= (1 - other.range_share) * other.step_s:
             both = _is_rehearsed(best) and _is_rehearsed(other)
             advice = "rehearse both" if both else "either may be the faster"
+            code = "plans.close.rehearse" if both else "plans.close"
             sentence += f"; their ranges overlap: {advice}"
         figures.append((_described(other), f"{duration(other.step_s)} a step"))
     sentence = "; ".join((sentence, *best.notes))
-    return Insight("method", f"{sentence}.", tuple(figures))
+    return Insight("method", f"{sentence}.", tuple(figures), code)
 
 
 def _change(ranking: RankingRows, best: PlanRow) -> Insight:
@@ -197,10 +200,12 @@ def _change(ranking: RankingRows, best: PlanRow) -> Insight:
     advice, is_exchange = ranking.advice, best.strategy in EXCHANGES
     if advice is not None and advice.pays and is_exchange:
         figures.append(("the link is busy", f"{share(advice.link_busy)} of a plain step"))
-        return Insight("change", f"{_capital(advice.sentence)}.", tuple(figures))
+        sentence = f"{_capital(advice.sentence)}."
+        return Insight("change", sentence, tuple(figures), "change.codec")
     if not is_exchange:  # the gains below are those of exchanges alone
-        sentence = _trial(best)
+        code, sentence = _trial(best)
     elif best.exposed_s > WORTH * best.step_s and left_s > 0:
+        code = "faster_exchange"
         sentence = (
             "Change the exchange first (a faster link, larger batches): without exposed "
             f"communication a step would take {duration(left_s)} instead of "
@@ -208,23 +213,25 @@ def _change(ranking: RankingRows, best: PlanRow) -> Insight:
         )
     else:
         times = best.step_s / left_s if left_s > 0 else float("inf")
+        code = "exchange_hidden"
         sentence = (
             f"The exchange hides, or costs nothing: without what shows of it a step would be at "
             f"best {times:.2f} times as fast"
         )
     if advice is not None:
         sentence += f". As to codecs, {advice.sentence}"
-    return Insight("change", f"{sentence}.", tuple(figures))
+    return Insight("change", f"{sentence}.", tuple(figures), f"change.{code}")
 
 
-def _trial(plan: PlanRow) -> str:
-    """Return how a plan can be tried, if it can be."""
+def _trial(plan: PlanRow) -> tuple[str, str]:
+    """Return the code and the sentence of how a plan can be tried, if it can be."""
     strategy, described = STRATEGIES.get(plan.strategy), _described(plan)
     if strategy is not None and strategy.run is None:
-        return f"{described} can be planned, but not run here"
+        return "cannot_run", f"{described} can be planned, but not run here"
+    first = f"{described} before anything is changed for it"
     if _is_rehearsed(plan):
-        return f"Rehearse {described} before anything is changed for it"
-    return f"Train for a short time with {described} before anything is changed for it"
+        return "rehearse", f"Rehearse {first}"
+    return "train_shortly", f"Train for a short time with {first}"
 
 
 def _is_rehearsed(plan: PlanRow) -> bool:

@@ -49,7 +49,7 @@ def insights_of(result: ProfileResult) -> Iterator[Insight]:
     sentence = _WORDS[limit]["limits"].format(share=share(parts[limit]))
     if parts[limit] <= _MOST:
         sentence += ", more than any other part"
-    yield Insight("limit", f"{sentence}.", figures)
+    yield Insight("limit", f"{sentence}.", figures, f"limit.{limit}")
     yield _change(worst, parts[worst], result)
     yield _memory(result)
 
@@ -59,7 +59,7 @@ def _unrest(result: ProfileResult) -> Iterator[Insight]:
     warning = busy_warning(result.unrest, "half of the steps", so)
     if warning is not None:
         figures = (("half of the steps", f"±{share(result.unrest, 0)} around their median"),)
-        yield Insight("machine", f"{warning[0].upper()}{warning[1:]}.", figures)
+        yield Insight("machine", f"{warning[0].upper()}{warning[1:]}.", figures, "machine.busy")
 
 
 def _shares(result: ProfileResult) -> dict[str, float]:
@@ -103,6 +103,7 @@ def _change(worst: str, lost: float, result: ProfileResult) -> Insight:
             f"Change the arithmetic first: layer {slowest.name} alone takes {share(part)} of a "
             "step, and no other cost is worth 10 %.",
             tuple(figures),
+            "change.computation",
         )
     words = _WORDS[worst]
     gain = step_s / without_s if without_s > 0 else float("inf")
@@ -111,6 +112,7 @@ def _change(worst: str, lost: float, result: ProfileResult) -> Insight:
         f"First {words['remedy']}: without {words['cost']} a step would take "
         f"{duration(without_s)}, at best {gain:.2f} times as fast.",
         ((worst, f"{share(lost)} of a step"), ("step", duration(step_s))),
+        f"change.{worst}",
     )
 
 
@@ -121,9 +123,11 @@ def _memory(result: ProfileResult) -> Insight:
     sentence = f"Feature maps take {nbytes(memory.features)}, {held} {nbytes(copies)}"
     if memory.features > copies:
         sentence += f": {memory.features / copies:.1f} times as much, which grows with the batch."
+        code = "memory.features"
     else:
         grown = nbytes(memory.features)
         sentence += f", whatever the batch: one twice as large needs at least {grown} more."
+        code = "memory.parameters"
     figures: list[tuple[str, str]] = [
         ("feature maps", nbytes(memory.features)),
         ("parameters, gradients, momentum", nbytes(copies)),
@@ -132,7 +136,7 @@ def _memory(result: ProfileResult) -> Insight:
     if result.largest is not None:
         sentence += f" {largest_sentence(result.largest)}."
         figures.append(("largest batch predicted", f"{result.largest.predicted:,}"))
-    return Insight("memory", sentence, tuple(figures))
+    return Insight("memory", sentence, tuple(figures), code)
 
 
 def tables(result: ProfileResult) -> Iterator[Table]:

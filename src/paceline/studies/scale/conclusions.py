@@ -155,14 +155,14 @@ def _method(model: str, known: Sequence[TimedCell], first: TimedCell) -> Insight
     if len(same) < 2:
         return None
     compared = sorted(same, key=lambda one: one.epoch_s)
-    told = _least_alone(compared) if workers == 1 else _fastest(compared)
+    code, told = _least_alone(compared) if workers == 1 else _fastest(compared)
     figures = [(f"epoch with {one.method}", duration(one.epoch_s)) for one in compared]
     figures += [
         (f"{words.name} with {one.method}", duration(one.parts[part]))
         for part, words in _WORDS.items()
         for one in compared[:2]
     ]
-    return Insight("method", f"For {model} {told}.", tuple(figures))
+    return Insight("method", f"For {model} {told}.", tuple(figures), f"method.{code}")
 
 
 def _equal_to(winner: TimedCell, others: Iterable[TimedCell]) -> list[TimedCell]:
@@ -174,20 +174,22 @@ def _equal_to(winner: TimedCell, others: Iterable[TimedCell]) -> list[TimedCell]
     ]
 
 
-def _least_alone(compared: Sequence[TimedCell]) -> str:
-    """Return what is to be said of methods on one worker, of which the first takes least."""
+def _least_alone(compared: Sequence[TimedCell]) -> tuple[str, str]:
+    """Return the finding about methods on one worker, of which the first takes least."""
     winner, *others = compared
     equal = _equal_to(winner, others)
     dearer = [one for one in others if one not in equal]
     if not dearer:
-        return "on one worker all methods take the same, within what the figures can tell"
+        told = "on one worker all methods take the same, within what the figures can tell"
+        return "alone.equal", told
     least = " or ".join(one.method for one in (winner, *equal))
     more = share(dearer[-1].epoch_s / winner.epoch_s - 1)
-    return f"on one worker {least} costs least, and {dearer[-1].method} {more} more"
+    told = f"on one worker {least} costs least, and {dearer[-1].method} {more} more"
+    return "alone.least", told
 
 
-def _fastest(compared: Sequence[TimedCell]) -> str:
-    """Return what is to be said of methods on several workers, of which the first is fastest."""
+def _fastest(compared: Sequence[TimedCell]) -> tuple[str, str]:
+    """Return the finding about methods on several workers, of which the first is fastest."""
     winner, second, *_ = compared
     where, name = _where(winner), winner.method
     if equal := _equal_to(winner, compared[1:]):
@@ -195,13 +197,14 @@ def _fastest(compared: Sequence[TimedCell]) -> str:
         ratio = other.epoch_s / winner.epoch_s
         if ratio < _CLOSE:
             told = f"{where} {name} and {other.method} are equally fast"
-            return f"{told}, within what the figures can tell"
+            return "equal", f"{told}, within what the figures can tell"
         beside = f"{number(ratio)} times as fast as {other.method}"
-        return f"{where} {name} may be the fastest, {beside}, but {_overlap(winner)}"
+        told = f"{where} {name} may be the fastest, {beside}, but {_overlap(winner)}"
+        return "may_be_fastest", told
     # The part of an epoch in which the winner gains most.
     part = max(_WORDS, key=lambda part: second.parts[part] - winner.parts[part])
     mine, theirs = (duration(one.parts[part]) for one in (winner, second))
-    return (
+    return "fastest", (
         f"{where} {name} is the fastest, {number(second.epoch_s / winner.epoch_s)} times as fast "
         f"as {second.method}: {_WORDS[part].name} takes {mine} of an epoch, and there {theirs}"
     )
@@ -222,48 +225,55 @@ def _workers(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
     chosen = found[pays]
     each = "" if chosen.scaling == "strong" else " each"
     sentence = f"With a batch of {first.batch}{each}, {counted(pays, 'worker')} "
-    sentence += _gain(chosen, list(found.values()))
+    code, gain = _gain(chosen, list(found.values()))
+    sentence += gain
     if last is not chosen:
-        sentence += f"; {last.workers} {_effect(last, chosen)}"
+        more, effect = _effect(last, chosen)
+        sentence, code = f"{sentence}; {last.workers} {effect}", f"{code}.{more}"
     figures = tuple(
         (f"speed-up on {counted(count, 'worker')}, {one.method}", number(one.rate / base.rate))
         for count, one in found.items()
     )
-    return Insight("workers", f"{sentence}.", figures)
+    return Insight("workers", f"{sentence}.", figures, f"workers.{code}")
 
 
-def _effect(more: TimedCell, chosen: TimedCell) -> str:
+def _effect(more: TimedCell, chosen: TimedCell) -> tuple[str, str]:
     """Return what more workers would do, and that they may if the two cannot be told apart."""
     change = more.rate / chosen.rate - 1
     by, sure = share(abs(change), 0), more.tells_apart(chosen)
     if by == share(0, 0):
-        return f"{'are' if sure else 'may be'} as fast"
-    effect = f"{'gain' if change > 0 else 'lose'} {by}"
-    return f"would {effect}" if sure else f"may {effect}, but {_overlap(more)}"
+        return ("same", "are as fast") if sure else ("may_be_same", "may be as fast")
+    effect = "gain" if change > 0 else "lose"
+    if sure:
+        return effect, f"would {effect} {by}"
+    return f"may_{effect}", f"may {effect} {by}, but {_overlap(more)}"
 
 
-def _gain(chosen: TimedCell, by_number: Sequence[TimedCell]) -> str:
-    """Return what is to be said of the workers of `chosen`, beside fewer and more of them."""
+def _gain(chosen: TimedCell, by_number: Sequence[TimedCell]) -> tuple[str, str]:
+    """Return the finding about the workers of `chosen`, beside fewer and more of them."""
     base = by_number[0]
     if chosen is base:
         may_pay = any(chosen.longest_s > PAYS * one.shortest_s for one in by_number[1:])
-        verb = "is" if chosen.workers == 1 else "are"
-        return f"{'may be' if may_pay else verb} enough"
+        if may_pay:
+            return "may_be_enough", "may be enough"
+        return "enough", f"{'is' if chosen.workers == 1 else 'are'} enough"
     speedup, times = chosen.rate / base.rate, chosen.workers / base.workers
     beside = f"{number(speedup)} times as fast as {counted(base.workers, 'worker')}"
     fewer = [one for one in by_number if one.workers < chosen.workers]
     equal = next((one for one in fewer if not one.tells_apart(chosen)), None)
     if equal is base:
-        return f"may pay: {beside}, but {_overlap(chosen)}"
+        return "may_pay", f"may pay: {beside}, but {_overlap(chosen)}"
     if equal is not None:
-        return f"may pay: {beside}; {equal.workers} may do as well, for {_overlap(chosen)}"
+        fewer_do = f"{equal.workers} may do as well, for {_overlap(chosen)}"
+        return "fewer_may_do", f"may pay: {beside}; {fewer_do}"
     if speedup > PAYS * times:
-        return (
+        return "doubtful", (
             f"seem to be {beside}, more than the {number(times)} times that sharing the work can "
             "gain: measure again on a machine that nothing else uses"
         )
     reached = min(1.0, speedup / times)
-    return f"still pay: {beside}, {share(reached, 0)} of what as many would reach without losses"
+    of_all = f"{share(reached, 0)} of what as many would reach without losses"
+    return "pay", f"still pay: {beside}, {of_all}"
 
 
 def _limit(known: Sequence[TimedCell], first: TimedCell) -> Insight:
@@ -281,11 +291,15 @@ def _limit(known: Sequence[TimedCell], first: TimedCell) -> Insight:
             f"{name[0].upper()}{name[1:]} limits {where}: {_WORDS[name].subject} "
             f"{share(first.parts[name] / whole_s, 0)} of an epoch"
         )
-    return Insight("limit", f"{sentence}.", tuple(figures))
+    return Insight("limit", f"{sentence}.", tuple(figures), f"limit.{_code(name)}")
+
+
+def _code(name: Limit) -> str:
+    return name.removeprefix("the ")
 
 
 def _change(known: Sequence[TimedCell], first: TimedCell) -> Insight:
-    found = gains(first)
+    found, code = gains(first), "memory"
     if limit(known, first) == "memory":
         sizes = by_samples(known, first)
         smaller = max(size for size in sizes if size < first.samples)
@@ -297,6 +311,7 @@ def _change(known: Sequence[TimedCell], first: TimedCell) -> Insight:
         )
     else:
         name = max(_WORDS, key=found.__getitem__)
+        code = _code(name)
         sentence = (
             f"First {_WORDS[name].remedy}; {_WORDS[name].effect} an epoch would take "
             f"{duration(first.epoch_s / found[name])} for {duration(first.epoch_s)}"
@@ -304,7 +319,7 @@ def _change(known: Sequence[TimedCell], first: TimedCell) -> Insight:
     figures = [
         (words.gain, f"{number(found[part])} times as fast") for part, words in _WORDS.items()
     ]
-    return Insight("change", f"{sentence}.", tuple(figures))
+    return Insight("change", f"{sentence}.", tuple(figures), f"change.{code}")
 
 
 def _memory(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
@@ -321,4 +336,4 @@ def _memory(known: Sequence[TimedCell], first: TimedCell) -> Insight | None:
         ("of which does not grow", nbytes(max(0.0, line.fixed_bytes))),
         ("most samples looked at", str(most)),
     )
-    return Insight("memory", f"{sentence}.", figures)
+    return Insight("memory", f"{sentence}.", figures, "memory.grows")
