@@ -1,55 +1,5 @@
 """Fixtures: hubs and workers as processes, a network between them, and runs of strategy local."""
 
-import json
-from pathlib import Path
+from fixtures import hub, proxy, runs, worker
 
-import pytest
-
-from local_runs import LocalRuns
-from processes import Started
-from rpc_exchange import PROGRAMS, TESTS, Proxy, free_port, line_of
-
-
-@pytest.fixture
-def hub(start):
-    """Start a hub and wait until it listens; return it and its port."""
-
-    def begin(port: int = 0, **options: object) -> tuple[Started, int]:
-        port = port or free_port()
-        said = json.dumps({"port": port, "workers": 1, "nbytes": 1000, **options})
-        served = start(str(PROGRAMS / "rpc_hub.py"), TESTS, said)
-        assert line_of(served) == {"address": f"tcp://127.0.0.1:{port}"}
-        return served, port
-
-    return begin
-
-
-@pytest.fixture
-def worker(start):
-    """Start a worker of the hub at a port."""
-
-    def begin(port: int, **options: object) -> Started:
-        said = json.dumps({"port": port, "steps": 10, "nbytes": 1000, **options})
-        return start(str(PROGRAMS / "rpc_worker.py"), TESTS, said)
-
-    return begin
-
-
-@pytest.fixture
-def proxy():
-    """Make a proxy of a port that can be cut, stopped and slowed down."""
-    made: list[Proxy] = []
-
-    def begin(target: int, pause_s: float = 0.0) -> Proxy:
-        made.append(Proxy(target, pause_s))
-        return made[-1]
-
-    yield begin
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def runs(start, tmp_path: Path) -> LocalRuns:
-    """Runs of strategy local, in a folder of the test's own."""
-    return LocalRuns(start, tmp_path)
+__all__ = ["hub", "proxy", "runs", "worker"]

@@ -10,6 +10,8 @@ from hosts import TwoHosts
 from launched import PROGRAMS, Found, found_in, same
 from processes import DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "programs" / "codecs.py"
 POISONED = 2  # the step in which a gradient of the last rank is not finite
 RAISED = ("nan_raises", "infinity_raises_by_default")

@@ -15,6 +15,8 @@ from wire import ADDRESSES, INTERFACE
 
 from processes import DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 TRAINING = (
     *("lenet5", "--data", "synthetic:1x32x32,classes=10,samples=640", "--batch-size", "32"),
     *("--steps", "8", "--profile-s", "0.2", "--deadline-s", "120", "--seed", "7"),

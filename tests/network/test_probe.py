@@ -1,9 +1,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hosts import Finished
 
 from paceline.records.machine_file import read_machine
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_wire_between_two_hosts_is_measured(

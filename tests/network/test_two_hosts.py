@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from hosts import Finished
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "programs" / "two_hosts.py"
 
 

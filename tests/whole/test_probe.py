@@ -21,6 +21,8 @@ from paceline.records.machine_file import read_machine
 from paceline.strategies import EXCHANGES
 from processes import DEADLINE_S, Finished, Started
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--seconds", "0.2")
 RANK = "paceline.studies.probe.probe_ranks"
 

@@ -11,6 +11,8 @@ import pytest
 from processes import Started
 from scale_cells import model_source
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--steps", "5", "--profile-s", "0.2", "--repeats", "1", "--batch-size", "8")
 CRASHING = model_source("Crashing", "if not x.is_meta: os._exit(7)", "return self.layer(x)")
 

@@ -13,6 +13,8 @@ import pytest
 
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 LONG = ("--profile-s", "0.2", "--epochs", "1000")
 
 

@@ -11,6 +11,8 @@ from paceline.records.profile import ProfileResult, ProfileSettings
 from paceline.studies.profile.largest_batch import Attempt, attempted, find_largest
 from processes import Started, forking
 
+pytestmark = pytest.mark.slow
+
 MODELS = """
 import os, signal, sys, time
 import torch

@@ -12,6 +12,8 @@ import pytest
 import packages
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 TUTORIAL = (packages.ROOT / "docs" / "tutorial.md").read_text()
 
 

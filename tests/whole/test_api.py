@@ -15,6 +15,8 @@ from paceline.data import load
 from paceline.models.networks import LeNet5
 from paceline.records.machine_file import read_machine
 
+pytestmark = pytest.mark.slow
+
 MACHINE = Path(__file__).parents[2] / "machines" / "two-core-epyc.toml"
 
 # As a newcomer writes it: nothing protects the module from being imported by its workers.

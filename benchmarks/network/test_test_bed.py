@@ -16,7 +16,7 @@ from wire import bits_per_s, seconds
 from paceline.core.errors import InvalidInput
 from processes import Started
 
-BED = Path(__file__).parents[2] / "benchmarks" / "network"
+BED = Path(__file__).parent
 PROBE = [sys.executable, str(BED / "probe.py")]
 PROGRAMS = Path(__file__).parent / "programs"
 NBYTES = 5_000_000

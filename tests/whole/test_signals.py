@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from processes import Started, children_of
-from rpc_exchange import PROGRAMS, free_port
+from rpc_exchange import free_port
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 LONG = ("--profile-s", "0.2", "--epochs", "1000", "--deadline-s", "60")
 WORKERS = {

@@ -10,6 +10,8 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from processes import Finished, Started
 
+pytestmark = pytest.mark.slow
+
 PACE = ("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", "4")
 SEARCH = ("--chunk-search", "runtime", "--search-step", "2", "--search-range", "1")
 LEAST_S = {"forward": 0.010, "backward": 0.020, "update": 0.002}

@@ -6,7 +6,7 @@ SECONDS is the deadline of each; a part is a module in a folder `evidence` on PY
 import sys
 from pathlib import Path
 
-GPU = Path(__file__).parents[3] / "benchmarks" / "gpu"
+GPU = Path(__file__).parents[1]
 sys.path[:0] = [str(GPU), str(GPU.parent)]
 
 import main  # noqa: E402

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from processes import children_of, wait_for_checkpoint
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "30")
 

@@ -10,6 +10,8 @@ import pytest
 import packages
 from packages import ROOT, run
 
+pytestmark = pytest.mark.slow
+
 # Tests with values for each instruction set, or for the best that there is.
 KERNELS = ("sum", "codec_kernels", "four_bit", "cast_kernels", "hogbatch_dense")
 PORTABLE = "--config-settings=cmake.define.PACELINE_PORTABLE=ON"

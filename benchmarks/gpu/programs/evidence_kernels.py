@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2]
 sys.path[:0] = [str(BENCHMARKS / "gpu"), str(BENCHMARKS)]
 
 import torch  # noqa: E402

@@ -8,6 +8,8 @@ import pytest
 
 from processes import Started, is_running
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 # gloo does not always notice at once that a peer is gone, and torchrun kills 30 s after SIGTERM:
 # the deadline, after which a rank notices for sure, is shorter.
@@ -78,7 +80,7 @@ def test_every_other_rank_says_in_one_line_which_one_died(training):
 
 def test_no_rank_ends_before_the_first_to_fail_has_said_why(start):
     """torchrun kills the others at the first rank's end, and with them what they have to say."""
-    program = Path(__file__).parent / "programs" / "slow_to_report.py"
+    program = Path(__file__).parents[1] / "multiprocess" / "programs" / "slow_to_report.py"
     module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = start(*module, str(program)).finish(120)
     assert done.code != 0

@@ -4,8 +4,12 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from launched import succeeded
 from paceline.strategies import EXCHANGES
+
+pytestmark = pytest.mark.slow
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("strategy", ["allreduce", "hogbatch"])
 def test_scalars_are_those_of_the_result(paceline, tmp_path, strategy):

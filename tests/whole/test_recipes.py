@@ -10,8 +10,10 @@ import pytest
 
 from processes import DEADLINE_S, is_running
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
-PROGRAM = str(TESTS / "multiprocess" / "programs" / "own_recipe.py")
+PROGRAM = str(TESTS / "whole" / "programs" / "own_recipe.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 DATA_NBYTES = 64 * 2**20
 ROUNDING = 1e-5

@@ -12,7 +12,7 @@ from hosts import TIMED_OUT, TwoHosts
 
 from processes import DEADLINE_S, Started, is_running
 
-BED = Path(__file__).parents[2] / "benchmarks" / "network"
+BED = Path(__file__).parent
 PROGRAMS = Path(__file__).parent / "programs"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from processes import is_running
 
-GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
+GPU = Path(__file__).parent
 PROGRAMS = Path(__file__).parent / "programs"
 DONE = "def run(part):\n    part.keep('a', {'b': 1}, 'one')\n"
 FAILING = DONE + "    raise ValueError('no such thing')\n"

@@ -1,0 +1,86 @@
+"""Fixtures that several folders' conftests give to their tests."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from local_runs import LocalRuns
+from processes import Finished, Started
+from rpc_exchange import PROGRAMS, TESTS, Proxy, free_port, line_of
+
+
+@pytest.fixture
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
+    """Start `python ARGUMENTS` in an empty folder; afterwards no process of it may be left.
+
+    It may be started in another `folder`, which is made. Only tests marked with `gpu` see GPUs.
+    """
+    on_gpu = request.node.get_closest_marker("gpu") is not None
+    started: list[Started] = []
+
+    def begin(*arguments: str, afresh: bool = False, folder: Path = tmp_path) -> Started:
+        folder.mkdir(exist_ok=True)
+        started.append(Started([sys.executable, *arguments], folder, on_gpu, afresh))
+        return started[-1]
+
+    yield begin
+    left = {pid: command for one in started for pid, command in one.members().items()}
+    for one in started:
+        one.kill()
+        one.process.wait()
+        one.close()
+    assert not left, f"left running: {left}"
+
+
+@pytest.fixture
+def paceline(start: Callable[..., Started]) -> Callable[..., Finished]:
+    """Run the command line to its end."""
+    return lambda *arguments: start("-m", "paceline", *arguments).finish()
+
+
+@pytest.fixture
+def hub(start):
+    """Start a hub and wait until it listens; return it and its port."""
+
+    def begin(port: int = 0, **options: object) -> tuple[Started, int]:
+        port = port or free_port()
+        said = json.dumps({"port": port, "workers": 1, "nbytes": 1000, **options})
+        served = start(str(PROGRAMS / "rpc_hub.py"), TESTS, said)
+        assert line_of(served) == {"address": f"tcp://127.0.0.1:{port}"}
+        return served, port
+
+    return begin
+
+
+@pytest.fixture
+def worker(start):
+    """Start a worker of the hub at a port."""
+
+    def begin(port: int, **options: object) -> Started:
+        said = json.dumps({"port": port, "steps": 10, "nbytes": 1000, **options})
+        return start(str(PROGRAMS / "rpc_worker.py"), TESTS, said)
+
+    return begin
+
+
+@pytest.fixture
+def proxy():
+    """Make a proxy of a port that can be cut, stopped and slowed down."""
+    made: list[Proxy] = []
+
+    def begin(target: int, pause_s: float = 0.0) -> Proxy:
+        made.append(Proxy(target, pause_s))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def runs(start, tmp_path: Path) -> LocalRuns:
+    """Runs of strategy local, in a folder of the test's own."""
+    return LocalRuns(start, tmp_path)
