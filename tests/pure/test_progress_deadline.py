@@ -2,7 +2,6 @@
 
 import pytest
 
-from paceline.rpc import progress_deadline
 from paceline.rpc.progress_deadline import ProgressDeadline
 
 DEADLINE_S = 5.0
@@ -13,15 +12,13 @@ class Clock:
 
     now_s = 100.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now_s
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(progress_deadline, "time", found)
-    return found
+def clock() -> Clock:
+    return Clock()
 
 
 def usual(turns: ProgressDeadline, clock: Clock, seconds: float, times: int = 5) -> None:
@@ -35,7 +32,7 @@ def usual(turns: ProgressDeadline, clock: Clock, seconds: float, times: int = 5)
 def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(
     clock, usual_s: float, allowed_s: float
 ):
-    turns = ProgressDeadline(DEADLINE_S)
+    turns = ProgressDeadline(DEADLINE_S, clock)
     usual(turns, clock, usual_s)
     clock.now_s += 1000  # it is the hub's turn
     assert turns.overdue() == {}
@@ -49,7 +46,7 @@ def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(
 
 
 def test_a_first_step_may_take_long_and_pauses_of_the_hub_are_left_out(clock):
-    turns = ProgressDeadline(DEADLINE_S)
+    turns = ProgressDeadline(DEADLINE_S, clock)
     turns.replied(3)
     clock.now_s += 9.9 * DEADLINE_S
     assert turns.overdue() == {}

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 
@@ -196,14 +197,21 @@ class Client:
     """
 
     def __init__(
-        self, address: str, identity: limits.Identity, *, keys: WorkerKeys | None, deadline_s: float
+        self,
+        address: str,
+        identity: limits.Identity,
+        *,
+        keys: WorkerKeys | None,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = connect_address(address, has_keys=keys is not None)
         self._identity, self._keys, self._deadline_s = identity, keys, deadline_s
+        self._clock = clock
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
-        self._sent_s = self._heard_s = time.monotonic()  # to and from the hub, at last
+        self._sent_s = self._heard_s = self._clock()  # to and from the hub, at last
         self._wakeup = PollableEvent()
         self._closing = threading.Event()
         self._trouble = ""  # why the last connection broke
@@ -241,12 +249,12 @@ class Client:
         pause_s = _MIN_PAUSE_S
         try:
             while not self._closing.is_set():
-                began_s = time.monotonic()
+                began_s = self._clock()
                 self._use(Connection(context, self._address))
-                is_stable = time.monotonic() - began_s > _STABLE_S
+                is_stable = self._clock() - began_s > _STABLE_S
                 pause_s = _MIN_PAUSE_S if is_stable else min(2 * pause_s, _MAX_PAUSE_S)
                 self._closing.wait(pause_s)
-                if time.monotonic() - self._heard_s >= self._deadline_s:
+                if self._clock() - self._heard_s >= self._deadline_s:
                     what = f"nothing was heard of the hub at {self._address}"
                     if self._outbox.session == NO_NONCE:
                         worker = self._identity.worker
@@ -279,12 +287,12 @@ class Client:
         run_id, layout = self._identity.run_id.encode(), self._identity.layout.encode()
         hello = Message("", parts=(run_id, layout, self._outbox.session))
         self._send_control(connection, MessageKind.HELLO, hello)
-        until_s = min(time.monotonic() + _WELCOME_S, self._heard_s + self._deadline_s)
+        until_s = min(self._clock() + _WELCOME_S, self._heard_s + self._deadline_s)
         while not self._closing.is_set():
             for frame, payload in connection.receive():
                 if self._is_welcome(frame, payload):
                     return
-            left_s = until_s - time.monotonic()
+            left_s = until_s - self._clock()
             if left_s <= 0:
                 raise Disconnected("the hub does not answer")
             self._poll(connection, min(left_s, _POLL_S), to_send=False)
@@ -305,7 +313,7 @@ class Client:
             raise InvalidInput("hub", f"refuses this worker: {text}")
         if kind != MessageKind.WELCOME:
             return False
-        self._heard_s = time.monotonic()
+        self._heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
         self.settings = settings  # before `join`, which lets the constructor return
@@ -328,7 +336,7 @@ class Client:
             self._poll(connection, _POLL_S, to_send=is_blocked)
             for frame, payload in connection.receive():
                 header = frames.unpack(frame, payload)
-                self._heard_s = time.monotonic()
+                self._heard_s = self._clock()
                 self.received_nbytes += wire_nbytes(payload)
                 if header.kind is MessageKind.RESET:
                     raise Disconnected("the hub asks to connect anew")
@@ -336,21 +344,21 @@ class Client:
                     reply = assembly.add(header, payload)
                     if reply is not None:
                         self._outbox.answer(header.sequence, reply)
-            if time.monotonic() - self._heard_s > min(limits.SILENCE_S, self._deadline_s):
+            if self._clock() - self._heard_s > min(limits.SILENCE_S, self._deadline_s):
                 raise Disconnected("the hub is silent")
         self._send_control(connection, MessageKind.BYE)
 
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
         """Wait for messages. A process that was stopped meanwhile has not waited for the hub."""
-        polled_s = time.monotonic()
+        polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
-        self._heard_s += max(0.0, time.monotonic() - polled_s - timeout_s)
+        self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:
         """Send until nothing is left, or the queue is full: then return False."""
         while True:
             # Here, between two pieces, so that a large request does not delay it.
-            if time.monotonic() - self._sent_s > limits.HEARTBEAT_S:
+            if self._clock() - self._sent_s > limits.HEARTBEAT_S:
                 self._send_control(connection, MessageKind.HEARTBEAT)
             piece = outgoing.peek()
             if piece is None:
@@ -378,6 +386,6 @@ class Client:
     def _send(self, connection: Connection, piece: frames.MessagePiece) -> bool:
         if not connection.send(piece):
             return False
-        self._sent_s = time.monotonic()
+        self._sent_s = self._clock()
         self.sent_nbytes += wire_nbytes(piece.payload)
         return True

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -113,8 +114,8 @@ def one_line(text: str) -> str:
 class RateLimitedLog:
     """Warnings about peers: the first at once, then a line with their number every five seconds."""
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger, self._clock = logger, clock
         self._latest = ""
         self._num_unlogged = 0
         self._logged_s = -_LOG_PAUSE_S
@@ -129,8 +130,8 @@ class RateLimitedLog:
 
     def flush(self) -> None:
         """Log the warnings that were held back, unless the last line is too recent."""
-        if not self._num_unlogged or time.monotonic() - self._logged_s < _LOG_PAUSE_S:
+        if not self._num_unlogged or self._clock() - self._logged_s < _LOG_PAUSE_S:
             return
         more = f" ({self._num_unlogged} of such)" if self._num_unlogged > 1 else ""
-        self._num_unlogged, self._logged_s = 0, time.monotonic()
+        self._num_unlogged, self._logged_s = 0, self._clock()
         self._logger.warning("%s", self._latest + more)

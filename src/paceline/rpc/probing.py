@@ -1,6 +1,7 @@
 """Let workers measure their links one after the other, as they may share a wire."""
 
 import time
+from collections.abc import Callable
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
@@ -15,8 +16,10 @@ class ProbeTurns:
     A worker that has its turn and makes no use of it for `deadline_s` waits for the next.
     """
 
-    def __init__(self, max_nbytes: int, deadline_s: float) -> None:
-        self._max_nbytes, self._deadline_s = max_nbytes, deadline_s
+    def __init__(
+        self, max_nbytes: int, deadline_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_nbytes, self._deadline_s, self._clock = max_nbytes, deadline_s, clock
         self._worker: int | None = None
         self._asked_s = 0.0
         self._counts: dict[int, int] = {}
@@ -33,7 +36,7 @@ class ProbeTurns:
         self._counts[worker] = self._counts.get(worker, 0) + 1
         if self._counts[worker] > _MOST:
             raise InvalidInput("probe", f"more than {_MOST} of one worker")
-        self._worker, self._asked_s = worker, time.monotonic()
+        self._worker, self._asked_s = worker, self._clock()
         return Message("probe", parts=(memoryview(bytes(nbytes)),))
 
     def end(self, worker: int) -> list[RpcRequest]:
@@ -52,5 +55,5 @@ class ProbeTurns:
 
     def overdue(self) -> int | None:
         """Return the worker that has its turn, and has not asked for too long; or None."""
-        late = time.monotonic() - self._asked_s > self._deadline_s
+        late = self._clock() - self._asked_s > self._deadline_s
         return self._worker if late else None

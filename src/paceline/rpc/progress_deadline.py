@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from statistics import median
 
 _KEPT = 32  # of the last times, whose median counts
@@ -16,20 +17,20 @@ class ProgressDeadline:
     may take.
     """
 
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline_s, self._clock = deadline_s, clock
         self._since_s: dict[int, float] = {}
         self._took_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
 
     def replied(self, worker: int) -> None:
         """Count from now: it is the worker's turn."""
-        self._since_s[worker] = time.monotonic()
+        self._since_s[worker] = self._clock()
 
     def requested(self, worker: int) -> None:
         """End the worker's turn."""
         since_s = self._since_s.pop(worker, None)
         if since_s is not None:
-            self._took_s[worker].append(time.monotonic() - since_s)
+            self._took_s[worker].append(self._clock() - since_s)
 
     def forget(self, worker: int) -> None:
         """Expect nothing of the worker."""
@@ -41,7 +42,7 @@ class ProgressDeadline:
 
     def overdue(self) -> dict[int, float]:
         """Return the workers that take too long, and for how many seconds by now."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         late = {worker: now_s - since_s for worker, since_s in self._since_s.items()}
         return {worker: one for worker, one in late.items() if one > self._allowed_s(worker)}
 

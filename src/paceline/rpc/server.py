@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -80,15 +81,21 @@ class WorkerSession:
     which are new, and each is executed at most once. A reply is kept until it is acknowledged.
 
     `route` is the connection; None if there is none since `disconnected_s`. `heard_s` is when the
-    worker was last heard. Times are by `time.monotonic`.
+    worker was last heard. Times are by `clock`.
     """
 
-    def __init__(self, worker: int, limits: Limits, last_request: int) -> None:
-        self.worker = worker
+    def __init__(
+        self,
+        worker: int,
+        limits: Limits,
+        last_request: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker, self._clock = worker, clock
         self.token = frames.NO_NONCE  # random bytes that no other session has, of any hub
         while self.token == frames.NO_NONCE:
             self.token = os.urandom(frames.NONCE_NBYTES)
-        self.heard_s = time.monotonic()
+        self.heard_s = self._clock()
         self.last_request = last_request
         self._limits = limits
         self._executing: dict[int, int] = {}  # bytes of the requests without a reply
@@ -111,7 +118,7 @@ class WorkerSession:
         self.outgoing = frames.PieceQueue(self._next_reply)
         self._unsent: deque[int] = deque(self.unacknowledged if route is not None else ())
         if route is None:
-            self.disconnected_s = time.monotonic()
+            self.disconnected_s = self._clock()
 
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
         """Take a piece of a request; return the request if it is complete and new.
@@ -181,10 +188,17 @@ class Server:
     Raises InvalidInput if the address cannot be bound.
     """
 
-    def __init__(self, address: str, limits: Limits, *, keys: HubKeys | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        limits: Limits,
+        *,
+        keys: HubKeys | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         bound = bind_address(address, has_keys=keys is not None)
-        self._limits = limits
-        self.refusals = RateLimitedLog(logger)
+        self._limits, self._clock = limits, clock
+        self.refusals = RateLimitedLog(logger, clock)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Before the router: without an authenticator, ZeroMQ lets in everybody who knows the hub's
         # public key.
@@ -284,8 +298,8 @@ class Server:
         with self._lock:
             for arrival in self._router.receive():
                 self._process(arrival)
-            if time.monotonic() - self._polled_s > limits.HEARTBEAT_S:
-                self._polled_s = time.monotonic()
+            if self._clock() - self._polled_s > limits.HEARTBEAT_S:
+                self._polled_s = self._clock()
                 self._check_workers()
             wait_ms = _POLL_MS
             for session in self._by_worker.values():
@@ -325,7 +339,7 @@ class Server:
 
     def _check_workers(self) -> None:
         """Send every worker a heartbeat, and drop those that were silent for too long."""
-        allowed, now_s = self._limits, time.monotonic()
+        allowed, now_s = self._limits, self._clock()
         for session in list(self._by_worker.values()):
             self._send_control(session, MessageKind.HEARTBEAT)
             closed_for_s = now_s - session.disconnected_s
@@ -339,7 +353,7 @@ class Server:
     def _receive_from(self, session: WorkerSession, header: FrameHeader, payload: Buffer) -> None:
         if header.nonce != self._limits.nonce or header.worker != session.worker:
             raise ProtocolError(f"a {header.kind.name} of another run or worker")
-        session.heard_s = time.monotonic()
+        session.heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         # First of all, as it may make room in the window for this very request.
         session.acknowledge(header.acknowledged)
@@ -366,13 +380,13 @@ class Server:
             if session is not None:
                 # ZeroMQ tells of a closed connection only when something is sent over it.
                 self._send_control(session, MessageKind.HEARTBEAT)
-                silence_s = time.monotonic() - session.heard_s
+                silence_s = self._clock() - session.heard_s
                 if session.route is not None and silence_s <= limits.SILENCE_S:
                     why = f"the hub has a worker {header.worker} already"
                     self._refuse(arrival, MessageKind.BUSY, why)
                     return
                 self._drop(session, "was replaced by another process")
-            session = WorkerSession(header.worker, self._limits, header.sequence)
+            session = WorkerSession(header.worker, self._limits, header.sequence, self._clock)
             self._by_worker[header.worker] = session
             self._put(Joined(header.worker))
         session.acknowledge(header.acknowledged)
@@ -381,7 +395,7 @@ class Server:
             if known is not None:
                 self._disconnect(known)
         session.connect(arrival.route)
-        session.heard_s = time.monotonic()
+        session.heard_s = self._clock()
         self._by_route[arrival.route] = session
         size = self._limits.max_message_nbytes.to_bytes(8, "little")
         welcome = Message("", parts=(session.token, size, self._limits.settings))

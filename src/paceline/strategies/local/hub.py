@@ -65,8 +65,9 @@ class Hub:
         devices: tuple[str, ...],
         threads: int,
         max_message_nbytes: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._spec, self._layout = settings, spec, layout
+        self._settings, self._spec, self._layout, self._clock = settings, spec, layout, clock
         self._log, self._checkpoints = log, checkpoints
         limits = Limits(
             run_id,
@@ -77,7 +78,7 @@ class Hub:
             silence_timeout_s=settings.deadline_s,
         )
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
-        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys)
+        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys, clock=clock)
         stack.callback(self.rpc.close)
         self.relay = relay(self.rpc.reply)
         self.rounds = self.relay.rounds
@@ -96,8 +97,8 @@ class Hub:
         self._has_begun = False
         self._first_exchange = self.rounds.exchange
         self._not_finite: set[tuple[int, int]] = set()  # workers, and in which exchange
-        self._seen_s = time.monotonic()  # when somebody was there
-        self._probes = ProbeTurns(max_message_nbytes, settings.deadline_s)
+        self._seen_s = self._clock()  # when somebody was there
+        self._probes = ProbeTurns(max_message_nbytes, settings.deadline_s, clock)
         self._turns_s: dict[int, float] = {}  # since when it is each member's turn
         self._refusals = RateLimitedLog(logger)
         self._polled_s = 0.0
@@ -116,11 +117,9 @@ class Hub:
         Raises InvalidInput if a worker of this machine cannot work, WorkerLost if none comes.
         """
         expected = set(range(self._spec.config.workers))
-        until_s = time.monotonic() + self._settings.wait_s
+        until_s = self._clock() + self._settings.wait_s
         self._serve(
-            lambda: (
-                self._waiting.keys() == expected or (self._waiting and time.monotonic() > until_s)
-            )
+            lambda: self._waiting.keys() == expected or (self._waiting and self._clock() > until_s)
         )
         for worker in sorted(expected - self._waiting.keys()):
             logger.warning("worker %d has not come; the others begin without it", worker)
@@ -144,7 +143,7 @@ class Hub:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() - self._seen_s > self._settings.wait_s
+        return self._clock() - self._seen_s > self._settings.wait_s
 
     def close(self) -> tuple[int, int]:
         """Disconnect, let processes of this machine end; return the bytes sent and received."""
@@ -192,13 +191,15 @@ class Hub:
     def _reply(self, request: RpcRequest) -> Message | None:
         """Do what a request asks for, and return its reply; None if that comes later."""
         worker, message = request.worker, request.message
-        self._turns_s[worker] = time.monotonic()
+        self._turns_s[worker] = self._clock()
         match message.topic:
             case Topic.BEGIN:
                 self._begin(request)
                 return None
             case Topic.PART:
                 self.relay.take(request)
+                if self.relay.first_part_s is None:
+                    self.relay.first_part_s = self._clock()
                 if self._pool is not None:
                     self._pool.worked(worker)
                 return None
@@ -252,7 +253,7 @@ class Hub:
         before = self.rounds.exchange
         self._stops |= self.relay.go_on(stops=self.interruption.requested and not self._stops)
         if self.rounds.exchange != before:  # they have waited for each other
-            self._turns_s |= dict.fromkeys(self.rounds.members, time.monotonic())
+            self._turns_s |= dict.fromkeys(self.rounds.members, self._clock())
         self._admit()
 
     def _admit(self) -> None:
@@ -264,7 +265,7 @@ class Hub:
         for worker in sorted(self._waiting):
             request = self._waiting.pop(worker)
             self.rounds.admit(worker)
-            self._turns_s[worker] = time.monotonic()
+            self._turns_s[worker] = self._clock()
             if self.rounds.exchange > self._first_exchange:
                 logger.info("worker %d takes part from round %d on", worker, self.rounds.round)
             self.rpc.reply(request, self.relay.state(worker))
@@ -311,7 +312,7 @@ class Hub:
 
     def _poll(self) -> None:
         """Look after processes, those who are late, and checkpoints, a few times a second."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s

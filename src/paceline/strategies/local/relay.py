@@ -70,7 +70,7 @@ class Relay:
         self._log, self._checkpoints = log, checkpoints
         self._reply = reply
         self._digests: dict[int, str] = {}  # by exchange
-        self.first_part_s: float | None = None  # when the first part of this exchange came
+        self.first_part_s: float | None = None  # when the hub took the first part of this exchange
         self.times = HubTimes()
 
     def units(self, worker: int, number: int) -> Message:
@@ -116,8 +116,6 @@ class Relay:
             self.rounds.note_speed(worker, header.step_s)
         self.times.received_s[worker, message.step] = request.arrived_s
         self.times.taken_s[worker, message.step] = (started_s, time.monotonic())
-        if self.first_part_s is None:
-            self.first_part_s = time.monotonic()
 
     def _check_digest(self, digest: str | None, exchange: int) -> None:
         own = self._digests.get(exchange)

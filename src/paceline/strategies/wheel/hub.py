@@ -83,6 +83,7 @@ class Hub:
         devices: Sequence[str] = (),
         checkpoints: Checkpoints | None = None,
         epochs: list[Epoch] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, max_nbytes = job.spec.config, job.max_message_nbytes
         limits = Limits(
@@ -93,9 +94,9 @@ class Hub:
             settings=job.spec.model_dump_json().encode(),
         )
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
-        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys)
+        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys, clock=clock)
         stack.callback(self.rpc.close)
-        self._deadline_s = settings.deadline_s
+        self._deadline_s, self._clock = settings.deadline_s, clock
         self._pool: WorkerPool | None = None
         if settings.bind is None:
             self._pool = self._own_processes(run_id, job.spec, devices)
@@ -104,7 +105,7 @@ class Hub:
             logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
         self._server, self.heads = server, HeadWorkers(server, job)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self._progress_deadline = ProgressDeadline(settings.deadline_s)
+        self._progress_deadline = ProgressDeadline(settings.deadline_s, clock)
         if settings.bind is not None:  # workers of this machine tell no lies
             server.proportions = Proportions()
         self._not_finite: set[int] = set()
@@ -114,9 +115,9 @@ class Hub:
         self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._held: list[RpcRequest] = []  # fetches of those too far ahead
-        self._probes = ProbeTurns(max_nbytes, settings.deadline_s)
+        self._probes = ProbeTurns(max_nbytes, settings.deadline_s, clock)
         self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
-        self._membership = Membership(server.workers, settings.wait_s, self._admit)
+        self._membership = Membership(server.workers, settings.wait_s, self._admit, clock)
         self.lost: list[str] = []  # why each worker was lost
         self._refusals = RateLimitedLog(logger)
         self._polled_s = 0.0
@@ -346,10 +347,10 @@ class Hub:
         """Answer those who may begin now, and test the model if it is time to."""
         waiting, self._held = self._held, []
         self._answer(waiting)
-        started_s = time.monotonic()
+        started_s = self._clock()
         if self.log.test(self._membership.num_steps):
             self._server.model.train()
-            self._progress_deadline.paused(time.monotonic() - started_s)
+            self._progress_deadline.paused(self._clock() - started_s)
 
     def _drop(self, worker: int, why: str) -> None:
         self._held = [request for request in self._held if request.worker != worker]
@@ -369,7 +370,7 @@ class Hub:
 
     def _poll(self) -> None:
         """Look after processes, those who wait, checkpoints and progress, a few times a second."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s

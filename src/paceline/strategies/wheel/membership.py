@@ -132,13 +132,19 @@ class Membership:
     are there, or those who are after `wait_s`; who comes later begins at once.
     """
 
-    def __init__(self, workers: Workers, wait_s: float, admit: Callable[[int, int], None]) -> None:
-        self._workers, self._wait_s, self._admit = workers, wait_s, admit
+    def __init__(
+        self,
+        workers: Workers,
+        wait_s: float,
+        admit: Callable[[int, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workers, self._wait_s, self._admit, self._clock = workers, wait_s, admit, clock
         self._expected = set(range(len(workers.all)))
         self._waiting: dict[int, int] = {}  # workers that wait to begin, with the step they are at
         self._returning: set[int] = set()  # those who were told to begin again
         self._last_words = "all workers have ended"
-        self._seen_s = time.monotonic()  # when somebody was there
+        self._seen_s = self._clock()  # when somebody was there
         self.has_begun = False
         self.done: set[int] = set()
 
@@ -148,7 +154,7 @@ class Membership:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() - self._seen_s > self._wait_s
+        return self._clock() - self._seen_s > self._wait_s
 
     @property
     def _missing(self) -> set[int]:
@@ -179,7 +185,7 @@ class Membership:
         """Begin the training with those who are there."""
         if self._missing:
             logger.info("training begins without workers %s", sorted(self._missing))
-        self.has_begun, self._seen_s = True, time.monotonic()
+        self.has_begun, self._seen_s = True, self._clock()
         self._admit_waiting()
 
     def wait(self, worker: int, step: int) -> None:
@@ -218,7 +224,7 @@ class Membership:
         """Admit those who wait; WorkerLost if no worker is left, or none was there for `wait_s`."""
         self._check_anybody_is_left()
         if self._is_anybody_there:
-            self._seen_s = time.monotonic()
+            self._seen_s = self._clock()
             if not self._returning:
                 self._admit_waiting()
         elif self._is_late:
