@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from command_line import MACHINE
+from findings import EXCHANGES, run
 from paceline.core.timeline import Origin
 from paceline.planner import forecast
 from paceline.records.machine_file import read_machine
@@ -16,7 +17,6 @@ from paceline.studies.scale.study_runs import RunStep, cell, steps_of
 from paceline.studies.scale.study_terminal import cells_table, sentences
 from plan_rows import plan_row
 from scale_cells import cell as some_cell
-from traced_runs import EXCHANGES, run
 
 POINT = Point("tree", 2, 16, "strong")
 PARTS = {"forward": 1.0, "backward": 2.0}

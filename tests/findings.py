@@ -1,4 +1,7 @@
-"""Results of runs whose traced step has known parts, for tests of what is said of them."""
+"""Runs whose traced step has known parts, and what a test asks of findings: codes and numbers."""
+
+import re
+from collections.abc import Iterable
 
 from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.outcome import Epoch, Insight
@@ -10,6 +13,25 @@ from plan_rows import plan_row
 
 EXCHANGES = {"load": 0, "forward": 4, "backward": 8, "update": 0.4, "exposed": 6, "idle": 1.6}
 COMPUTES = {"load": 0, "forward": 30, "backward": 66, "update": 1, "exposed": 2, "idle": 1}
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a sentence in their order, whatever the words between them."""
+    return [float(one.replace(",", "")) for one in _NUMBER.findall(text)]
+
+
+def by_topic(findings: Iterable[Insight]) -> dict[str, Insight]:
+    """Return findings, of which no two are about one topic, by their topics."""
+    found = list(findings)
+    named = {one.topic: one for one in found}
+    assert len(named) == len(found)
+    return named
+
+
+def codes(findings: Iterable[Insight]) -> list[str]:
+    """Return the codes of findings in their order."""
+    return [one.code for one in findings]
 
 
 def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
@@ -50,6 +72,5 @@ def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResul
 
 
 def said(result: RunResult, timeline: Timeline | None = None) -> dict[str, Insight]:
-    """Return what is said of a run, by topic."""
-    found = of_run(result, {} if timeline is None else {"measured": timeline})
-    return {one.topic: one for one in found}
+    """Return the findings about a run, by topic."""
+    return by_topic(of_run(result, {} if timeline is None else {"measured": timeline}))
