@@ -12,6 +12,13 @@ from paceline.strategies import EXCHANGES
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
 _GAIN = 1.02  # what more workers have to gain to be worth using
+_WHY_NOT = {
+    "alone": "one worker alone is faster, and exchanges nothing",
+    "no_link": "{strategy} sends nothing over a link",
+    "hidden": "the exchange hides behind backward",
+    "small": "it saves less than predictions may err",
+    "encoding": "encoding takes longer than it saves",
+}
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
@@ -57,7 +64,8 @@ class Advice:
             )
         if not self.pays:
             would = f"{_named(encoded)} would be {_compared(self.speedup)} {times}"
-            return f"no codec pays: {self._why_not()}; {would}"
+            why = _WHY_NOT[self.why_not].format(strategy=plain.strategy)
+            return f"no codec pays: {why}; {would}"
         faster = f"{_named(encoded)} is {_compared(self.speedup)} than"
         alike = (plain.strategy, plain.workers) == (encoded.strategy, encoded.workers)
         without = "without" if alike else f"{_named(plain)} without"
@@ -67,16 +75,16 @@ class Advice:
             "compare the accuracy, too"
         )
 
-    def _why_not(self) -> str:
+    @property
+    def why_not(self) -> str:
+        """The reason why no codec pays, a key of `_WHY_NOT`."""
         if self.plain.workers == 1:
-            return "one worker alone is faster, and exchanges nothing"
+            return "alone"
         if not self.plain.link_busy:
-            return f"{self.plain.strategy} sends nothing over a link"
+            return "no_link"
         if self.plain.breakdown.compute_s > _ALL * self.plain.step_s:
-            return "the exchange hides behind backward"
-        if self.speedup > 1:
-            return "it saves less than predictions may err"
-        return "encoding takes longer than it saves"
+            return "hidden"
+        return "small" if self.speedup > 1 else "encoding"
 
 
 def _named(forecast: Forecast) -> str:

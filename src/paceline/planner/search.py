@@ -91,7 +91,7 @@ def _too_many(
     machine: Machine, batch_size: int, wanted: int, most: int, *more: str
 ) -> InvalidInput:
     fits = f"machine {machine.name} with batch_size {batch_size} allows 1 to {most}"
-    return InvalidInput("workers", "; ".join((f"workers: {wanted} do not fit", fits, *more)))
+    return InvalidInput("workers", "; ".join((f"{wanted} do not fit", fits, *more)))
 
 
 def search(

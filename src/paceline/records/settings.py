@@ -151,7 +151,7 @@ def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: i
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
     for name in options:
         if name not in known:
-            raise not_known(f"strategy {strategy.name}: field", name, known)
+            raise not_known(f"strategy {strategy.name}", name, known)
     values = {**options, "workers": num_workers}
     return validated(strategy.config, values, f"strategy {strategy.name}")
 

@@ -64,8 +64,9 @@ class Examination(Record):
 
 
 class Slow(NamedTuple):
-    """Something that makes training slow: what, why, and what would help."""
+    """Something that makes training slow: what, why, and what would help; `code` names it."""
 
+    code: str
     what: str
     why: str
     instead: str
@@ -79,24 +80,28 @@ def slow_parts(found: Examination) -> tuple[Slow, ...]:
 def _cores(found: Examination) -> Iterator[Slow]:
     if found.load > _BUSY_SHARE * found.cores:
         yield Slow(
+            "busy",
             f"the machine is busy: {found.load:.1f} processes run or wait on {found.cores} cores",
             "workers wait for each other, and the slowest of them decides; measurements are noisy",
             "measure when it is quiet, and leave cores to the other programs by --workers",
         )
     if found.quota is not None and found.quota < found.cores:
         yield Slow(
+            "quota",
             f"{found.cores} cores are to be seen, but only {found.quota:g} may be used at a time",
             "the control group (a container's limit) stops all workers once they have used that",
             "raise the container's limit, or take as many workers as it has processors",
         )
     if found.asked_threads is not None and found.threads < found.physical_cores:
         yield Slow(
+            "threads",
             f"OMP_NUM_THREADS={found.asked_threads} of {found.physical_cores} cores",
             "a single process computes on that many cores only; several workers share them anyway",
             "unset OMP_NUM_THREADS for runs of one worker",
         )
     if found.governor == "powersave":
         yield Slow(
+            "governor",
             "the processor's frequency governor is powersave",
             "cores begin each short computation at a low frequency",
             "cpupower frequency-set -g performance",
@@ -110,12 +115,14 @@ def _instructions(found: Examination) -> Iterator[Slow]:
     ]
     if missed:
         yield Slow(
+            "kernels",
             f"Paceline's kernels use none of {', '.join(missed)}, which the processor has",
             "codecs and sums take their portable path",
             "install a wheel that was built for this processor, or build it here",
         )
     elif not usual and not found.gpus:
         yield Slow(
+            "no_kernels",
             f"Paceline has no vector kernels for this processor ({found.processor})",
             "codecs and sums take their portable path",
             "plan with what `paceline probe` measures here; a codec pays later than elsewhere",
@@ -125,6 +132,7 @@ def _instructions(found: Examination) -> Iterator[Slow]:
 def _gpus(found: Examination) -> Iterator[Slow]:
     if found.unusable_gpus is not None:
         yield Slow(
+            "gpu",
             "there is a GPU that cannot be used",
             found.unusable_gpus,
             "mend that, or hide the GPU with CUDA_VISIBLE_DEVICES= to compute on cores",
@@ -135,12 +143,14 @@ def _gpus(found: Examination) -> Iterator[Slow]:
     ]
     if apart:
         yield Slow(
+            "peer_memory",
             f"GPUs do not reach each other's memory: {', '.join(apart)}",
             "what they exchange goes through the host's memory",
             "try --strategy host, which sums there; `paceline plan` says what it gains",
         )
     if found.pinned is False:
         yield Slow(
+            "pinned",
             "host memory cannot be pinned",
             "copies to and from GPUs are staged by the driver, and do not run beside computation",
             "raise the limit of locked memory (ulimit -l unlimited; in Docker --ulimit memlock=-1)",
@@ -150,6 +160,7 @@ def _gpus(found: Examination) -> Iterator[Slow]:
 def _memory(found: Examination) -> Iterator[Slow]:
     if found.free_nbytes < _LEAST_FREE_NBYTES:
         yield Slow(
+            "memory",
             f"{found.free_nbytes / 2**30:.1f} GiB of host memory are free",
             "each worker takes a few hundred MiB before its first step",
             "end other programs, or take fewer workers",
@@ -161,6 +172,7 @@ def _links(found: Examination) -> Iterator[Slow]:
         if one.bit_per_s is not None and one.bit_per_s < _SLOW_NETWORK_BIT_PER_S:
             seconds = _FLOAT32_BITS * _EXAMPLE_PARAMETERS / one.bit_per_s
             yield Slow(
+                "network",
                 f"network {one.name} has {one.bit_per_s / 1e9:g} Gbit/s",
                 "between two machines, gradients of 100 million parameters take at least "
                 f"{seconds:.2g} s a step",
