@@ -2,11 +2,13 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from fixtures import paceline, start
+from pair import Ranks
 from processes import SHARED_SERVER, fork_server
 
 __all__ = ["paceline", "start"]
@@ -30,3 +32,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[Ranks]:
+    """Two ranks to which tests send functions: see pair.py."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def triple() -> Iterator[Ranks]:
+    """Three ranks to which tests send functions: see pair.py."""
+    ranks = Ranks(3)
+    yield ranks
+    ranks.close()

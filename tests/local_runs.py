@@ -14,7 +14,7 @@ import torch
 from launched import PROGRAMS
 from processes import DEADLINE_S, Finished, Started
 
-sys.path.insert(0, str(PROGRAMS))
+sys.path.append(str(PROGRAMS))
 NUM_SAMPLES, BATCH_SIZE = 480, 24
 STEPS_PER_EPOCH = NUM_SAMPLES // BATCH_SIZE
 RECIPE = "local_recipes:steady"

@@ -83,6 +83,8 @@ IMPORTED = (
     "paceline.studies.probe.probe_ranks",
     "paceline.studies.profile.profile_ranks",
     "paceline.studies.profile.largest_batch",
+    "hypothesis",
+    "pytest",
     "sklearn.datasets",
     "torch.distributed.run",
 )

@@ -1,0 +1,397 @@
+"""Ranks that live as long as the tests' session, to which tests send functions.
+
+    def sums(values):                                  # at module level, in the test's own file
+        total = torch.tensor(values[dist.get_rank()])
+        dist.all_reduce(total)
+        return total
+
+    def test_sums(pair):
+        assert pair(sums, [1.0, 2.0]) == [3.0, 3.0]
+
+Each call has a store, a gloo process group, an environment as torchrun's and random seeds of its
+own. Arguments and results are what `torch.load(..., weights_only=True)` takes: numbers, strings,
+tensors, lists, tuples, dicts, sets, paths. A rank that raises, hangs or dies fails the test and
+says where it was; the next call then has fresh ranks. The kernel kills them with the session.
+"""
+
+import faulthandler
+import gc
+import importlib.util
+import io
+import itertools
+import os
+import pathlib
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+DEADLINE_S = 45.0  # for a call: less than a test has
+LENGTH = struct.Struct("q")
+
+
+@dataclass
+class Failure:
+    """What a rank raised, with its fields, or how it died: then `kind` is "Died"."""
+
+    kind: str
+    text: str
+    traceback: str = ""
+    kinds: list[str] = field(default_factory=list)  # the classes of the error, its own first
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class RankFailed(AssertionError):
+    """Some ranks raised, hung or died."""
+
+
+# --- in the tests' process ---------------------------------------------------------------------
+
+
+class _Rank:
+    """One of the processes, and the socket over which it is given work."""
+
+    def __init__(self, number: int, environment: dict[str, str]) -> None:
+        from paceline.links.processes import fork
+        from processes import forking
+
+        self.number = number
+        self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open as long as the rank
+        self.socket, its_end = socket.socketpair()
+        with its_end, Path(os.devnull).open() as nothing, forking():
+            command = [sys.executable, __file__, str(its_end.fileno())]
+            fds = {0: nothing.fileno(), 1: self.log.fileno(), 2: self.log.fileno()}
+            fds[its_end.fileno()] = its_end.fileno()
+            self.process = fork(command, environment, fds)
+
+    def close(self) -> None:
+        self.process.close()
+        self.socket.close()
+        self.log.close()
+
+    def said(self) -> str:
+        """The end of what it has printed, with its stack if it has died."""
+        self.log.seek(0)
+        return (
+            self.log.read().decode(errors="replace").partition("\n\nExtension modules")[0][-6000:]
+        )
+
+    def died(self) -> Failure:
+        from paceline.links.processes import reason
+
+        self.process.wait(10.0)
+        return Failure("Died", f"the rank {reason(self.process.poll())}", self.said(), ["Died"])
+
+
+class Ranks:
+    """As many ranks, which are started when the first function is sent to them."""
+
+    def __init__(self, size: int) -> None:
+        from paceline.links.processes import KEEPING_MEMORY
+        from processes import ENVIRONMENT, SET_BY_IMPORTS
+
+        self.size = size
+        kept = {name: text for name, text in os.environ.items() if name not in SET_BY_IMPORTS}
+        self._environment = KEEPING_MEMORY | kept | ENVIRONMENT
+        self._ranks: list[_Rank] = []
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        deadline_s: float = DEADLINE_S,
+        errors: bool = False,
+        group: bool = True,
+        cwd: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> list[Any]:
+        """Run `function(*args)` on each rank, and return the results.
+
+        With `errors` a Failure is the result of a rank that raises or dies; else the call raises.
+        Without `group` the function makes the process group. `cwd` is where it runs. The
+        environment has this process's PACELINE_* variables, as failpoints set them, and
+        `environment`.
+        """
+        if not self._ranks:
+            self._ranks = [_Rank(number, self._environment) for number in range(self.size)]
+        own = {name: text for name, text in os.environ.items() if name.startswith("PACELINE_")}
+        store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        request = {
+            "file": function.__code__.co_filename,
+            "function": function.__qualname__,
+            "args": args,
+            "deadline_s": deadline_s,
+            "group": group,
+            "cwd": str(cwd or ""),
+            "environment": own | (environment or {}),
+        }
+        is_sound = False
+        try:
+            results = self._carried_out(request, store.port)
+            failed = [one for one in results if isinstance(one, Failure)]
+            if failed and not errors:
+                raise RankFailed("\n".join(_told(results)))
+            is_sound = not failed
+        finally:
+            if not is_sound:
+                self.close()
+            del store
+        return results
+
+    def _carried_out(self, request: dict[str, Any], port: int) -> list[Any]:
+        for rank in self._ranks:
+            _send(rank.socket, request | {"place": _place(rank.number, self.size, port)})
+        results: dict[int, Any] = {}
+        until = time.monotonic() + request["deadline_s"]
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                selector.register(rank.socket, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                ready = selector.select(max(0.0, until - time.monotonic()))
+                if not ready:
+                    raise RankFailed(self._stuck(request, results))
+                for key, _ in ready:
+                    selector.unregister(key.fileobj)
+                    rank = key.data
+                    answer = _receive(rank.socket)
+                    results[rank.number] = rank.died() if answer is None else _read(answer)
+        return [results[number] for number in range(self.size)]
+
+    def _stuck(self, request: dict[str, Any], results: dict[int, Any]) -> str:
+        """End the ranks that have not answered, and return where they were."""
+        lines = [f"{request['function']}: not done after {request['deadline_s']:g} s"]
+        for rank in self._ranks:
+            if rank.number in results:
+                lines += _told([results[rank.number]], rank.number)
+            else:
+                rank.process.send(signal.SIGABRT)
+                rank.process.wait(10.0)
+                lines.append(f"rank {rank.number} hangs:\n{rank.said()}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = []
+
+
+def _told(results: list[Any], first: int = 0) -> list[str]:
+    said = [
+        f"{one.text}\n{one.traceback}" if isinstance(one, Failure) else "done" for one in results
+    ]
+    return [f"rank {number}: {text}" for number, text in enumerate(said, first)]
+
+
+def _read(answer: dict[str, Any]) -> Any:
+    return Failure(**answer["failure"]) if "failure" in answer else answer["result"]
+
+
+def _place(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return {name: str(value) for name, value in place.items()}
+
+
+# --- on both sides -----------------------------------------------------------------------------
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    content = io.BytesIO()
+    torch.save(message, content)
+    data = content.getbuffer()
+    with suppress(BrokenPipeError):  # the other side has died: reading will say so
+        connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    """The next message; None if the other side is gone."""
+    length = _bytes(connection, LENGTH.size)
+    data = length and _bytes(connection, LENGTH.unpack(length)[0])
+    if not data:
+        return None
+    return _loaded(io.BytesIO(data))
+
+
+def _loaded(content: io.BytesIO) -> dict[str, Any]:
+    with torch.serialization.safe_globals([pathlib.PosixPath]):
+        message: dict[str, Any] = torch.load(content, weights_only=True)
+    return message
+
+
+def _bytes(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part = connection.recv(count - len(data))
+        except ConnectionResetError:
+            return b""
+        if not part:
+            return b""
+        data += part
+    return bytes(data)
+
+
+# --- on a rank ---------------------------------------------------------------------------------
+
+
+def serve(connection: socket.socket) -> None:
+    """Carry out what is asked for, until the other side is gone."""
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    while (request := _receive(connection)) is not None:
+        os.ftruncate(2, 0)
+        with _restored(), _as_asked(request):
+            answer = _answer(request)
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+        _send(connection, answer)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if request["group"]:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=request["deadline_s"]))
+        function = _function(Path(request["file"]), request["function"])
+        result = {"result": function(*request["args"])}
+        _check_sendable(result)
+        return result
+    except BaseException as error:
+        return {"failure": _failure(error)}
+    finally:
+        _leave()
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    names = ("field", "problem", "got", "hint", "code", "rank")
+    plain = (str, int, float, bool, list, type(None))
+    fields = {name: getattr(error, name) for name in names if hasattr(error, name)}
+    fields = {name: one if isinstance(one, plain) else str(one) for name, one in fields.items()}
+    return {
+        "kind": type(error).__name__,
+        "text": str(error) or type(error).__name__,
+        "traceback": "".join(traceback.format_exception(error)),
+        "kinds": [kind.__name__ for kind in type(error).__mro__],
+        "fields": {
+            name: one if isinstance(one, plain) else str(one) for name, one in fields.items()
+        },
+    }
+
+
+def _check_sendable(result: dict[str, Any]) -> None:
+    content = io.BytesIO()
+    torch.save(result, content)
+    content.seek(0)
+    _loaded(content)
+
+
+_modules: dict[Path, Any] = {}
+_groups: list[Any] = []  # a callback in a thread of gloo must not be the last to let go of one
+
+
+def _function(file: Path, qualified: str) -> Callable[..., Any]:
+    """The function of this name in a file, which is imported once."""
+    if file not in _modules:
+        known = sys.modules.get(file.stem)
+        if known is not None and getattr(known, "__file__", None) == str(file):
+            _modules[file] = known
+        else:
+            if str(file.parent) not in sys.path:
+                sys.path.append(str(file.parent))
+            name = file.stem if known is None else str(file)
+            spec = importlib.util.spec_from_file_location(name, file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            _modules[file] = module
+    found = _modules[file]
+    for name in qualified.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _leave() -> None:
+    """Let go of the process group; peers that wait for this rank notice."""
+    if dist.is_initialized():
+        _groups[:] = [*_groups[-1:], dist.group.WORLD]
+    gc.collect()
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _as_asked(request: dict[str, Any]) -> Iterator[None]:
+    environment, folder = dict(os.environ), Path.cwd()
+    os.environ.update(request["environment"])
+    os.environ.update(request["place"])
+    if request["cwd"]:
+        os.chdir(request["cwd"])
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Begin as a fresh process would, and leave nothing changed."""
+    from paceline.links import failpoints, rendezvous
+
+    failpoints._visits.clear()
+    rendezvous._meetings = itertools.count()
+    random.seed(0)
+    torch.manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    dtype, arguments, path = torch.get_default_dtype(), sys.argv[:], sys.path[:]
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(1)
+        sys.argv[:], sys.path[:] = arguments, path
+
+
+def main() -> None:
+    faulthandler.enable()  # so that SIGABRT tells where a rank hangs
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    sys.path[0] = str(Path(__file__).parent)  # this module is not run twice
+    sys.modules["pair"] = sys.modules["__main__"]
+    threading.current_thread().name = "rank"
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)  # threads of gloo may still wait for ranks that failed
+
+
+if __name__ == "__main__":
+    main()
