@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.checkpoints.folder import CheckpointFolder, Contents
 from paceline.checkpoints.writer import BackgroundWriter
-from paceline.core.errors import InvalidInput
 from paceline.devices.simulated import SimulatedDevice
+from refusals import refused
 from simulated_gpus import simulated_gpus
 
 DEADLINE_S = 300.0  # for what hangs
@@ -87,7 +87,8 @@ def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
     assert writer.is_writing
     assert not writer.save(2, {"model/w": weight * 2}, {})
     assert not writer.save(3, {"model/w": weight * 3}, {})
-    assert warnings_of(caplog) == ["no checkpoint of step 2: that of step 1 is still being written"]
+    (line,) = warnings_of(caplog)  # and none for step 3
+    assert "step 2" in line
     folder.goes_on.set()
     writer.close()
     assert folder.steps == (1,)
@@ -96,10 +97,16 @@ def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
 
 def test_one_that_must_be_written_waits_for_the_one_before(folder, writer):
     writer.save(1, {"model/w": torch.ones(5)}, {})
-    later = threading.Timer(0.05, folder.goes_on.set)
-    later.start()
+    joined, thread = [], writer._writing.thread
+
+    def join(timeout: float | None) -> None:
+        joined.append(timeout)
+        folder.goes_on.set()
+        threading.Thread.join(thread, timeout)
+
+    thread.join = join  # the first one is written once it is waited for
     assert writer.save(2, {"model/w": torch.zeros(5)}, {}, wait=True)
-    later.join()
+    assert joined
     assert writer.written_step == 2
     assert folder.steps == (1, 2)
     assert torch.equal(folder.latest().tensors("model")["w"], torch.zeros(5))
@@ -112,7 +119,7 @@ def test_what_takes_longer_than_the_deadline_is_said_and_not_waited_for(folder, 
     writer.close(0.01)
     lines = warnings_of(caplog)
     assert len(lines) == 3
-    assert all("the checkpoint of step 1 is not written after 0.01 s" in line for line in lines)
+    assert all("step 1 " in line for line in lines)
     assert writer.written_step is None
     folder.goes_on.set()
     writer.close(DEADLINE_S)
@@ -153,10 +160,8 @@ def test_what_cannot_be_written_is_one_warning_and_the_next_one_is_tried(tmp_pat
     assert writer.save(1, {"model/w": torch.ones(5)}, {}, wait=True)
     writer.poll()
     writer.poll()
-    assert warnings_of(caplog) == [
-        f"{place}/checkpoints: the checkpoint of step 1 cannot be written: Not a directory; there "
-        "is none before it; the run goes on"
-    ]
+    (line,) = warnings_of(caplog)
+    assert line.startswith(f"{place}/checkpoints: ")
     assert writer.written_step is None
     place.unlink()
     writer.save(2, {"model/w": torch.ones(5)}, {}, wait=True)
@@ -183,16 +188,16 @@ def test_a_bug_in_the_thread_is_an_error_of_the_caller(tmp_path, look: Callable)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "parts", "message"),
+    ("tensors", "parts", "field"),
     [
-        ({"w": torch.ones(1)}, {}, "'w': a tensor of a checkpoint is named FILE/NAME"),
-        ({"model/": torch.ones(1)}, {}, "'model/': a tensor of a checkpoint is named"),
-        ({"model/w": torch.eye(2).to_sparse()}, {}, "'model/w' is torch.sparse_coo, and cannot"),
-        ({}, {"progress": {"a": object()}}, r"progress\.a is builtins.object"),
+        ({"w": torch.ones(1)}, {}, "'w'"),
+        ({"model/": torch.ones(1)}, {}, "'model/'"),
+        ({"model/w": torch.eye(2).to_sparse()}, {}, "model/w"),
+        ({}, {"progress": {"a": object()}}, "progress.a"),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused_at_once(writer, folder, tensors, parts, message):
-    with pytest.raises(InvalidInput, match=message):
+def test_what_no_checkpoint_holds_is_refused_at_once(writer, tensors, parts, field) -> None:
+    with refused(field):
         writer.save(1, tensors, parts)
     assert writer._writing is None
 

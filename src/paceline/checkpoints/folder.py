@@ -38,6 +38,7 @@ from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
 from paceline.files import limits
 from paceline.files.reading import read_file
+from paceline.links.failpoints import reach
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,7 @@ class CheckpointFolder:
                 partial = self._write_partial(step, {**files, **texts})
                 path = self._put_in_place(partial, step)
                 self._remove_others(step)
+            reach("checkpoint.written", step=step)
         except OSError as error:
             raise CheckpointNotWritten(
                 f"{self.path}: the checkpoint of step {step} cannot be written: "
@@ -233,11 +235,13 @@ class CheckpointFolder:
                 self._remove(path)
             elif path.exists():
                 path.rename(path.with_name(path.name + _OLD))
+                reach("checkpoint.replacing", step=step)
             partial.rename(path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         _sync(self.path)  # a rename is on the disk once its folder is
+        reach("checkpoint.named", step=step)
         return path
 
     def _remove_others(self, step: int) -> None:
@@ -273,6 +277,7 @@ class CheckpointFolder:
         """Remove a checkpoint, which is never seen half removed."""
         aside = self._aside()
         path.rename(aside)
+        reach("checkpoint.removing")
         self._damaged.discard(path)
         _delete(aside)
 
@@ -301,6 +306,7 @@ def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
             tensor_file.write(contents, summed.write)
         file.flush()
         os.fsync(file.fileno())
+    reach("checkpoint.file", file=path.name)
     return summed.entry
 
 

@@ -57,13 +57,17 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(state)
 
 
-def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def check_fits(
+    wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], field: str = "model"
+) -> None:
     """Raise InvalidInput unless both have tensors of the same names, shapes and types."""
     own, saved = ({name: kind_of(one) for name, one in known.items()} for known in (wanted, found))
-    check_same("tensor", own, saved)
+    check_same(field, "tensor", own, saved)
 
 
-def check_same(what: str, wanted: Mapping[str, object], found: Mapping[str, object]) -> None:
+def check_same(
+    field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
+) -> None:
     """Raise InvalidInput that lists up to three names by which a checkpoint differs."""
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
@@ -75,7 +79,7 @@ def check_same(what: str, wanted: Mapping[str, object], found: Mapping[str, obje
     if lines:
         num_more = len(lines) - _MAX_DIFFERENCES
         more = f"; and {num_more} more" if num_more > 0 else ""
-        raise InvalidInput("model", "; ".join(sorted(lines)[:_MAX_DIFFERENCES]) + more)
+        raise InvalidInput(field, "; ".join(sorted(lines)[:_MAX_DIFFERENCES]) + more)
 
 
 def kind_of(tensor: Tensor) -> str:
@@ -230,15 +234,15 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
         raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
         raise InvalidInput("optimizer", f"the checkpoint's is {saved.kind}, and not {own.kind}")
-    check_same("parameter", own.parameters, saved.parameters)
+    check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
         raise InvalidInput(
             "optimizer",
             f"{own.kind} has other groups of parameters in the checkpoint, or in another order",
         )
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
-        check_same(f"option of group {index}", *map(_kinds_of_options, (group, one)))
-    check_same("parameter", own.parameters, dict.fromkeys(saved.state, "") | own.parameters)
+        check_same("optimizer", f"option of group {index}", *map(_kinds_of_options, (group, one)))
+    check_same("optimizer", "parameter", own.parameters, dict.fromkeys(saved.state, "") | own.parameters)
     listed = {
         f"{prefix}/{key}": "there"
         for prefix, one in (
@@ -247,7 +251,7 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
         )
         for key in one.tensors
     }
-    check_same("tensor", listed, dict.fromkeys(tensors, "there"))
+    check_same("optimizer", "tensor", listed, dict.fromkeys(tensors, "there"))
     return saved
 
 
@@ -304,7 +308,7 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
     wanted, found = (
         dict.fromkeys(_fields(one), "there") for one in (scheduler.state_dict(), state["state"])
     )
-    check_same("the schedule's", wanted, found)
+    check_same("schedule", "the schedule's", wanted, found)
     scheduler.load_state_dict(copied("schedule", state["state"]))  # torch takes some out of it
 
 
@@ -359,7 +363,7 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
     InvalidInput if a state is missing, or is no such state.
     """
     now, _ = random_state(device)
-    check_fits(_without_device(now), _without_device(tensors))
+    check_fits(_without_device(now), _without_device(tensors), "random numbers")
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         python, numpy = values[_PYTHON], values[_NUMPY]
