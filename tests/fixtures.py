@@ -1,6 +1,5 @@
 """Fixtures that several folders' conftests give to their tests."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from local_runs import LocalRuns
 from processes import Finished, Started
-from rpc_exchange import PROGRAMS, TESTS, Proxy, free_port, line_of
+from rpc_exchange import Proxy
 
 
 @pytest.fixture
@@ -39,31 +38,6 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 def paceline(start: Callable[..., Started]) -> Callable[..., Finished]:
     """Run the command line to its end."""
     return lambda *arguments: start("-m", "paceline", *arguments).finish()
-
-
-@pytest.fixture
-def hub(start):
-    """Start a hub and wait until it listens; return it and its port."""
-
-    def begin(port: int = 0, **options: object) -> tuple[Started, int]:
-        port = port or free_port()
-        said = json.dumps({"port": port, "workers": 1, "nbytes": 1000, **options})
-        served = start(str(PROGRAMS / "rpc_hub.py"), TESTS, said)
-        assert line_of(served) == {"address": f"tcp://127.0.0.1:{port}"}
-        return served, port
-
-    return begin
-
-
-@pytest.fixture
-def worker(start):
-    """Start a worker of the hub at a port."""
-
-    def begin(port: int, **options: object) -> Started:
-        said = json.dumps({"port": port, "steps": 10, "nbytes": 1000, **options})
-        return start(str(PROGRAMS / "rpc_worker.py"), TESTS, said)
-
-    return begin
 
 
 @pytest.fixture

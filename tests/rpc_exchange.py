@@ -1,27 +1,74 @@
-"""An exchange between hub and workers with a known result, and a network that fails."""
+"""An exchange between a hub and workers with a known result, and a network that fails.
+
+python rpc_exchange.py WORKERS NBYTES    a hub as a process, which ends when its input does
+"""
 
 import hashlib
 import json
 import select
 import socket
+import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
-from processes import Started
+import zmq
 
-TESTS = str(Path(__file__).parent)
-PROGRAMS = Path(__file__).parent / "multiprocess" / "programs"
+from paceline.rpc import frames
+from paceline.rpc.client import Client, HubRestarted
+from paceline.rpc.frames import FrameHeader, Message, MessageKind
+from paceline.rpc.keys import HubKeys, WorkerKeys
+from paceline.rpc.limits import Identity, Limits
+from paceline.rpc.server import Joined, Lost, RpcRequest, Server
+
 LAYOUT = hashlib.sha256(b"a model").hexdigest()
-RUN = "a-run"
+RUN, SETTINGS = "a-run", b'{"some": "settings"}'
+NONCE = Identity(RUN, LAYOUT, 0).nonce
 MIB = 1 << 20
+DEADLINE_S = 40.0  # for what hangs
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class Clock:
+    """Seconds that pass if a test says so, and by `tick_s` whenever somebody looks."""
+
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now_s, self.tick_s = 1000.0, tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Wait for what must become true."""
+    until_s = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
+def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
+    """Call a function in a thread of its own."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments, **options))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def stretched(seed: bytes, nbytes: int) -> bytes:
@@ -42,36 +89,198 @@ def push_of(parameters: bytes, nbytes: int) -> bytes:
     return stretched(b"gradients" + hashlib.sha256(parameters).digest(), nbytes)
 
 
-def expected(worker: int, steps: int, nbytes: int) -> str:
+def expected(worker: int, steps: int, nbytes: int) -> tuple[int, bytes]:
     """Return the state after all steps of an undisturbed exchange."""
     state = first_state(worker)
     for _ in range(steps):
         state = next_state(state, push_of(stretched(state, nbytes), nbytes))
-    return state.hex()
+    return steps, state
 
 
-def lines(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+def limits_of(workers: int = 1, nbytes: int = 1000, **options: Any) -> Limits:
+    largest = max(nbytes, 64)
+    return Limits(
+        RUN, LAYOUT, num_workers=workers, max_message_nbytes=largest, settings=SETTINGS, **options
+    )
 
 
-def line_of(started: Started) -> dict[str, Any]:
-    """Return the next line that a program prints."""
-    told: dict[str, Any] = json.loads(started.process.stdout.readline())
-    return told
+class Hub:
+    """A hub in a thread: a fetch gives a worker's state, and a push makes the next one of it.
+
+    `states` are those of a hub before. It ends itself when it has executed the push number
+    `ends_after`, without a reply to it, as if it were killed there.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        nbytes: int = 1000,
+        port: int = 0,
+        states: dict[int, tuple[int, bytes]] | None = None,
+        keys: HubKeys | None = None,
+        ends_after: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **limits: Any,
+    ) -> None:
+        self.states = states or {worker: (0, first_state(worker)) for worker in range(workers)}
+        self.executed: list[tuple[int, int]] = []  # worker, step
+        self.joined: list[int] = []
+        self.lost: list[tuple[int, str]] = []
+        self._nbytes, self._ends_after, self._is_closed = nbytes, ends_after, False
+        allowed = limits_of(workers, nbytes, **limits)
+        self.server = Server(f"tcp://127.0.0.1:{port}", allowed, keys=keys, clock=clock)
+        self.port = int(self.server.address.rpartition(":")[2])
+        self.ended = beside(self._serve)
+
+    def steps_of(self, worker: int = 0) -> list[int]:
+        return [step for number, step in self.executed if number == worker]
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.server.close()
+        self.ended.result(DEADLINE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while not self._is_closed and len(self.executed) != self._ends_after:
+            match self.server.receive(0.1):
+                case Joined(worker):
+                    self.joined.append(worker)
+                case Lost(worker, why):
+                    self.lost.append((worker, why))
+                case RpcRequest() as request:
+                    self._execute(request)
+
+    def _execute(self, request: RpcRequest) -> None:
+        (steps, state), message = self.states[request.worker], request.message
+        if message.topic == "fetch":
+            parameters, half = stretched(state, self._nbytes), self._nbytes // 2
+            parts = (parameters[:half], b"", parameters[half:])
+            reply = Message("fetch", message.step, steps, "none", parts)
+        else:
+            self.states[request.worker] = steps + 1, next_state(state, b"".join(message.parts))
+            self.executed.append((request.worker, message.step))
+            reply = Message("push", message.step, steps + 1)
+        if len(self.executed) != self._ends_after:
+            self.server.reply(request, reply)
 
 
-def outcome(started: Started) -> list[dict[str, Any]]:
-    """Return the lines of a program that ended well."""
-    done = started.finish(60)
-    assert done.code == 0, done.err + done.out
-    assert "Traceback" not in done.err, done.err
-    return lines(done.out)
+class Ended(NamedTuple):
+    """What a worker has found out, when it is done."""
+
+    restarts: int
+    sent: int
+    received: int
 
 
-def executed(told: list[dict[str, Any]], worker: int = 0) -> list[int]:
-    """Return the steps of a worker in the order in which the hub executed them."""
-    done = [one["executed"] for one in told if "executed" in one]
-    return [step for number, step in done if number == worker]
+def client_of(
+    port: int,
+    worker: int = 0,
+    run: str = RUN,
+    layout: str = LAYOUT,
+    keys: WorkerKeys | None = None,
+    deadline_s: float = DEADLINE_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Client:
+    """Return a client, which has joined."""
+    identity = Identity(run, layout, worker)
+    address = f"tcp://127.0.0.1:{port}"
+    return Client(address, identity, keys=keys, deadline_s=deadline_s, clock=clock)
+
+
+def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended:
+    """In each step fetch the state from the hub, and push bytes made of it."""
+    restarts = 0
+    with closing(client_of(port, **options)) as client:
+        assert client.settings == SETTINGS
+        while True:
+            try:
+                if _step(client, steps, nbytes):
+                    break
+            except HubRestarted:
+                restarts += 1
+    return Ended(restarts, client.sent_nbytes, client.received_nbytes)
+
+
+def _step(client: Client, steps: int, nbytes: int) -> bool:
+    """Do the next step of the hub; return True if all steps are done."""
+    fetched = client.request(Message("fetch")).result()
+    if fetched.version == steps:
+        return True
+    view, third = memoryview(push_of(b"".join(fetched.parts), nbytes)), nbytes // 3
+    step = fetched.version
+    pushed = client.request(Message("push", step, step, "none", (view[:third], view[third:])))
+    assert pushed.result().version == step + 1
+    return False
+
+
+class Raw:
+    """A worker that sends exactly what a test wants."""
+
+    def __init__(self, port: int, worker: int = 0) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.linger = 1000
+        self._socket.sndhwm = 4  # so that the hub has got all but the last when this goes on
+        self._socket.sndtimeo = self._socket.rcvtimeo = int(1000 * DEADLINE_S)
+        self._socket.connect(f"tcp://127.0.0.1:{port}")
+        self.worker = worker
+
+    def header(
+        self, kind: MessageKind, sequence: int = 0, acknowledged: int = 0, **more: Any
+    ) -> FrameHeader:
+        return FrameHeader(kind, NONCE, self.worker, sequence, acknowledged, **more)
+
+    def frames(self, *sent: bytes) -> None:
+        self._socket.send_multipart(sent)
+
+    def send(self, header: FrameHeader, *parts: bytes, topic: str = "") -> None:
+        for piece in frames.split(header, Message(topic, parts=parts)):
+            self.frames(piece.frame, piece.payload)
+
+    def push(self, sequence: int, acknowledged: int = 0, payload: bytes = b"a push") -> None:
+        self.send(self.header(MessageKind.REQUEST, sequence, acknowledged), payload, topic="push")
+
+    def half_a_push(self, sequence: int, nbytes: int) -> None:
+        """Send the first piece of a push of so many bytes, which says that more will follow."""
+        message = Message("push", parts=(bytes(nbytes),))
+        whole = next(iter(frames.split(self.header(MessageKind.REQUEST, sequence), message)))
+        part = bytes(nbytes // 2)
+        self.frames(frames.pack(replace(frames.unpack(*whole), offset=0), part), part)
+
+    def join(self, token: bytes = bytes(8), layout: str = LAYOUT) -> tuple[bytes, int]:
+        """Join; return the session's token, and the last request that the hub has."""
+        self.hello(token, layout)
+        header, payload = self.receive(MessageKind.WELCOME)
+        return payload[:8], header.sequence
+
+    def hello(self, token: bytes = bytes(8), layout: str = LAYOUT) -> None:
+        self.send(self.header(MessageKind.HELLO), RUN.encode(), layout.encode(), token)
+
+    def receive(self, *kinds: MessageKind) -> tuple[FrameHeader, bytes]:
+        """Return the next message of these kinds."""
+        while True:
+            frame, payload = self._socket.recv_multipart()
+            header = frames.unpack(frame, payload)
+            if header.kind in kinds:
+                return header, payload
+
+    def bye(self) -> None:
+        self.send(self.header(MessageKind.BYE))
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Proxy:
@@ -104,12 +313,18 @@ class Proxy:
             for one in self._open:
                 shut_down(one)
 
-    def wait_for(self, num_bytes: int, deadline_s: float = 30.0) -> None:
+    def wait_for(self, num_bytes: int, deadline_s: float = DEADLINE_S) -> None:
         """Wait until `num_bytes` more have gone through."""
         until_s, begin = time.monotonic() + deadline_s, self.num_bytes
         while self.num_bytes - begin < num_bytes:
             assert time.monotonic() < until_s, f"{self.num_bytes - begin} bytes came through"
             time.sleep(0.005)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._is_closed = True
@@ -169,3 +384,15 @@ def shut_down(one: socket.socket) -> None:
         one.shutdown(socket.SHUT_RDWR)
     except OSError:
         return
+
+
+def main() -> None:
+    workers, nbytes = map(int, sys.argv[1:])
+    with Hub(workers, nbytes) as hub:
+        print(json.dumps(hub.port), flush=True)
+        sys.stdin.read()
+    print(json.dumps({"refused": hub.server.refusals.num_total}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
-"""Fixtures: hubs and workers as processes, a network between them, and runs of strategy local."""
+"""Fixtures: a network that can be cut, and runs of strategy local."""
 
-from fixtures import hub, proxy, runs, worker
+from fixtures import proxy, runs
 
-__all__ = ["hub", "proxy", "runs", "worker"]
+__all__ = ["proxy", "runs"]

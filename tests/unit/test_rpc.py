@@ -1,0 +1,261 @@
+"""Hub and workers over sockets: each request once, whoever is killed, cut off or silent."""
+
+import socket
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import zmq
+
+from paceline.core.errors import WorkerLost
+from paceline.rpc.client import Client
+from paceline.rpc.frames import Message, MessageKind
+from paceline.rpc.keys import generate_keys, load_hub_keys, load_worker_keys
+from paceline.rpc.limits import Identity
+from paceline.rpc.server import Joined, Lost, RpcRequest, Server
+from paceline.rpc.sockets import Connection
+from refusals import refused
+from rpc_exchange import (
+    DEADLINE_S,
+    LAYOUT,
+    MIB,
+    RUN,
+    Clock,
+    Hub,
+    Proxy,
+    Raw,
+    beside,
+    client_of,
+    expected,
+    limits_of,
+    until,
+    work,
+)
+
+NEVER_S = 1e9
+
+
+def test_every_request_is_executed_once_and_counted():
+    """Two workers; messages of more than one piece, of parts that end within pieces."""
+    nbytes, steps = 700_001, 4
+    with Hub(2, nbytes) as hub:
+        both = [beside(work, hub.port, steps, nbytes, worker=number) for number in range(2)]
+        ends = [one.result(DEADLINE_S) for one in both]
+    assert hub.states == {w: expected(w, steps, nbytes) for w in range(2)}
+    assert [hub.steps_of(w) for w in range(2)] == [list(range(steps))] * 2
+    # A worker sends pushes and receives parameters; a push has an empty reply, a fetch no payload.
+    assert sum(end.sent for end in ends) == hub.server.received_nbytes
+    assert sum(end.received for end in ends) <= hub.server.sent_nbytes
+    for end in ends:
+        assert 1 < end.sent / (steps * nbytes) < 1.005
+        assert 1 < end.received / ((steps + 1) * nbytes) < 1.005
+
+
+def test_cut_connections_do_not_change_the_result():
+    nbytes, steps = MIB, 5
+    with Hub(1, nbytes) as hub, Proxy(hub.port, 0.002) as between:
+        worker = beside(work, between.port, steps, nbytes)
+        for share in (0.3, 1.2, 0.7, 2.1, 0.5):  # in the middle of messages, in both directions
+            between.wait_for(int(share * nbytes))
+            between.cut()
+        assert worker.result(DEADLINE_S).restarts == 0
+    assert between.num_connections >= 5
+    assert hub.steps_of() == list(range(steps))
+    assert hub.states == {0: expected(0, steps, nbytes)}
+    assert (hub.joined, hub.lost) == ([0], [(0, "has left")])
+
+
+def test_a_partition_does_not_change_the_result():
+    """The hub is silent for longer than a connection is trusted, in the middle of a push."""
+    nbytes, steps, clock = MIB, 3, Clock()
+    with Hub(1, nbytes) as hub, Proxy(hub.port, 0.002) as between:
+        worker = beside(work, between.port, steps, nbytes, clock=clock, deadline_s=NEVER_S)
+        between.wait_for(int(1.5 * nbytes))
+        between.stop()
+        clock.tick_s = 0.2
+        until(lambda: between.num_connections > 1)
+        clock.tick_s = 0.0
+        between.go_on()
+        assert worker.result(DEADLINE_S).restarts == 0
+    assert hub.steps_of() == list(range(steps))
+    assert hub.states == {0: expected(0, steps, nbytes)}
+
+
+def test_a_killed_hub_resumes_from_its_state():
+    """Its worker comes back by itself, and begins the step again of which it had no reply."""
+    nbytes, steps = MIB, 6
+    first = Hub(1, nbytes, ends_after=3)
+    worker = beside(work, first.port, steps, nbytes)
+    first.ended.result(DEADLINE_S)
+    first.server.close()
+    with Hub(1, nbytes, port=first.port, states=first.states) as again:
+        assert worker.result(DEADLINE_S).restarts == 1
+    assert first.steps_of() == [0, 1, 2]
+    assert again.steps_of() == [3, 4, 5]
+    assert again.states == {0: expected(0, steps, nbytes)}
+
+
+def test_a_worker_killed_in_the_middle_of_a_push_is_lost_and_replaced():
+    nbytes, steps, clock = MIB, 3, Clock()
+    with Hub(2, nbytes, clock=clock, reconnect_timeout_s=2.0) as hub:
+        killed = Raw(hub.port)
+        killed.join()
+        killed.half_a_push(1, 200_000)
+        killed.close()
+        clock.tick_s = 0.2
+        until(lambda: hub.lost)
+        clock.tick_s = 0.0
+        assert hub.lost[0] == (0, "closed its connection and has not come back in 2 s")
+        for number in (1, 0):
+            assert work(hub.port, steps, nbytes, worker=number).restarts == 0
+    assert [hub.steps_of(w) for w in range(2)] == [list(range(steps))] * 2
+    assert hub.states == {w: expected(w, steps, nbytes) for w in range(2)}
+    assert hub.joined == [0, 1, 0]
+
+
+def test_a_silent_worker_is_lost_after_a_minute_and_one_that_only_lives_is_not():
+    clock, other = Clock(), Clock()
+    with closing(Server("tcp://127.0.0.1:0", limits_of(2), keys=None, clock=clock)) as server:
+        port = int(server.address.rpartition(":")[2])
+        living = client_of(port, 1, clock=other, deadline_s=NEVER_S)
+        with closing(living), Raw(port) as silent:
+            silent.join()
+            assert {server.receive(DEADLINE_S) for _ in range(2)} == {Joined(0), Joined(1)}
+            for _ in range(2):
+                clock.now_s += 29.9
+                silent.receive(MessageKind.HEARTBEAT)
+                before = server.received_nbytes
+                other.now_s += 1.1  # the heartbeat of the living one is due
+                until(lambda before=before: server.received_nbytes > before)
+            assert server.receive(0.0) is None
+            clock.now_s += 1.1
+            assert server.receive(DEADLINE_S) == Lost(0, "was silent for 60 s")
+            living.request(Message("still here"))
+            assert isinstance(server.receive(DEADLINE_S), RpcRequest)
+
+
+def test_a_worker_that_was_silent_for_five_seconds_can_be_replaced():
+    clock = Clock()
+    with Hub(clock=clock) as hub, Raw(hub.port) as first, Raw(hub.port) as second:
+        token, _ = first.join()
+        clock.now_s += 4.9
+        second.hello()
+        assert b"worker 0 already" in second.receive(MessageKind.BUSY)[1]
+        clock.now_s += 0.2
+        assert second.join()[0] != token
+    assert hub.joined == [0, 0]
+    assert hub.lost == [(0, "was replaced by another process")]
+
+
+def test_a_second_worker_with_the_same_number_waits_until_its_deadline():
+    clock = Clock()
+    with Hub() as hub:
+        with closing(client_of(hub.port)):
+            second = beside(client_of, hub.port, clock=clock, deadline_s=5.0)
+            until(lambda: hub.server.refusals.num_total)
+            clock.tick_s = 0.2
+            with pytest.raises(WorkerLost, match="already"):
+                second.result(DEADLINE_S)
+        assert hub.joined == [0]
+
+
+def test_a_worker_of_another_run_is_refused(caplog):
+    with Hub() as hub:
+        for wrong in ({"run": "another"}, {"layout": "0" * 64}, {"worker": 1}):
+            with refused("hub"):
+                client_of(hub.port, **wrong)
+        work(hub.port)
+    assert hub.joined == [0]
+    assert hub.server.refusals.num_total == 3
+    assert "another" in caplog.text
+
+
+def test_only_workers_with_known_keys_are_accepted(caplog, tmp_path: Path):
+    ours, others, mixed = (tmp_path / name for name in ("ours", "others", "mixed"))
+    for folder in (ours, others, mixed):
+        generate_keys(folder)
+    (mixed / "hub.pub").write_bytes((ours / "hub.pub").read_bytes())  # which a stranger may know
+    with Hub(keys=load_hub_keys(ours)) as hub:
+        with refused("hub"):
+            client_of(hub.port, keys=load_worker_keys(mixed))
+        for keys in (load_worker_keys(others), None):  # the first would talk to another hub
+            with pytest.raises(WorkerLost):
+                client_of(hub.port, keys=keys, deadline_s=2.0, clock=Clock(0.1))
+        work(hub.port, keys=load_worker_keys(ours))
+    assert hub.joined == [0]
+    assert hub.states == {0: expected(0, 3, 1000)}
+    assert "unknown key from 127.0.0.1" in caplog.text
+
+
+def test_a_worker_asks_again_every_five_seconds_and_gives_up_at_its_deadline():
+    context = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as mute:
+        port = mute.bind_to_random_port("tcp://127.0.0.1")
+        with pytest.raises(WorkerLost, match=f"127.0.0.1:{port}"):
+            client_of(port, deadline_s=11.0, clock=Clock(0.2))
+        received = 0
+        while mute.poll(200):
+            mute.recv_multipart()
+            received += 1
+    assert received >= 2
+    with socket.socket() as nobody:  # which does not listen
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(WorkerLost, match="nothing answers"):
+            client_of(nobody.getsockname()[1], deadline_s=2.0, clock=Clock(0.2))
+
+
+def test_a_hub_that_is_gone_for_the_deadline_ends_all_waits():
+    clock, hub = Clock(), Hub(ends_after=1)
+    with closing(client_of(hub.port, clock=clock, deadline_s=10.0)) as client:
+        pending = client.request(Message("push"))
+        hub.ended.result(DEADLINE_S)
+        hub.server.close()
+        clock.tick_s = 0.2
+        with pytest.raises(WorkerLost):
+            pending.result()
+        with pytest.raises(WorkerLost):
+            client.request(Message("push"))
+
+
+def test_a_process_that_was_stopped_has_not_waited_for_the_hub(monkeypatch: pytest.MonkeyPatch):
+    clock, poll = Clock(), Connection.poll
+
+    def stopped(*arguments: object, **options: object) -> None:
+        poll(*arguments, **options)
+        clock.now_s += 1000
+
+    monkeypatch.setattr(Connection, "poll", stopped)
+    with Hub() as hub, Proxy(hub.port) as between:
+        work(between.port, clock=clock, deadline_s=60.0)
+        assert between.num_connections == 1
+    assert hub.states == {0: expected(0, 3, 1000)}
+
+
+def open_and_close() -> None:
+    server = Server("tcp://127.0.0.1:0", limits_of(nbytes=16 * MIB), keys=None)
+    identity = Identity(RUN, LAYOUT, 0)
+    client = Client(server.address, identity, keys=None, deadline_s=DEADLINE_S)
+    assert server.receive(DEADLINE_S) == Joined(0)
+    reply_to = client.request(Message("small"))
+    request = server.receive(DEADLINE_S)
+    assert isinstance(request, RpcRequest)
+    server.reply(request, Message("answer", parts=(b"yes",)))
+    assert bytes(reply_to.result().parts[0]) == b"yes"
+    client.request(Message("never received", parts=(bytes(16 * MIB),)))
+    client.close()
+    server.close()
+    server.close()
+
+
+def test_closing_leaves_no_descriptor_or_thread():
+    """Also when what was sent never goes out."""
+
+    def left() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    open_and_close()
+    before = left()
+    for _ in range(4):
+        open_and_close()
+    assert all(now <= then for now, then in zip(left(), before, strict=True))

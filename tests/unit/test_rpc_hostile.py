@@ -1,0 +1,190 @@
+"""Hostile peers: the hub drops what they send, logs it, and keeps serving the others."""
+
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rpc_exchange
+from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, FrameHeader, MessageKind, pack
+from rpc_exchange import DEADLINE_S, MIB, NONCE, Hub, Raw, beside, expected, work
+
+NBYTES = 100_000
+NUM_HOSTILE = 6 * 2 * 4 * 13  # wrong messages
+MAX_GROWTH = 32 << 20  # of which the queues of the connections may take 8 MiB each
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A hub which still serves honest workers in the end."""
+    with Hub(2, NBYTES) as hub:
+        yield hub
+        work(hub.port, 3, NBYTES, worker=1)
+        assert hub.states[1] == expected(1, 3, NBYTES)
+
+
+@pytest.fixture
+def raw(hub) -> Iterator[Raw]:
+    with Raw(hub.port) as one:
+        yield one
+
+
+def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
+    raw.join()
+    raw.push(1)
+    first = raw.receive(MessageKind.REPLY)[0]
+    raw.push(1)
+    assert raw.receive(MessageKind.REPLY)[0] == first
+    raw.push(2, acknowledged=1)
+    assert raw.receive(MessageKind.REPLY)[0].sequence == 2
+    raw.push(1, acknowledged=2)  # of this one the hub knows no more than that it was executed
+    raw.push(2, acknowledged=2)
+    raw.push(3, acknowledged=2)
+    assert raw.receive(MessageKind.REPLY)[0].sequence == 3
+    assert len(hub.steps_of()) == 3
+
+
+def test_a_session_resumes_over_another_connection_without_half_a_message(hub, raw):
+    token, highest = raw.join()
+    assert highest == 0
+    raw.push(1)
+    raw.receive(MessageKind.REPLY)
+    raw.half_a_push(2, NBYTES - 1)
+    raw.close()
+    with Raw(hub.port) as again:
+        assert again.join(token) == (token, 1)
+        assert again.receive(MessageKind.REPLY)[0].sequence == 1  # it may not have arrived
+        again.push(2, acknowledged=1)
+        assert again.receive(MessageKind.REPLY)[0].sequence == 2
+    assert len(hub.steps_of()) == 2
+    assert hub.joined == [0]
+
+
+def large(raw: Raw) -> None:
+    big = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(1 << 39,))
+    raw.frames(pack(big, b"x" * PIECE_NBYTES), b"x" * PIECE_NBYTES)
+
+
+def many(raw: Raw) -> None:
+    for sequence in range(1, 10):
+        raw.push(sequence)
+
+
+def late_piece(raw: Raw) -> None:
+    late = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(1000,), offset=500)
+    raw.frames(pack(late, b"x" * 500), b"x" * 500)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "num_done"),
+    [
+        (large, 0),
+        (many, 8),
+        (late_piece, 0),
+        (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), nonce=b"otherrun")), 0),
+        (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), worker=1), b"x"), 0),
+        (lambda raw: raw.send(raw.header(MessageKind.WELCOME, 1), b"x"), 0),
+    ],
+    ids=["too large", "too many", "not the next piece", "other run", "other worker", "a hub's"],
+)
+def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, num_done: int):
+    token, _ = raw.join()
+    wrong(raw)
+    raw.receive(MessageKind.RESET)
+    with Raw(hub.port) as again:
+        assert again.join(token) == (token, num_done)
+        while num_done and again.receive(MessageKind.REPLY)[0].sequence < num_done:
+            pass  # what the hub has, it also executes
+    assert len(hub.steps_of()) == num_done
+    assert hub.server.refusals.num_total == 1
+
+
+def test_the_least_message_and_the_largest_numbers_are_taken(raw):
+    raw.join()
+    raw.send(raw.header(MessageKind.REQUEST, 1), topic="push")
+    least = raw.header(MessageKind.REQUEST, 2, 1, step=-(2**63), version=2**63 - 1, topic="push")
+    raw.frames(pack(least, b""), b"")
+    raw.receive(MessageKind.REPLY)
+    assert raw.receive(MessageKind.REPLY)[0].step == -(2**63)
+
+
+def test_a_worker_of_another_version_is_told_so(hub, raw):
+    header = bytearray(pack(raw.header(MessageKind.HELLO), b""))
+    header[4] = 7
+    raw.frames(bytes(header) + b"and more", b"whatever it says")
+    text = raw.receive(MessageKind.REFUSED)[1].decode()
+    assert {word for word in ("1", "7") if word in text} == {"1", "7"}
+    assert hub.server.refusals.num_total == 1
+
+
+def peak_of(pid: int) -> int:
+    """Return the peak of a process's resident memory in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def send_garbage(port: int, rng: random.Random) -> None:
+    """Send bytes that are not ZeroMQ's protocol, or only begin like it."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    huge = b"\x02" + (1 << 40).to_bytes(8, "big")
+    for begin in (b"", greeting, greeting + ready[:9], greeting + ready, greeting + ready + huge):
+        with socket.create_connection(("127.0.0.1", port), 5) as one, suppress(OSError):
+            one.settimeout(0.5)
+            one.sendall(begin + rng.randbytes(rng.choice((1, 100, 100_000))))
+
+
+def send_hostile(raw: Raw, rng: random.Random) -> None:
+    """Send frames that are wrong, each in another way."""
+    good = FrameHeader(MessageKind.REQUEST, NONCE, 0, 1, topic="push", sizes=(PIECE_NBYTES,))
+    payload = rng.randbytes(PIECE_NBYTES)
+    frame = pack(good, payload)
+    at = rng.randrange(HEADER_NBYTES)
+    corrupted = frame[:at] + bytes([frame[at] ^ (1 + rng.randrange(255))]) + frame[at + 1 :]
+    for frames in (
+        (rng.randbytes(PIECE_NBYTES),),
+        (rng.randbytes(rng.randrange(400)), payload),
+        (frame[:at], payload),
+        (corrupted, payload),
+        (frame, payload[:-1]),
+        (frame, payload, payload),
+        (frame,) * 50,
+        (b"",),
+        (b"", b""),
+        (frame, payload),  # right, but of nobody who has joined
+        (pack(replace(good, kind=MessageKind.HELLO), payload), payload),
+        (pack(replace(good, sizes=(1 << 40,)), payload), payload),
+        (pack(replace(good, kind=MessageKind.HELLO, sizes=(1 << 40,)), payload), payload),
+    ):
+        raw.frames(*frames)
+
+
+def test_hostile_bytes_neither_stop_the_hub_nor_fill_its_memory():
+    """Strangers send hundreds of MiB while a worker trains; the hub grows by a fraction of that."""
+    rng, pipe = random.Random(7), subprocess.PIPE
+    command = [sys.executable, rpc_exchange.__file__, "2", str(NBYTES)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as served:
+        port = json.loads(served.stdout.readline())
+        honest = beside(work, port, 60, NBYTES, worker=1)
+        before = peak_of(served.pid)
+        for _ in range(6):
+            send_garbage(port, rng)
+            for _ in range(2):
+                with Raw(port) as raw:
+                    for _ in range(4):
+                        send_hostile(raw, rng)
+                    raw.frames(bytes(32 * MIB))  # which has ZeroMQ close the connection
+        assert peak_of(served.pid) - before < MAX_GROWTH
+        assert honest.result(DEADLINE_S).restarts == 0
+        work(port, 3, NBYTES)
+        out, err = served.communicate(timeout=DEADLINE_S)
+    assert json.loads(out)["refused"] > NUM_HOSTILE // 2
+    assert 0 < len(err.splitlines()) < NUM_HOSTILE // 20  # and not a line for each
