@@ -1,58 +1,124 @@
-"""Eight-bit codes: the specification against a naive search, and kernels against it, bit by bit."""
+"""Kernels of 8-bit codes, 4-bit codes and casts: bit for bit what specifies them, at any size.
 
+The specification is `blockwise`, in torch, which is compared with naive searches; that of casts is
+torch itself. A 4-bit code is the nearest of eight magnitudes times the block's largest, and a sign;
+of two that are equally near, the smaller one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import codec_cases as cases
 from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, table
-from paceline.native import Codebook, decode_into, encode_into, instruction_sets
+from paceline.codecs.blockwise import TABLES, QuantizationTable, table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
+from paceline.native import (
+    Codebook,
+    DType,
+    FourBitTable,
+    cast_into,
+    decode_four_bit_into,
+    decode_into,
+    encode_four_bit_into,
+    encode_into,
+    instruction_sets,
+)
 
-SETS = ["portable"]
+SETS: tuple[str, ...] = ("portable",)
 if "avx2" in instruction_sets():
-    SETS.append("avx2")
+    SETS += ("avx2",)
 if {"avx2", "avx512f"} <= set(instruction_sets()):
-    SETS.append("avx512")
-BLOCK = 64
+    SETS += ("avx512",)
+BLOCK, AROUND = 64, 77
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+EXTREME = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]
+# By hand: powers of 2; and the middles of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
+MAGNITUDES = {
+    "e3m0": [0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1],
+    "dynamic4": [0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875],
+}
 
 
-BOOKS = [(name, instruction_set) for name in TABLES for instruction_set in SETS]
+class Kernel(NamedTuple):
+    """The native kernels of one table on some instruction sets, and what specifies them."""
+
+    name: str
+    sets: tuple[str, ...] = SETS
+
+    @property
+    def is_four_bit(self) -> bool:
+        return self.name in FOUR_BIT_TABLES
+
+    @property
+    def table(self) -> QuantizationTable:
+        return four_bit_table(self.name) if self.is_four_bit else table(self.name)
+
+    @property
+    def native(self) -> Codebook | FourBitTable:
+        parts = self.table.magnitudes.tolist(), self.table.thresholds.tolist()
+        return FourBitTable(*parts) if self.is_four_bit else Codebook(*parts)
+
+    def specified(
+        self, values: Tensor, block_size: int, scale: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        scales = blockwise.scales_of(values, block_size)
+        if scale is not None:
+            scales.fill_(scale)
+        codes = blockwise.encode(values, scales, block_size, self.table)
+        return join(codes) if self.is_four_bit else codes, scales
+
+    def check(
+        self, values: Tensor, block_size: int = BLOCK, threads: int = 1, scale: float | None = None
+    ) -> None:
+        """Compare the kernels' codes, scales, values and sums with the specification's."""
+        count, native = len(values), self.native
+        expected, expected_scales = self.specified(values, block_size, scale)
+        num_bad = int((~values.isfinite()).sum())
+        for one in self.sets:
+            memory = torch.full((len(expected) + 2,), AROUND, dtype=torch.uint8)
+            codes = memory[1:-1]
+            scales = torch.full((-(-count // block_size),), -1.0 if scale is None else scale)
+            if self.is_four_bit:
+                bad = encode_four_bit_into(codes, scales, values, block_size, native, threads, one)
+            else:
+                how = scale is None, threads, one
+                bad = encode_into(codes, scales, values, block_size, native, *how)
+            assert torch.equal(codes, expected), one
+            assert same_bits(scales, expected_scales), one
+            assert bad == num_bad
+            assert memory[[0, -1]].tolist() == [AROUND] * 2  # nothing is written beside the codes
+        self.check_decode(expected, expected_scales, block_size, count, threads)
+
+    def check_decode(
+        self, codes: Tensor, scales: Tensor, block_size: int, count: int, threads: int = 1
+    ) -> None:
+        decode = decode_four_bit_into if self.is_four_bit else decode_into
+        single = split(codes, count) if self.is_four_bit else codes
+        values = blockwise.decode(single, scales, block_size, self.table)
+        totals = torch.linspace(-3, 3, count + 2)
+        for one in self.sets:
+            for adds, expected in ((False, values), (True, totals[1:-1] + values)):
+                memory = totals.clone()
+                found, native = memory[1:-1], self.native
+                decode(found, codes, scales, block_size, native, adds, threads, one)
+                assert same_bits(found, expected), one
+                assert torch.equal(memory[[0, -1]], totals[[0, -1]])
 
 
-def kernel(
-    values: Tensor, name: str, instruction_set: str, threads: int = 1, scale: float | None = None
-):
-    """Return codes, scales and how many values are not finite, by the kernel."""
-    one = table(name)
-    book = Codebook(one.magnitudes.tolist(), one.thresholds.tolist())
-    codes = torch.full((len(values),), 77, dtype=torch.uint8)
-    scales = torch.full((-(-len(values) // BLOCK),), -1.0 if scale is None else scale)
-    bad = encode_into(codes, scales, values, BLOCK, book, scale is None, threads, instruction_set)
-    return codes, scales, bad, book
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-def check(
-    values: Tensor, name: str, instruction_set: str, threads: int = 1, scale: float | None = None
-) -> None:
-    """Compare encode, decode and decode-and-add with the specification."""
-    one = table(name)
-    codes, scales, bad, book = kernel(values, name, instruction_set, threads, scale)
-    expected_scales = blockwise.scales_of(values, BLOCK) if scale is None else scales
-    expected = blockwise.encode(values, expected_scales, BLOCK, one)
-    assert torch.equal(scales, expected_scales)
-    assert torch.equal(codes, expected)
-    assert bad == int((~values.isfinite()).sum())
-    decoded = torch.full((len(values),), torch.nan)
-    decode_into(decoded, codes, scales, BLOCK, book, False, threads, instruction_set)
-    reference = blockwise.decode(codes, scales, BLOCK, one)
-    assert torch.equal(decoded.view(torch.int32), reference.view(torch.int32))
-    total = torch.linspace(-3, 3, len(values))
-    added = total.clone()
-    decode_into(added, codes, scales, BLOCK, book, True, threads, instruction_set)
-    assert torch.equal(added, total + reference)
+FOUR_BIT = [Kernel(name) for name in FOUR_BIT_TABLES]
+KERNELS = [*(Kernel(name) for name in TABLES), *FOUR_BIT]
+each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.name)
+each_four_bit = pytest.mark.parametrize("kernel", FOUR_BIT, ids=lambda one: one.name)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -60,74 +126,210 @@ def test_the_specification_finds_the_nearest_magnitude(name: str):
     """Against all distances in float64, on values of any magnitude; ties go to the smaller one."""
     one = table(name)
     generator = torch.Generator().manual_seed(1)
-    values = torch.cat(
-        [
-            torch.rand(4000, generator=generator),
-            10 ** (-9 * torch.rand(4000, generator=generator)),
-            one.thresholds,
-            torch.nextafter(one.thresholds, torch.tensor(2.0)),
-        ]
-    )
+    near = [one.thresholds, torch.nextafter(one.thresholds, torch.tensor(2.0))]
+    small = 10 ** (-9 * torch.rand(4000, generator=generator))
+    values = torch.cat([torch.rand(4000, generator=generator), small, *near])
     codes = blockwise.encode(values, torch.ones(1), len(values), one)
     distances = (values.double().unsqueeze(1) - one.magnitudes.double()).abs()
     assert torch.equal(codes.long(), distances.argmin(1))
 
 
-@pytest.mark.parametrize(("name", "instruction_set"), BOOKS)
-def test_kernels_equal_the_specification_on_every_bin_edge(name: str, instruction_set: str):
-    one = table(name)
-    above = torch.nextafter(one.thresholds, torch.tensor(2.0))
-    below = torch.nextafter(one.thresholds, torch.tensor(0.0))
-    edges = torch.cat([one.thresholds, above, below, one.magnitudes])
-    check(torch.cat([edges, -edges]), name, instruction_set, scale=1.0)
+@each_four_bit
+def test_tables_of_four_bits_are_their_definition_and_ties_go_to_the_smaller(kernel: Kernel):
+    one = kernel.table
+    assert one.magnitudes.tolist() == torch.tensor(MAGNITUDES[kernel.name]).tolist()
+    exact = (one.magnitudes[1:].double() + one.magnitudes[:-1].double()) / 2
+    middles = exact[exact == exact.float()].float()
+    assert len(middles) > 0 or kernel.name != "e3m0"
+    with_scale = torch.cat([torch.ones(1), middles])
+    codes = split(kernel.specified(with_scale, 1024)[0], len(with_scale))[1:]
+    assert codes.tolist() == [int((one.thresholds < middle).sum()) for middle in middles]
 
 
-@pytest.mark.parametrize(("name", "instruction_set"), BOOKS)
+def codes_by_numpy(values: Tensor, name: str, block_size: int) -> tuple[list[int], list[float]]:
+    """Return bytes and scales, value by value, by all distances in float64."""
+    magnitudes = np.array(MAGNITUDES[name], np.float32).astype(np.float64)
+    found, scales = [], []
+    numbers = values.numpy()
+    for begin in range(0, len(numbers), block_size):
+        block = numbers[begin : begin + block_size]
+        block = np.where(np.isfinite(block), block, np.float32(0))
+        scale = np.abs(block).max()
+        scales.append(float(scale))
+        with np.errstate(over="ignore", under="ignore"):
+            quotients = np.abs(block) / scale if scale > 0 else np.zeros_like(block)
+        nearest = np.abs(quotients.astype(np.float64)[:, None] - magnitudes).argmin(1)
+        found += [
+            int(code) + 8 * (code > 0 and v < 0) for code, v in zip(nearest, block, strict=True)
+        ]
+    found += [0] * (len(found) % 2)
+    return [a + 16 * b for a, b in zip(found[::2], found[1::2], strict=True)], scales
+
+
+def check_naive(kernel: Kernel, values: Tensor, block_size: int) -> None:
+    codes, scales = kernel.specified(values, block_size)
+    assert (codes.tolist(), scales.tolist()) == codes_by_numpy(values, kernel.name, block_size)
+
+
+@each_four_bit
+@given(st.lists(FLOATS | st.sampled_from(EXTREME), max_size=80), st.sampled_from([2, 6, 64]))
+def test_the_specification_of_four_bits_is_a_naive_search(kernel: Kernel, values, block_size: int):
+    check_naive(kernel, torch.tensor(values, dtype=torch.float32), block_size)
+    for count in (65, 1000):
+        mixed = cases.normal(count) * 10 ** cases.normal(count, 1)
+        mixed[5::7], mixed[3::31] = 0.0, torch.nan
+        check_naive(kernel, mixed, BLOCK)
+
+
+@each_kernel
+def test_kernels_are_specified_on_every_bin_edge(kernel: Kernel):
+    for scale in cases.SCALES:
+        edges = cases.bin_edges(kernel.table, scale)
+        rows = edges[: len(edges) // 63 * 63].view(-1, 63)
+        kernel.check(torch.cat([torch.full((len(rows), 1), scale), rows], 1).flatten())
+    if not kernel.is_four_bit:
+        kernel.check(cases.bin_edges(kernel.table, 1.0), scale=1.0)
+
+
+@each_kernel
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kernels_equal_the_specification_on_all_sixteen_bit_values(name, instruction_set, dtype):
+def test_kernels_are_specified_on_all_sixteen_bit_values(kernel: Kernel, dtype: torch.dtype):
     """Denormals, zeros of both signs, infinities and NaNs among them."""
-    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
-    check(values, name, instruction_set)
-    check(values, name, instruction_set, scale=1.0)
-    check(values, name, instruction_set, scale=1e-3)
+    values = cases.sixteen_bits(dtype)
+    for block_size in (BLOCK, 4096):
+        kernel.check(values, block_size)
+    kernel.check(cases.denormals())
+    for scale in () if kernel.is_four_bit else (1.0, 1e-3):
+        kernel.check(values, scale=scale)
 
 
-@pytest.mark.parametrize(("name", "instruction_set"), BOOKS)
-@pytest.mark.parametrize("count", [0, 1, 7, 63, 64, 65, 200])
-def test_kernels_equal_the_specification_at_any_length(name: str, instruction_set: str, count: int):
-    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
-    check(values, name, instruction_set)
+@each_kernel
+def test_kernels_are_specified_at_any_length_and_address(kernel: Kernel):
+    """Around the borders of blocks, of bytes, and of the vectors of all kernels."""
+    for count in (*range(70), 127, 128, 129, 1023, 1025, 2049):
+        for block_size in (BLOCK, 2, 34):
+            kernel.check(cases.normal(count, count), block_size)
+    for offset in range(1, 9):
+        kernel.check(cases.normal(300 + offset)[offset:])
 
 
-@pytest.mark.parametrize(("name", "instruction_set"), BOOKS)
-@given(values=st.lists(FLOATS, max_size=150))
-def test_kernels_equal_the_specification_on_anything(name, instruction_set, values: list[float]):
-    check(torch.tensor(values, dtype=torch.float32), name, instruction_set)
+@each_kernel
+@given(values=st.lists(FLOATS | st.sampled_from(EXTREME), max_size=150))
+def test_kernels_are_specified_on_anything(kernel: Kernel, values: list[float]):
+    kernel.check(torch.tensor(values, dtype=torch.float32))
 
 
-def test_threads_do_not_change_a_bit():
-    values = torch.randn(3_000_001, generator=torch.Generator().manual_seed(0))
-    one, two = (kernel(values, "dynamic8", "fastest", threads)[:2] for threads in (1, 3))
-    assert torch.equal(one[0], two[0])
-    assert torch.equal(one[1], two[1])
+@each_kernel
+def test_all_codes_decode_and_are_added_with_two_roundings(kernel: Kernel):
+    """Those that no encoder writes, too, and scales that are denormal, negative and huge."""
+    scales = torch.tensor([0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38, *cases.normal(30)])
+    most = 256 if kernel.is_four_bit else len(kernel.table.magnitudes)
+    codes = torch.arange(most).to(torch.uint8).repeat(len(scales))
+    block_size = 2 * most if kernel.is_four_bit else most
+    kernel.check_decode(codes, scales, block_size, block_size * len(scales))
+    if kernel.is_four_bit:
+        kernel.check_decode(codes, scales, block_size, block_size * len(scales) - 1)
+
+
+@pytest.mark.parametrize("name", ["dynamic8", "e3m0"])
+def test_threads_do_not_change_a_bit(name: str):
+    for threads in (1, 3):
+        Kernel(name, ("fastest",)).check(cases.normal(1_000_001), 1024, threads)
 
 
 @pytest.mark.parametrize(
-    ("magnitudes", "thresholds"),
-    [([0.0], []), ([0.0, 1.0], []), ([0.0, 1.0, 1.0001], [0.5, 0.5]), ([0.0] * 129, [1.0] * 128)],
+    ("kind", "magnitudes", "thresholds"),
+    [
+        (Codebook, [0.0], []),
+        (Codebook, [0.0, 1.0], []),
+        (Codebook, [0.0, 1.0, 1.0001], [0.5, 0.5]),
+        (Codebook, [0.0] * 129, [1.0] * 128),
+        (FourBitTable, [0.0] * 8, [0.5] * 6),
+        (FourBitTable, [0.0] * 7, [0.5] * 7),
+        (FourBitTable, [0.0] * 8, [0.0] * 7),
+    ],
 )
-def test_a_table_that_cannot_be_searched_is_refused(magnitudes, thresholds):
-    with pytest.raises(ValueError, match=r"table|thresholds"):
-        Codebook(magnitudes, thresholds)
+def test_a_table_that_cannot_be_searched_is_refused(kind, magnitudes, thresholds):
+    with pytest.raises(ValueError, match=r"table|thresholds|magnitudes"):
+        kind(magnitudes, thresholds)
 
 
-def test_sizes_that_do_not_fit_are_refused():
-    one = table("linear8")
-    book = Codebook(one.magnitudes.tolist(), one.thresholds.tolist())
-    values, codes = torch.zeros(100), torch.zeros(99, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="do not fit together"):
-        encode_into(codes, torch.zeros(2), values, BLOCK, book, True, 1)
-    with pytest.raises(ValueError, match="do not fit together"):
-        decode_into(
-            values, torch.zeros(100, dtype=torch.uint8), torch.zeros(1), BLOCK, book, False, 1
-        )
+@pytest.mark.parametrize("name", ["linear8", "e3m0"])
+def test_sizes_that_do_not_fit_are_refused(name: str):
+    kernel, values, scales = Kernel(name), torch.zeros(100), torch.zeros(2)
+    is_four, native = kernel.is_four_bit, kernel.native
+    codes = torch.zeros(50 if is_four else 100, dtype=torch.uint8)
+    wrong = [(codes[1:], scales, 64), (codes, scales[1:], 64), (codes, scales, 0)]
+    wrong += [(codes, torch.zeros(4), 33)] if is_four else []
+    encode = encode_four_bit_into if is_four else encode_into
+    decode = decode_four_bit_into if is_four else decode_into
+    for few, sizes, block in wrong:
+        with pytest.raises(ValueError, match=r"fit|even|at least"):
+            encode(few, sizes, values, block, native, *(() if is_four else (True,)), 1)
+        with pytest.raises(ValueError, match=r"fit|even|at least"):
+            decode(values, few, sizes, block, native, False, 1)
+    with pytest.raises(ValueError, match="instruction set"):
+        kernel._replace(sets=("mmx",)).check(values)
+
+
+TYPES = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
+each_type = pytest.mark.parametrize("name", TYPES)
+
+
+def check_cast(values: Tensor, name: str, sets: tuple[str, ...] = SETS, threads: int = 1) -> None:
+    by_torch = values.to(getattr(torch, name))
+    lost = ~by_torch.isfinite()
+    expected = by_torch.masked_fill(lost, 0.0)
+    for one in sets:
+        memory = torch.full((2 * len(values) + 4,), AROUND, dtype=torch.uint8)
+        found = memory[2:-2]
+        assert cast_into(found, values, TYPES[name], threads, one) == int(lost.sum())
+        assert torch.equal(found.clone().view(torch.int16), expected.view(torch.int16)), one
+        assert memory[[0, 1, -2, -1]].tolist() == [AROUND] * 4
+
+
+@each_type
+def test_casts_are_torchs_on_every_border_between_two_numbers(name: str):
+    """All numbers of the type, the middles between two and their neighbours; NaN and infinity."""
+    exact = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, name))
+    numbers = exact.float()
+    finite = numbers[numbers.isfinite()]
+    middles = (finite[:-1] + finite[1:]) / 2
+    most = finite[-1:].double()
+    over = (most + (most - finite[-2].double()) / 2).float()  # rounds to infinity: a tie
+    for values in (numbers, middles, over, torch.tensor([3.4028235e38, 1e-45])):
+        near = [values, values.nextafter(values * 0), values.nextafter(values * 0 + torch.inf)]
+        for one in near:
+            check_cast(torch.cat([one, -one]), name)
+
+
+@each_type
+@given(values=st.lists(FLOATS, max_size=60))
+def test_casts_are_torchs_on_anything(name: str, values: list[float]):
+    check_cast(torch.tensor(values, dtype=torch.float32), name)
+
+
+@each_type
+def test_casts_are_torchs_at_any_length_and_address(name: str):
+    for count in (*range(40), 8191, 8192, 8193, 20_000):
+        check_cast(cases.normal(count + 1)[1:], name)
+    check_cast(cases.denormals(), name)
+
+
+@each_type
+def test_threads_share_the_casts_and_count_together(name: str):
+    values = cases.normal(1_000_003)
+    values[::1000] = torch.nan
+    check_cast(values, name, ("fastest",), threads=3)
+
+
+def test_casts_that_do_not_fit_are_refused():
+    values, bytes_ = torch.zeros(4), torch.zeros(9, dtype=torch.uint8)
+    for wrong in (
+        (bytes_, values, DType.FLOAT16, 1),
+        (bytes_[1:], values, DType.FLOAT16, 1),
+        (bytes_[:8], values, DType.FLOAT64, 1),
+        (bytes_[:8], values, DType.FLOAT16, 1, "mmx"),
+    ):
+        with pytest.raises(ValueError, match=r"aligned|float16|instruction set"):
+            cast_into(*wrong)

@@ -1,62 +1,73 @@
-"""Codecs, and the payloads that carry what they have made."""
+"""The contract of all codecs: what their payloads take, carry, lose, remember and refuse."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from codec_cases import normal
 from paceline.codecs.blockwise import TABLES, EightBit
-from paceline.codecs.codec import Codec, Payload, pack, row_nbytes, unpack
+from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 from paceline.codecs.names import CODECS, find_codec
 from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import WIRE_FORMATS, remembers, wire_format
+from refusals import refused
 
-MADE = {
+MADE: dict[str, Callable[[], Codec]] = {
     **{name: lambda name=name: find_codec(name) for name in CODECS},
     "linear8 of one scale": lambda: EightBit("linear8", offset=10.0),
     "dynamic8 in blocks of 5": lambda: EightBit("dynamic8", block_size=5),
+    "dynamic8 by chance": lambda: EightBit("dynamic8", block_size=32, stochastic=True),
+    "e3m0 in blocks of 64": lambda: FourBit("e3m0", 64),
+    "float32": lambda: Cast("float32"),
     "onebit alone": lambda: OneBit(16),
     "threshold": lambda: Threshold(0.5),
 }
+each_codec = pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 
 
-@pytest.fixture(params=MADE)
-def codec(request: pytest.FixtureRequest) -> Codec:
-    return MADE[request.param]()
+def through(codec: Codec, values: Tensor) -> Tensor:
+    return codec.decode(codec.encode(values))
 
 
-def normal(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+@each_codec
+def test_a_payload_survives_the_wire(make: Callable[[], Codec]):
+    for count in (0, 1, 5, 1000, 1025, 5000):
+        codec = make()
+        payload = codec.encode(normal(count))
+        assert payload.nbytes == codec.nbytes(count) or not codec.fixed_size
+        assert payload.nbytes <= codec.nbytes(count)
+        rows = pack([payload], row_nbytes(codec.nbytes(count)), torch.device("cpu"))
+        [received] = unpack(rows, codec.name, count)
+        assert (received.count, received.codec, received.num_nonfinite) == (count, codec.name, 0)
+        values = codec.decode(payload)
+        assert torch.equal(codec.decode(received), values)
+        # Into a part of a larger tensor, whose values have gaps between them.
+        memory = torch.stack([normal(count, 1)] * 2, 1)
+        codec.add_to(memory[:, 1], received)
+        assert torch.equal(memory[:, 1], normal(count, 1) + values)
+        codec.decode(received, memory[:, 1])
+        assert torch.equal(memory, torch.stack([normal(count, 1), values], 1))
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 1000, 5000])
-def test_a_payload_survives_the_wire(codec: Codec, count: int):
-    payload = codec.encode(normal(count))
-    rows = pack([payload], row_nbytes(codec.nbytes(count)), torch.device("cpu"))
-    [received] = unpack(rows, codec.name, count)
-    assert torch.equal(codec.decode(received), codec.decode(payload))
-    assert (received.count, received.codec, received.num_nonfinite) == (count, codec.name, 0)
-    assert payload.nbytes <= codec.nbytes(count)
-    total = normal(count, 1)
-    expected = total + codec.decode(payload)
-    codec.add_to(total, received)
-    assert torch.equal(total, expected)
-
-
-def test_zero_stays_zero(codec: Codec):
-    assert torch.equal(codec.decode(codec.encode(torch.tensor([0.0, -0.0] * 40))), torch.zeros(80))
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_a_tensor_is_taken_in_the_order_of_its_values(make):
+@each_codec
+def test_values_have_the_order_of_flatten_and_zero_stays_zero(make: Callable[[], Codec]):
     matrix = normal(600).view(20, 30)
-    one, other = make(), make()
-    transposed = one.decode(one.encode(matrix.T))
-    assert torch.equal(transposed, other.decode(other.encode(matrix.T.reshape(-1))))
+    torch.manual_seed(0)
+    transposed = through(make(), matrix.T)
+    torch.manual_seed(0)
+    assert torch.equal(transposed, through(make(), matrix.T.reshape(-1)))
+    assert torch.equal(through(make(), torch.tensor([0.0, -0.0] * 40)), torch.zeros(80))
 
 
-def test_what_is_not_finite_is_counted_and_becomes_zero(codec: Codec):
-    values = normal(100)
+@each_codec
+def test_values_that_are_not_finite_are_counted_and_become_zero(make: Callable[[], Codec]):
+    codec, values = make(), normal(100)
     values[[3, 50, 99]] = torch.tensor([torch.nan, torch.inf, -torch.inf])
     payload = codec.encode(values)
     assert payload.num_nonfinite == 3
@@ -66,44 +77,25 @@ def test_what_is_not_finite_is_counted_and_becomes_zero(codec: Codec):
         assert decoded[[3, 50, 99]].tolist() == [0, 0, 0]
 
 
-def test_what_half_cannot_hold_is_counted():
-    payload = find_codec("half").encode(torch.tensor([1.0, 65504.0, 1e5]))
-    assert payload.num_nonfinite == 1
-    assert find_codec("half").decode(payload).tolist() == [1.0, 65504.0, 0.0]
-
-
-def test_other_types_than_float32_are_refused(codec: Codec):
-    with pytest.raises(InvalidInput, match="float64 cannot be encoded"):
+@each_codec
+def test_only_float32_is_encoded_and_only_its_own_payloads_are_decoded(make):
+    codec = make()
+    with refused("values"):
         codec.encode(torch.zeros(3, dtype=torch.float64))
-
-
-def test_an_unknown_name_is_refused_with_those_that_are_known():
-    with pytest.raises(InvalidInput, match="'fp8' is not known; choose one of dynamic8, static8"):
-        find_codec("fp8")
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_eight_bits_lose_little(name: str):
-    values = normal(10_000)
-    codec = EightBit(name)
-    error = (codec.decode(codec.encode(values)) - values).abs().mean() / values.abs().mean()
-    assert error < 0.08
-
-
-def test_onebit_sends_the_mean_of_each_sign():
-    values = torch.tensor([1.0, 3.0, -2.0, -6.0, 0.0, 5.0])
-    decoded = OneBit(4).decode(OneBit(4).encode(values))
-    assert decoded.tolist() == [2.0, 2.0, -4.0, -4.0, 2.5, 2.5]
-
-
-def test_threshold_sends_what_is_large():
-    decoded = Threshold(0.5).decode(Threshold(0.5).encode(torch.tensor([0.4, 0.6, -9.0, -0.5])))
-    assert decoded.tolist() == [0.0, 0.5, -0.5, 0.0]
+    payload = codec.encode(normal(10))
+    for other in (Payload("other", 10, payload.buffers), Payload(codec.name, 10, ())):
+        with refused("payload"):
+            codec.decode(other)
+    for target in (torch.zeros(9), torch.zeros(10, dtype=torch.float64)):
+        with refused("payload"):
+            codec.decode(payload, target)
+        with refused("payload"):
+            codec.add_to(target, payload)
 
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("size", [1e36, 3.4e38])
-def test_what_a_codec_cannot_hold_is_counted_and_never_infinite(name: str, size: float):
+def test_values_that_are_too_large_are_counted_and_never_infinite(name: str, size: float):
     values = size * torch.tensor([1.0, -1.0]).repeat(1000)
     codec = find_codec(name)
     payload = codec.encode(values)
@@ -116,14 +108,51 @@ def test_what_a_codec_cannot_hold_is_counted_and_never_infinite(name: str, size:
         assert payload.num_nonfinite == len(values)
 
 
+def test_half_holds_65504_and_nothing_larger():
+    payload = find_codec("half").encode(torch.tensor([1.0, 65504.0, 1e5]))
+    assert payload.num_nonfinite == 1
+    assert find_codec("half").decode(payload).tolist() == [1.0, 65504.0, 0.0]
+
+
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+def test_two_values_of_four_bits_share_a_byte_and_a_block_has_a_scale(name: str):
+    for count in (0, 1, 3, 1023, 1025, 5001):
+        sizes = [buffer.numel() for buffer in find_codec(name).encode(normal(count)).buffers]
+        assert sizes == [4 * -(-count // 1024), -(-count // 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        *((name, 0.0, 0.08**2) for name in TABLES),
+        ("e3m0", 0.032, 0.04),
+        ("dynamic4", 0.0256, 0.032),
+    ],
+)
+def test_codes_lose_this_much_of_normal_values(name: str, least: float, most: float):
+    """The mean square of the errors, over that of the values."""
+    values = normal(1 << 18)
+    lost = (through(find_codec(name), values) - values).square().mean() / values.square().mean()
+    assert least <= lost < most
+
+
+def test_onebit_sends_the_mean_of_each_sign_and_threshold_what_is_large():
+    values = torch.tensor([1.0, 3.0, -2.0, -6.0, 0.0, 5.0])
+    assert through(OneBit(4), values).tolist() == [2.0, 2.0, -4.0, -4.0, 2.5, 2.5]
+    assert through(Threshold(0.5), torch.tensor([0.4, 0.6, -9.0, -0.5])).tolist() == [
+        0,
+        0.5,
+        -0.5,
+        0,
+    ]
+
+
 @pytest.mark.parametrize(("value", "a_step"), [(0.03, None), (0.099, None), (1.0, 0.1)])
-def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(
-    value: float, a_step: float | None
-):
+def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(value, a_step):
     tau, num_steps = 0.1, 100
     codec, sent = ErrorFeedback(Threshold(tau)), 0.0
     for _ in range(num_steps):
-        sent += float(codec.decode(codec.encode(torch.tensor([value]))))
+        sent += float(through(codec, torch.tensor([value])))
     if a_step is None:
         assert abs(sent - num_steps * value) <= tau * (1 + 1e-4)
     else:
@@ -131,37 +160,59 @@ def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(
     assert sent + float(codec.state_dict()["error"]) == pytest.approx(num_steps * value, rel=1e-4)
 
 
-@given(st.integers(0, 10), st.sampled_from(["onebit", "linear8", "threshold"]))
-def test_error_feedback_loses_nothing_in_the_long_run(seed: int, name: str):
+FORGETFUL = {
+    "onebit": OneBit(16),
+    "linear8": EightBit("linear8"),
+    "threshold": Threshold(0.3),
+    **{name: FourBit(name) for name in FOUR_BIT_TABLES},
+}
+
+
+@pytest.mark.parametrize("inner", FORGETFUL.values(), ids=FORGETFUL)
+@given(st.integers(0, 100))
+def test_error_feedback_owes_what_was_lost_and_goes_on_from_its_state(inner: Codec, seed: int):
     """What was sent and what is still owed are together what was given, but for rounding."""
-    inner = {"onebit": OneBit(16), "linear8": EightBit("linear8"), "threshold": Threshold(0.3)}[
-        name
-    ]
-    codec, given_s, sent = ErrorFeedback(inner), torch.zeros(40), torch.zeros(40)
+    codec, total, sent = ErrorFeedback(inner), torch.zeros(40), torch.zeros(40)
     for step in range(20):
         values = normal(40, 100 * seed + step)
-        given_s += values
-        sent += codec.decode(codec.encode(values))
-    assert torch.allclose(sent + codec.state_dict()["error"], given_s, atol=1e-4)
+        total += values
+        sent += through(codec, values)
+    owed = codec.state_dict()["error"]
+    assert torch.allclose(sent + owed, total, atol=1e-4)
+    other = ErrorFeedback(inner)
+    other.load_state_dict(codec.state_dict())
+    assert torch.equal(through(codec, normal(40)), through(other, normal(40)))
+    with refused("values"):
+        codec.encode(normal(41))
 
 
-def test_error_feedback_goes_on_after_a_checkpoint():
-    one, other = ErrorFeedback(OneBit(16)), ErrorFeedback(OneBit(16))
-    one.encode(normal(40))
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(
-        one.decode(one.encode(normal(40, 1))), other.decode(other.encode(normal(40, 1)))
-    )
-    with pytest.raises(InvalidInput, match="an ErrorFeedback of its own"):
-        one.encode(normal(41))
+@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
+def test_the_errors_of_four_bits_do_not_grow(name: str):
+    codec = find_codec(f"{name}+feedback")
+    for step in range(20):
+        codec.encode(normal(3000, step))
+    assert codec.state_dict()["error"].abs().mean() < 0.5  # a value's magnitude is 0.8 on average
 
 
-def test_a_payload_of_another_codec_is_refused():
-    payload = EightBit("dynamic8").encode(normal(10))
-    with pytest.raises(
-        InvalidInput, match=r"made by codec 'dynamic8/1024', and not by 'linear8/1024'"
-    ):
-        EightBit("linear8").decode(payload)
+@pytest.mark.parametrize(
+    ("make", "field", "got"),
+    [
+        (lambda: find_codec("fp8"), "codec", None),
+        (lambda: find_codec("auto"), "codec", None),
+        (lambda: find_codec("threshold:-1"), "codec", None),
+        (lambda: EightBit("fp8"), "table", None),
+        (lambda: FourBit("e2m1"), "table", None),
+        (lambda: EightBit("dynamic8", 0), "block_size", 0),
+        (lambda: EightBit("dynamic8", offset=0.0), "offset", 0.0),
+        (lambda: OneBit(0), "block_size", 0),
+        *((lambda size=size: FourBit("e3m0", size), "block_size", size) for size in (-2, 0, 1, 33)),
+        (lambda: Threshold(0.0), "tau", 0.0),
+        (lambda: Threshold(torch.inf), "tau", torch.inf),
+    ],
+)
+def test_what_is_no_codec_is_refused(make: Callable[[], Codec], field: str, got: object):
+    with refused(field, **({} if got is None else {"got": got})):
+        make().encode(torch.zeros(1))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5), st.integers(0, 20))
@@ -182,11 +233,26 @@ def test_a_row_with_a_wrong_header_is_refused_or_carries_no_more_than_it_holds(h
 def test_a_payload_with_wrong_contents_is_refused(body, count, sizes):
     """Whoever writes payloads on purpose may cause errors, but no more."""
     whole = torch.tensor(list(body.ljust(200, b"x")), dtype=torch.uint8)
-    buffers = [whole[:size] for size in sizes]
-    for codec in (EightBit("dynamic8", 16), OneBit(16), Threshold(0.5), find_codec("half")):
-        payload = Payload(codec.name, count, tuple(buffers))
+    buffers = tuple(whole[:size] for size in sizes)
+    inner = (EightBit("dynamic8", 16), FourBit("dynamic4", 16), OneBit(16), Threshold(0.5))
+    for codec in (*inner, find_codec("half")):
+        payload = Payload(codec.name, count, buffers)
         try:
-            codec.decode(payload)
+            assert len(codec.decode(payload)) == count
         except InvalidInput:
             continue
+        assert payload.nbytes == codec.nbytes(count) or not codec.fixed_size
         assert payload.nbytes <= codec.nbytes(count)
+
+
+def test_plans_know_all_codecs_of_a_fixed_size():
+    assert set(CODECS) == set(WIRE_FORMATS)
+
+
+@pytest.mark.parametrize("name", WIRE_FORMATS)
+@given(count=st.integers(1, 10**8))
+def test_plans_know_what_codecs_make_and_do_with_sums_and_errors(name, count):
+    codec, known = find_codec(name), wire_format(name)
+    assert known.nbytes(count) == codec.nbytes(count)
+    assert known.encodes_sums == codec.encodes_sums
+    assert known.remembers == remembers(name) == isinstance(codec, ErrorFeedback)

@@ -1,125 +1,418 @@
-"""What a worker computes, in this process: torch's own training is the oracle."""
+"""What workers compute of any recipe, in this process: torch's own training is the oracle."""
 
-import copy
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import Dataset
 
 from hogbatches import classifying
-from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
+from paceline.data.dataset import TensorSamples
+from paceline.devices.simulated import SimulatedDevice
+from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
-from paceline.recipes.optimizers import optimizer_of
+from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
+from paceline.recipes.recipe import Recipe
+from paceline.strategies.hogbatch.batches import BatchReader
+from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.policy import rate_factor
-from paceline.strategies.hogbatch.replica import CpuReplica, refer, tensors_of
+from paceline.strategies.hogbatch.replica import refer, tensors_of, train_next
+from refusals import refused
+from replicas import on_threads
+from simulated_gpus import simulated_gpus
+
+NUM_SAMPLES, TOKENS = 40, 11
+ROWS = [torch.arange(10), torch.arange(10, 17), torch.tensor([39, 3]), torch.arange(5, 21)]
+RATE = 0.1
+MOMENTUM, PLAIN = optimizer_of("sgd", RATE, 0.9), optimizer_of("sgd", RATE, 0.0)
+
+
+class Text(Dataset):
+    """Mappings of tokens, with a mask."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        source = torch.Generator().manual_seed(index)
+        ids = torch.randint(TOKENS, (6,), generator=source)
+        return {"ids": ids, "mask": (torch.rand(6, generator=source) > 0.2).float()}
+
+
+class TextNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(self.embedding(ids) * mask[..., None])}
+
+
+def next_token(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    logits, following = outputs["logits"][:, :-1], batch["ids"][:, 1:]
+    return cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+class Pairs(Dataset):
+    """Two inputs of which one is a number, and a target that is a number, too."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        source = torch.Generator().manual_seed(index)
+        values = torch.randn(4, generator=source, dtype=torch.float64)
+        return (values, torch.tensor(index % 3)), values.sum()
+
+
+class PairNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(3, 4).double(), nn.Linear(4, 1).double()
+
+    def forward(self, values: Tensor, kind: Tensor) -> Tensor:
+        return self.head(values + self.table(kind))[:, 0]
+
+
+class Words(Dataset):
+    """Sequences of different lengths, padded by the recipe's own collate."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        source = torch.Generator().manual_seed(index)
+        return torch.randint(1, TOKENS, (1 + index % 7,), generator=source), index % 2
+
+
+def padded(samples: list[Any]) -> tuple[Tensor, Tensor]:
+    words = nn.utils.rnn.pad_sequence([one for one, _ in samples], batch_first=True)
+    return words, torch.tensor([target for _, target in samples])
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 5, padding_idx=0), nn.Linear(5, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.embedding(words).sum(1))
+
+
+def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        torch.manual_seed(7)
+        return build()
+
+    return make
 
 
 def net() -> nn.Module:
-    torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def samples(rows: slice | torch.Tensor = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+def samples(count: int = NUM_SAMPLES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(40, 6, generator=generator)
-    return inputs[rows], torch.randint(4, (40,), generator=generator)[rows]
+    inputs = torch.randn(NUM_SAMPLES, 6, generator=generator)
+    return inputs[:count], torch.randint(4, (NUM_SAMPLES,), generator=generator)[:count]
 
 
-@pytest.fixture
-def shared():
-    memory = SharedTensors.of(tensors_of(net()), "a model")
-    yield memory
-    memory.close()
+RECIPES = {
+    "mappings": Recipe(model=seeded(TextNet), train=Text(), loss=next_token, name="text"),
+    "several inputs": Recipe(model=seeded(PairNet), train=Pairs(), loss=mse_loss, name="pairs"),
+    "padded": Recipe(
+        model=seeded(Bag), train=Words(), loss=cross_entropy, collate=padded, name="words"
+    ),
+}
+NET = classifying(seeded(net), samples())
+each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+
+
+def alone(
+    recipe: Recipe,
+    clip_norm: float = torch.inf,
+    *,
+    make: OptimizerFactory = MOMENTUM,
+    rates: Sequence[float] = (1.0,) * len(ROWS),
+    bfloat16: bool = False,
+) -> tuple[dict[str, Tensor], list[float], list[float]]:
+    """Train as one writes it in torch; return the tensors, the losses and the gradients' norms."""
+    model = recipe.model().train()
+    optimizer = make(list(model.parameters()))
+    losses, norms = [], []
+    for own, rate in zip(ROWS, rates, strict=True):
+        batch = recipe.collate([recipe.train[int(row)] for row in own])
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            if isinstance(batch, dict):
+                loss = recipe.loss(model(**batch), batch)
+            else:
+                inputs, targets = batch
+                outputs = model(*inputs) if isinstance(inputs, list) else model(inputs)
+                loss = recipe.loss(outputs, targets)
+        loss.backward()
+        norms.append(float(clip_grad_norm_(model.parameters(), clip_norm)))
+        optimizer.param_groups[0]["lr"] = RATE * rate
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(len(own) * float(loss.detach()))
+    return tensors_of(model), losses, norms
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@each_recipe
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+def test_a_thread_trains_any_recipe_as_torch_does(recipe: Recipe, bfloat16: bool):
+    learning = Learning(recipe.loss, bfloat16=bfloat16)
+    expected, losses, _ = alone(recipe, bfloat16=bfloat16)
+    with on_threads(recipe, MOMENTUM, learning=learning) as (replica, shared):
+        assert [replica.train(rows, 1.0, None).loss for rows in ROWS] == losses
+        assert_same(shared, expected)
+    if bfloat16 and recipe is RECIPES["mappings"]:
+        assert losses != alone(recipe)[1]
 
 
 @pytest.mark.parametrize("slow", [1.0, 3.0])
 @pytest.mark.parametrize(
     ("name", "momentum"), [("sgd", 0.0), ("SGD", 0.9), ("adam", 0.0), ("rmsprop", 0.0)]
 )
-def test_a_thread_trains_as_torch_does(shared, name: str, momentum: float, slow: float):
-    make = optimizer_of(name, 0.1, momentum)
-    replica = CpuReplica(classifying(net, samples()), shared.tensors, make, worker=0, slow=slow)
-    expected = net().train()
-    optimizer = make(expected.parameters())
-    for start, rate in ((0, 1.0), (10, 0.5), (30, 2.0)):
-        rows = torch.arange(start, start + 10)
-        done = replica.train(rows, rate, None)
-        inputs, targets = samples(rows)
-        optimizer.param_groups[0]["lr"] = 0.1 * rate
-        loss = cross_entropy(expected(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert done.updates == 1
-        assert done.loss == pytest.approx(10 * float(loss.detach()))
-    for tensor_name, tensor in tensors_of(expected).items():
-        assert torch.equal(shared.tensors[tensor_name], tensor), tensor_name
+def test_a_thread_trains_with_any_optimizer_and_rate(name: str, momentum: float, slow: float):
+    make, rates = optimizer_of(name, RATE, momentum), (1.0, 0.5, 2.0, 1.0)
+    expected, losses, _ = alone(NET, make=make, rates=rates)
+    with on_threads(NET, make, slow=slow) as (replica, shared):
+        done = [replica.train(*of, None) for of in zip(ROWS, rates, strict=True)]
+        assert [one.updates for one in done] == [1] * len(ROWS)
+        assert [one.loss for one in done] == pytest.approx(losses)
+        assert_same(shared, expected)
 
 
-def test_threads_make_an_update_each_in_proportion_to_their_samples(shared):
+@each_recipe
+def test_each_batch_of_a_thread_is_clipped_by_itself(recipe: Recipe):
+    _, _, norms = alone(recipe)
+    bound = sum(norms) / len(norms)
+    expected, losses, now = alone(recipe, bound)
+    assert min(now) < bound < max(now)  # otherwise this would show nothing
+    learning = Learning(recipe.loss, clip_norm=bound)
+    with on_threads(recipe, MOMENTUM, learning=learning) as (replica, shared):
+        assert [replica.train(rows, 1.0, None).loss for rows in ROWS] == losses
+        assert_same(shared, expected)
+
+
+def test_threads_clip_what_each_of_them_has_computed():
+    """One with a steep gradient and one with none: together they would be within the bound."""
+
+    def build() -> nn.Module:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        return model
+
+    data = TensorSamples(torch.tensor([[100.0], [0.0]]), torch.tensor([[0.0], [0.0]]))
+    recipe = Recipe(model=build, train=data, loss=mse_loss, name="steep")
+    learning, make = Learning(recipe.loss, clip_norm=0.5), optimizer_of("sgd", 1.0, 0.0)
+    with on_threads(recipe, make, threads=2, learning=learning) as (replica, shared):
+        replica.train(torch.tensor([0, 1]), 1.0, None)
+        # Half of the batch's rate: each has one of two samples; the other thread changes nothing.
+        assert shared["weight"].item() == pytest.approx(1 - 0.5 * 0.5, rel=1e-4)
+
+
+def test_threads_make_an_update_each_in_proportion_to_their_samples():
     """On a model without curvature updates add up, in whatever order they come."""
-
-    def linear() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Linear(6, 4, bias=False)
-
-    memory = SharedTensors.of(tensors_of(linear()), "a model")
+    build = seeded(lambda: nn.Linear(6, 4, bias=False))
     tiny = 1e-4  # of which the second order is beyond float32
-    make = optimizer_of("sgd", tiny, 0.0)
-    recipe = classifying(linear, samples())
-    replica = CpuReplica(recipe, memory.tensors, make, worker=0, threads=3)
-    rows = torch.arange(11)  # 4, 4 and 3
-    assert replica.train(rows, 1.0, None).updates == 3
-    assert replica.train(rows[:2], 1.0, None).updates == 2
-    expected = linear()
-    for part in (rows, rows[:2]):
-        inputs, targets = samples(part)
-        cross_entropy(expected(inputs), targets).backward()
-    change = memory.tensors["weight"] - linear().weight
-    torch.testing.assert_close(change, -tiny * expected.weight.grad, rtol=0.05, atol=1e-8)
-    memory.close()
+    recipe, rows = classifying(build, samples()), torch.arange(11)  # 4, 4 and 3
+    with on_threads(recipe, optimizer_of("sgd", tiny, 0.0), threads=3) as (replica, shared):
+        assert replica.train(rows, 1.0, None).updates == 3
+        assert replica.train(rows[:2], 1.0, None).updates == 2
+        expected = build()
+        for count in (11, 2):
+            inputs, targets = samples(count)
+            cross_entropy(expected(inputs), targets).backward()
+        change = shared["weight"] - build().weight
+        torch.testing.assert_close(change, -tiny * expected.weight.grad, rtol=0.05, atol=1e-8)
 
 
-def test_a_loss_that_is_no_number_leaves_the_parameters_alone(shared):
-    before = {name: tensor.clone() for name, tensor in shared.tensors.items()}
-    bad = (torch.full((4, 6), torch.nan), torch.zeros(4, dtype=torch.int64))
-    recipe, make = classifying(net, bad), optimizer_of("sgd", 0.1, 0.0)
-    replica = CpuReplica(recipe, shared.tensors, make, worker=0)
-    done = replica.train(torch.arange(4), 1.0, None)
-    assert done.loss != done.loss
-    for name, _ in net().named_parameters():
-        assert torch.equal(shared.tensors[name], before[name])
+def test_a_loss_that_is_no_number_leaves_the_parameters_alone():
+    recipe = classifying(seeded(net), (samples()[0] * torch.nan, samples()[1]))
+    with on_threads(recipe, PLAIN) as (replica, shared):
+        before = {name: shared[name].clone() for name, _ in net().named_parameters()}
+        done = replica.train(torch.arange(4), 1.0, None)
+        assert done.loss != done.loss
+        assert_same(shared, before)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_traced_batch_has_the_layers_of_the_model(shared, threads: int):
-    make = optimizer_of("sgd", 0.1, 0.0)
-    recipe = classifying(net, samples())
-    replica = CpuReplica(recipe, shared.tensors, make, worker=5, threads=threads, slow=2.0)
-    replica.train(torch.arange(8), 1.0, None)
-    assert replica.spans == []
-    replica.train(torch.arange(8), 1.0, 0)
+def test_a_traced_batch_has_the_layers_of_the_model(threads: int):
+    with on_threads(NET, PLAIN, worker=5, threads=threads, slow=2.0) as (replica, _):
+        replica.train(torch.arange(8), 1.0, None)
+        assert replica.spans == []
+        replica.train(torch.arange(8), 1.0, 0)
     layers = [layer.name for layer in describe(net(), torch.zeros(8, 6), "net").layers]
     assert layers == ["0", "1", "3"]
-    names = [span.name for span in replica.spans]
-    assert sorted(names) == sorted(
-        [f"s0/forward[{layer}]@worker5" for layer in layers]
-        + [f"s0/backward[{layer}]@worker5" for layer in layers]
-        + ["s0/step@worker5"]
-    )
     by_time = sorted(replica.spans, key=lambda span: (span.start_s, span.end_s))
-    kinds = [span.kind for span in by_time]
-    assert kinds == [Kind.FORWARD] * 3 + [Kind.BACKWARD] * 3 + [Kind.STEP]
+    assert [span.name for span in by_time] == [
+        *(f"s0/forward[{layer}]@worker5" for layer in layers),
+        *(f"s0/backward[{layer}]@worker5" for layer in reversed(layers)),
+        "s0/step@worker5",
+    ]
+    assert [span.kind for span in by_time] == [Kind.FORWARD] * 3 + [Kind.BACKWARD] * 3 + [Kind.STEP]
     for earlier, later in pairwise(by_time):
         assert later.start_s >= earlier.end_s - 1e-9
     assert by_time[-1].num_samples == 8
 
 
-def test_tied_weights_stay_tied():
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    with simulated_gpus() as (found,):
+        found.delays = lambda stream, what: 0.0
+        yield found
+
+
+@each_recipe
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, depth, clips):
+    bound = sum(alone(recipe)[2]) / len(ROWS) if clips else None
+    memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
+    unpin = device.pin(memory.memory)
+    learning = Learning(recipe.loss, clip_norm=bound)
+    replica = GpuReplica(recipe, memory, MOMENTUM, 0, device, depth, learning=learning)
+    done = [result for rows in ROWS for result in train_next(replica, rows, 1.0, None)]
+    while replica.num_begun:
+        done.append(replica.finish())
+    expected, losses, _ = alone(recipe, bound or torch.inf)
+    assert [one.loss for one in done] == pytest.approx(losses, rel=1e-4)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(memory.tensors[name], tensor.detach(), rtol=1e-4, atol=1e-5)
+    unpin()
+    memory.close()
+
+
+class Watched(Dataset):
+    """Counts the threads that read at the same time."""
+
+    def __init__(self) -> None:
+        self.num_reading = self.most_reading = 0
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.num_reading += 1
+        self.most_reading = max(self.most_reading, self.num_reading)
+        time.sleep(1e-3)  # in which others would read, too
+        self.num_reading -= 1
+        return torch.full((3,), float(index)), index % 2
+
+
+def test_a_data_set_is_read_by_one_thread_at_a_time():
+    data = Watched()
+    recipe = Recipe(model=lambda: nn.Linear(3, 2), train=data, loss=cross_entropy, name="watched")
+    with on_threads(recipe, PLAIN, threads=4) as (replica, _):
+        replica.train(torch.arange(24), 1.0, None)
+    assert data.most_reading == 1
+
+
+def test_tensors_are_read_by_all_threads_at_once():
+    inputs, targets = torch.randn(8, 3), torch.arange(8)
+    recipe = Recipe(
+        model=nn.Module, train=TensorSamples(inputs, targets), loss=cross_entropy, name="tensors"
+    )
+    reader, together = BatchReader(recipe), threading.Barrier(2)
+
+    class Meeting(TensorSamples):
+        def __getitems__(self, indices: Any) -> Any:
+            together.wait(30)
+            return super().__getitems__(indices)
+
+    reader._samples = Meeting(inputs, targets)
+    other = threading.Thread(target=reader.read, args=(torch.arange(3),))
+    other.start()
+    assert torch.equal(reader.read(torch.tensor([2, 5]))[0], inputs[[2, 5]])
+    other.join()
+
+
+def failing(**changes: Any) -> Recipe:
+    """A recipe that is right but for these fields."""
+    right: dict[str, Any] = {
+        "model": lambda: nn.Linear(3, 2),
+        "train": TensorSamples(torch.randn(NUM_SAMPLES, 3), torch.arange(NUM_SAMPLES) % 2),
+        "loss": cross_entropy,
+        "name": "mine",
+    }
+    return Recipe(**right | changes)
+
+
+class Broken(Dataset):
+    """Cannot be read from sample 5 on; `wide`: is wider there."""
+
+    def __init__(self, *, wide: bool) -> None:
+        self.wide = wide
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index < 5:
+            return torch.zeros(3), 1
+        if self.wide:
+            return torch.zeros(4), 1
+        raise OSError("disk on fire")
+
+
+class Torn(TensorSamples):
+    """Makes whole batches itself, and fails."""
+
+    def __getitems__(self, indices: Any) -> Any:
+        raise KeyError("torn")
+
+
+def one_each(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A scalar for one sample only."""
+    return cross_entropy(outputs, targets, reduction="none").squeeze()
+
+
+class Choosy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if len(inputs) > 1:
+            raise ValueError("one at a time")
+        return self.head(inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"train": Broken(wide=False)}, "mine"),
+        ({"train": Broken(wide=True)}, "mine"),
+        ({"train": Torn(torch.zeros(40, 3), torch.zeros(40))}, "mine"),
+        ({"loss": one_each}, "loss of mine"),
+        ({"loss": lambda outputs, targets: 1.0}, "loss of mine"),
+        ({"loss": lambda outputs, targets: outputs.detach().sum()}, "loss of mine"),
+        ({"loss": lambda outputs, targets: outputs["logits"]}, "loss of mine"),
+        ({"model": Choosy}, "model mine"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_named(changes: dict[str, Any], field: str):
+    with on_threads(failing(**changes), PLAIN) as (replica, _), refused(field):
+        replica.train(torch.arange(3, 7), 1.0, None)
+
+
+def test_a_replica_refers_to_the_shared_model_and_tied_weights_stay_tied():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -159,19 +452,18 @@ def test_shared_tensors_are_seen_by_whoever_has_the_descriptor():
 
 
 @pytest.mark.parametrize(
-    ("name", "momentum", "message"),
+    ("name", "momentum", "field"),
     [
-        ("sdg", 0.0, "did you mean 'sgd'?"),
-        ("lbfgs", 0.0, "'lbfgs' is not one that can be used"),
-        ("adam", 0.9, "momentum: optimizer adam has none"),
-        ("nowhere:Optimizer", 0.0, "'nowhere:Optimizer' cannot be imported"),
-        ("math:pi", 0.0, "'math:pi' is nothing that can be called"),
+        ("sdg", 0.0, "optimizer"),
+        ("lbfgs", 0.0, "optimizer"),
+        ("adam", 0.9, "momentum"),
+        ("nowhere:Optimizer", 0.0, "optimizer"),
+        ("math:pi", 0.0, "optimizer"),
     ],
 )
-def test_an_optimizer_that_cannot_be_used_is_refused(name: str, momentum: float, message: str):
-    with pytest.raises(InvalidInput) as raised:
+def test_an_optimizer_that_cannot_be_used_is_refused(name: str, momentum: float, field: str):
+    with refused(field):
         optimizer_of(name, 0.1, momentum)
-    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +472,3 @@ def test_an_optimizer_that_cannot_be_used_is_refused(name: str, momentum: float,
 )
 def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, factor):
     assert rate_factor(size, 64, staleness, decay) == factor
-
-
-def test_a_replica_is_no_copy_of_the_model(shared):
-    model = refer(copy.deepcopy(net()), shared.tensors)
-    with torch.no_grad():
-        shared.tensors["0.weight"].zero_()
-    assert not dict(model.named_parameters())["0.weight"].any()
