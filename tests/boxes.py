@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from paceline.core.cost import Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task
+from paceline.core.simulate import simulate
 from paceline.core.workload import Layer, Parameter, Workload
 
 FLOPS_PER_S = 1e9
@@ -15,6 +16,19 @@ def link(one: str, other: str, nbytes_per_s: float, latency_s: float = 0.0, **mo
     """Return one link."""
     fact = {"bandwidth_bytes_per_s": nbytes_per_s, "latency_s": latency_s, "source": "made up"}
     return fact | {"between": [one, other]} | more
+
+
+def ring(names: Sequence[str], nbytes_per_s: float, latency_s: float = 0.0, **more) -> list[dict]:
+    """Return a link from each name to the next one, and from the last to the first."""
+    pairs = list(zip(names, [*names[1:], names[0]], strict=True))
+    pairs = pairs if len(names) > 2 else pairs[: len(names) - 1]
+    return [link(*pair, nbytes_per_s, latency_s, **more) for pair in pairs]
+
+
+def codec_speed(encode: float, decode: float, latency_s: float = 0.0) -> dict:
+    """Return the speed of a codec's kernel on a device or host, in values a second."""
+    names = "encode_values_per_s", "decode_values_per_s", "latency_s"
+    return dict(zip(names, (encode, decode, latency_s), strict=True))
 
 
 # So that expected times are those of the tasks alone.
@@ -82,3 +96,8 @@ class WithoutUpdate(ExchangeOnly):
     def seconds(self, task: Task) -> float:
         """Return how long the task holds its resources."""
         return 0.0 if task.kind is Kind.STEP else self._roofline.seconds(task)
+
+
+def exchange_s(plan: Plan, machine: Machine) -> float:
+    """Return the seconds of a plan of which only the exchange takes any."""
+    return simulate(plan, ExchangeOnly(machine)).makespan_s

@@ -1,18 +1,19 @@
 """Workloads, machines and recipes for tests of hogbatch."""
 
 from collections.abc import Callable
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from boxes import FLOPS_PER_S, box, link
 from paceline.core.cost import Roofline
 from paceline.core.plan import Cost
 from paceline.core.simulate import simulate
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.data.dataset import TensorSamples
-from paceline.recipes.classification import class_loss
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.plan import plan_until
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from paceline.recipes.recipe import Recipe
 
 POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
 WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
@@ -48,6 +49,10 @@ def roof(machine):
     return Roofline.of(machine)
 
 
-def classifying(build: Callable[[], nn.Module], data: tuple[Tensor, Tensor]) -> Recipe:
+def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
     """A recipe of class numbers, whose samples lie in memory."""
+    from paceline.data.dataset import TensorSamples
+    from paceline.recipes.classification import class_loss
+    from paceline.recipes.recipe import Recipe
+
     return Recipe(model=build, train=TensorSamples(*data), loss=class_loss, name="classifier")

@@ -33,7 +33,7 @@ def failing(error):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (InvalidInput("batch_size: no"), "batch_size: no"),
+        (InvalidInput("batch_size", "no"), "batch_size: no"),
         (WorkerLost("worker 1 ended"), "worker 1 ended"),
         (
             raised("x = 1\nraise ValueError('no such mode')"),

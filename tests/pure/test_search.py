@@ -172,7 +172,7 @@ def test_what_does_not_fit_in_memory_is_refused_and_the_rest_planned():
 
 def test_a_strategy_that_a_model_does_not_suit_says_so_and_the_rest_is_planned():
     def unsuited(*_):
-        raise InvalidInput("model chain: no layer can be split")
+        raise InvalidInput("model chain", "no layer can be split")
 
     picky = Strategy(name="picky", config=ALLREDUCE.config, plan=unsuited)
     found = ranked(joined(["cpu"] * 2, 4e6), ALLREDUCE, picky)
