@@ -1,6 +1,7 @@
 """Small batches of plain networks in C++: torch's own steps are the oracle."""
 
 import copy
+from collections.abc import Callable
 from math import isnan, nan
 
 import pytest
@@ -9,16 +10,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hogbatches import classifying
-from paceline.core.errors import InvalidInput
 from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import Learning
-from paceline.links.shared_memory import SharedTensors
 from paceline.models.networks import MLP, SigmoidMLP
 from paceline.native import Activation, DenseChain
 from paceline.recipes.classification import class_loss
 from paceline.recipes.optimizers import optimizer_of
 from paceline.strategies.hogbatch.dense import MOST_SAMPLES, DenseThread
-from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+from paceline.strategies.hogbatch.replica import tensors_of
+from refusals import refused
+from replicas import on_threads
 
 WIDTHS = (37, 50, 33, 5)  # none of which is a whole number of vectors
 NETWORKS = {"rectifiers": lambda: MLP(WIDTHS), "sigmoids": lambda: SigmoidMLP(WIDTHS)}
@@ -71,24 +72,21 @@ def test_steps_are_those_of_torch_in_float64(network: str, momentum: float, size
 def test_small_and_large_batches_share_the_momentum():
     """Those of C++ and of torch in turn, as one process of torch does it; also after a restore."""
     data, rows = samples(), [torch.arange(n) for n in (2, 280, 5, 280, 1, 280)]
-    memory = SharedTensors.of(tensors_of(built("rectifiers")), "a model")
-    make = optimizer_of("sgd", 0.1, 0.9)
-    recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
-    replica = CpuReplica(recipe, memory.tensors, make, worker=0)
-    expected = built("rectifiers")
+    recipe = classifying(lambda: built("rectifiers"), (data.inputs, data.targets))
+    make, expected = optimizer_of("sgd", 0.1, 0.9), built("rectifiers")
     of_torch = make(expected.parameters())
-    for number, own in enumerate(rows):
-        if number == 3:
-            (optimizer,) = replica.optimizers
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        replica.train(own, 1.0, None)
-        inputs, targets = data.__getitems__(own)
-        of_torch.zero_grad()
-        cross_entropy(expected(inputs), targets).backward()
-        of_torch.step()
-    for name, tensor in tensors_of(expected).items():
-        torch.testing.assert_close(memory.tensors[name], tensor.detach(), rtol=1e-4, atol=1e-6)
-    memory.close()
+    with on_threads(recipe, make) as (replica, shared):
+        for number, own in enumerate(rows):
+            if number == 3:
+                (optimizer,) = replica.optimizers
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            replica.train(own, 1.0, None)
+            inputs, targets = data.__getitems__(own)
+            of_torch.zero_grad()
+            cross_entropy(expected(inputs), targets).backward()
+            of_torch.step()
+        for name, tensor in tensors_of(expected).items():
+            torch.testing.assert_close(shared[name], tensor.detach(), rtol=1e-4, atol=1e-6)
 
 
 class Doubled(nn.Sequential):
@@ -98,28 +96,14 @@ class Doubled(nn.Sequential):
         return 2 * super().forward(inputs)
 
 
-def hooked() -> nn.Module:
+def changed(change: Callable[[MLP], object]) -> MLP:
     model = MLP(WIDTHS)
-    next(model.modules()).register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    change(model)
     return model
 
 
-def with_gradient_hook() -> nn.Module:
-    model = MLP(WIDTHS)
-    next(model.parameters()).register_hook(lambda gradient: 2 * gradient)
-    return model
-
-
-def replaced() -> nn.Module:
-    model = MLP(WIDTHS)
-    model.layers[1].forward = lambda inputs: inputs[:, :1].expand(-1, 50)
-    return model
-
-
-def frozen() -> nn.Module:
-    model = MLP(WIDTHS)
-    next(model.parameters()).requires_grad_(False)
-    return model
+def double(*args):
+    return 2 * args[-1]
 
 
 def tied() -> nn.Module:
@@ -128,29 +112,29 @@ def tied() -> nn.Module:
     return model
 
 
-def weight_normed() -> nn.Module:
-    model = MLP(WIDTHS)
-    nn.utils.parametrizations.weight_norm(model.layers[1])
-    return model
+def replace_forward(model: MLP) -> None:
+    model.layers[1].forward = lambda inputs: inputs[:, :1].expand(-1, 50)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Doubled(nn.Linear(37, 5)),
-        lambda: nn.Sequential(nn.Linear(37, 9), nn.Dropout(0.5), nn.Linear(9, 5)),
-        lambda: nn.Sequential(nn.Linear(37, 9), nn.BatchNorm1d(9), nn.Linear(9, 5)),
-        lambda: nn.Sequential(nn.Linear(37, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)),
-        lambda: MLP(WIDTHS).double(),
-        lambda: MLP((38, 5)),
-        hooked,
-        with_gradient_hook,
-        replaced,
-        frozen,
-        tied,
-        weight_normed,
-    ],
-)
+OTHERS = {
+    "forward of its own": lambda: Doubled(nn.Linear(37, 5)),
+    "dropout": lambda: nn.Sequential(nn.Linear(37, 9), nn.Dropout(0.5), nn.Linear(9, 5)),
+    "norm": lambda: nn.Sequential(nn.Linear(37, 9), nn.BatchNorm1d(9), nn.Linear(9, 5)),
+    "twice": lambda: nn.Sequential(nn.Linear(37, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)),
+    "float64": lambda: MLP(WIDTHS).double(),
+    "other inputs": lambda: MLP((38, 5)),
+    "hook": lambda: changed(lambda one: next(one.modules()).register_forward_hook(double)),
+    "gradient hook": lambda: changed(lambda one: next(one.parameters()).register_hook(double)),
+    "replaced forward": lambda: changed(replace_forward),
+    "frozen": lambda: changed(lambda one: next(one.parameters()).requires_grad_(False)),
+    "tied": tied,
+    "weight norm": lambda: changed(
+        lambda one: nn.utils.parametrizations.weight_norm(one.layers[1])
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_any_other_network_is_torch_s(make):
     model = make().train()
     parameters = [one for one in model.parameters() if one.requires_grad]
@@ -185,12 +169,9 @@ def test_an_optimizer_with_hooks_or_a_scheduler_is_torch_s():
     adam = torch.optim.Adam(model.parameters(), 0.1)
     for optimizer in (hooked_one, scheduled, two_rates, adam):
         assert DenseThread.of(model, samples(), optimizer, learning) is None
-
-
-def test_hooks_of_all_modules_are_called():
     handle = nn.modules.module.register_module_forward_hook(lambda *of_module: None)
-    try:
-        assert thread_of(built("rectifiers")) is None
+    try:  # a hook of all modules
+        assert thread_of(model) is None
     finally:
         handle.remove()
 
@@ -220,15 +201,13 @@ def test_what_is_not_finite_is_left_to_torch():
     assert all(torch.equal(before[name], after[name]) for name in list(before)[1:])
 
 
-def test_a_bad_class_is_the_error_that_torch_has():
+def test_a_bad_class_is_refused_as_it_is_in_torch():
     data = samples()
     data.targets[0] = 7
-    memory = SharedTensors.of(tensors_of(built("rectifiers")), "a model")
     recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
-    replica = CpuReplica(recipe, memory.tensors, optimizer_of("sgd", 0.1, 0.0), worker=0)
-    with pytest.raises(InvalidInput, match="Target 7 is out of bounds"):
+    make = optimizer_of("sgd", 0.1, 0.0)
+    with on_threads(recipe, make) as (replica, _), refused("loss of classifier"):
         replica.train(torch.arange(2), 1.0, None)
-    memory.close()
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from paceline.core.errors import InvalidInput
 from paceline.devices import device_of
 from paceline.devices.simulated import SimulatedDevice
 from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
+from refusals import refused
 from simulated_gpus import simulated_gpus
 
 HOST = device_of(torch.device("cpu"))
@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_written_last(states):
 
 
 def test_values_that_are_not_plain_are_refused(file):
-    with pytest.raises(InvalidInput, match="state cannot be saved: Object of type complex"):
+    with refused("optimizer"):
         write_state(file, {}, {"rate": 1j})
 
 
@@ -90,8 +90,7 @@ MAKES = {
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("before", [0, 1, 7])
+@pytest.mark.parametrize(("num_threads", "before"), [(1, 0), (1, 1), (2, 1), (2, 7)])
 def test_optimizers_and_random_numbers_go_on_bit_by_bit(file, make, num_threads, before):
     resumed, model = net(), net()
     optimizers = [make(list(model.parameters())) for _ in range(num_threads)]
@@ -146,27 +145,13 @@ def test_an_optimizer_on_a_gpu_goes_on_too(device, file):
         assert torch.equal(one.detach().cpu(), other.detach().cpu())
 
 
-class Bare:
-    """Has what training needs of an optimizer, and no state_dict."""
-
-
-@pytest.mark.parametrize(
-    ("make", "parameters", "message"),
-    [
-        (MAKES["sgd"], [(8, 6), (8,)], "the checkpoint's optimizer is Adam, and this one SGD"),
-        (MAKES["adam"], [(8,), (8, 6)], "the checkpoint's Adam has other parameters"),
-    ],
-)
-def test_the_state_of_another_optimizer_is_refused(file, make, parameters, message):
-    def of(shapes) -> list[Tensor]:
+def test_the_state_of_another_optimizer_is_refused(file):
+    def of(*shapes: tuple[int, ...]) -> list[Tensor]:
         return [nn.Parameter(torch.zeros(shape)) for shape in shapes]
 
-    write_state(file, *state_of([MAKES["adam"](of([(8, 6), (8,)]))], HOST))
-    with pytest.raises(InvalidInput) as raised:
-        load_state([make(of(parameters))], HOST, *read_state(file))
-    assert message in str(raised.value)
-
-
-def test_an_optimizer_without_a_state_is_refused():
-    with pytest.raises(InvalidInput, match="Bare is not a torch"):
-        state_of([Bare()], HOST)  # type: ignore[list-item]
+    write_state(file, *state_of([MAKES["adam"](of((8, 6), (8,)))], HOST))
+    for other in (MAKES["sgd"](of((8, 6), (8,))), MAKES["adam"](of((8,), (8, 6)))):
+        with refused("optimizer"):
+            load_state([other], HOST, *read_state(file))
+    with refused("optimizer"):  # which has no state_dict
+        state_of([object()], HOST)  # type: ignore[list-item]
