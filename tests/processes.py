@@ -6,6 +6,7 @@ each of them, and each of the workers that they start, four seconds of computati
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -31,6 +32,20 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def has_ended(pid: int, deadline_s: float = DEADLINE_S) -> bool:
+    """Whether a process, which another one may have started, ends before the deadline."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    try:
+        return bool(poll.poll(deadline_s * 1e3))
+    finally:
+        os.close(pidfd)
 
 
 def members_of(group: int) -> dict[int, str]:

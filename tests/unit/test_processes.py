@@ -1,158 +1,207 @@
+"""Processes started in the ordinary way, forked by the fork server, or forked from this process."""
+
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.links.processes import end, module_command, output, reason, start, wait
-from processes import is_running
+import forked
+from paceline.links import forkserver
+from paceline.links.forking import forked_from_here
+from paceline.links.processes import (
+    KEEPING_MEMORY,
+    end,
+    module_command,
+    output,
+    reason,
+    start,
+    wait,
+)
+from processes import DEADLINE_S, has_ended, is_running
+
+FOREVER = "import signal; signal.pause()"
+Command = Callable[..., list[str]]
 
 
 def python(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-SLEEP = "import time; time.sleep(600)"
-STUBBORN = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("deaf", flush=True)
-time.sleep(600)
-"""
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """A fork server that has imported numpy."""
+    with forkserver.open_server(("numpy",), KEEPING_MEMORY | os.environ):
+        yield os.environ.pop(forkserver.ADDRESS)
+
+
+@pytest.fixture
+def served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forkserver.ADDRESS, server)
+
+
+@pytest.fixture(params=["started", "served", "forked"])
+def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """Make the command of a process that runs some code, in each of the three ways."""
+    if request.param == "served":
+        monkeypatch.setenv(forkserver.ADDRESS, request.getfixturevalue("server"))
+    if request.param != "forked":
+        yield python
+        return
+
+    def of(code: str, *arguments: object) -> list[str]:
+        monkeypatch.setattr(forked, "run", lambda *_: exec(code, {"__name__": "__main__"}))
+        return module_command("forked", *map(str, arguments))
+
+    with forked_from_here():
+        yield of
 
 
 def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_process_says_how_it_ended():
-    process = start(python("raise SystemExit(3)"))
-    assert process.wait(60)
-    assert (process.poll(), reason(process.poll())) == (3, "ended with exit code 3")
-    process.close()
+# In all three ways
 
 
-def test_a_process_that_runs_is_not_waited_for_longer_than_allowed():
-    process = start(python(SLEEP))
+@pytest.mark.parametrize(
+    ("code", "expected", "said"),
+    [
+        ("import sys; print(sys.argv[1:])", 0, "['an', 'argument']\n"),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit", 0, ""),
+        ("import sys; print('a'); sys.exit('why')", 1, "a\nwhy\n"),
+        ("{}['key']", 1, "KeyError: 'key'\n"),
+        ("import os; os.abort()", -signal.SIGABRT, ""),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
+    ],
+)
+def test_a_process_ends_with_its_code(command: Command, code: str, expected: int, said: str):
+    done = output(command(code, "an", "argument"), DEADLINE_S)
+    assert done.returncode == expected
+    assert (done.stdout + done.stderr).endswith(said)
+
+
+def test_an_output_is_read_whole(command: Command) -> None:
+    code = "import sys; print('x' * 10**6); print(sys.stdin.read(), file=sys.stderr)"
+    done = output(command(code), DEADLINE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "x" * 10**6 + "\n", "\n")
+
+
+def test_an_output_that_does_not_come_is_given_up(command: Command) -> None:
+    before = num_descriptors()
+    with pytest.raises(TimeoutError):
+        output(command(FOREVER), 0.2)
+    assert num_descriptors() <= before + 1  # the thread that forks may still have one
+
+
+def test_a_process_that_runs_is_waited_for_no_longer_than_allowed(command: Command) -> None:
+    process = start(command(FOREVER))
     assert not process.wait(0.05)
-    assert (process.poll(), reason(process.poll())) == (None, "is running")
+    assert process.poll() is None
+    assert is_running(process.pid)
     end([process])
-    assert (process.poll(), reason(process.poll())) == (-signal.SIGTERM, "was ended by SIGTERM")
+    assert process.poll() in (-signal.SIGTERM, 128 + signal.SIGTERM)
     assert not is_running(process.pid)
     end([process])  # again, which changes nothing
 
 
-def test_a_process_that_ignores_sigterm_is_killed():
-    with os.fdopen(os.memfd_create("said"), "w+b") as said:
-        process = start(python(STUBBORN), stdout=said)
-        while not os.fstat(said.fileno()).st_size:
-            time.sleep(0.01)
-        end([process], termination_s=0.1)
-    assert process.poll() == -signal.SIGKILL
-
-
-def test_processes_may_end_by_themselves_before_they_are_ended():
-    processes = [start(python(f"raise SystemExit({code})")) for code in range(3)]
-    end(processes, wait_s=60)
-    assert [process.poll() for process in processes] == [0, 1, 2]
-
-
-def test_after_the_first_failure_the_others_have_a_time_of_grace():
-    failing, sleeping, well = processes = [
-        start(python(code)) for code in ("raise SystemExit(2)", SLEEP, "")
-    ]
-    assert wait(processes, grace_s=0.2) == [failing]
-    assert sleeping.poll() is None
-    end(processes)
-    assert well.poll() is not None
-
-
-def test_a_process_inherits_the_descriptors_that_are_passed_and_no_others():
-    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    hidden = os.memfd_create("hidden", 0)
-    code = """
-import os, socket, sys
-wire = socket.socket(fileno=int(sys.argv[1]))
-wire.send(wire.recv(100) + str(os.path.exists(f"/proc/self/fd/{sys.argv[2]}")).encode())
-"""
-    with own, other:
-        process = start(python(code, other.fileno(), hidden), pass_fds=(other.fileno(),))
-        own.send(b"hidden is open: ")
-        assert own.recv(100) == b"hidden is open: False"
-        end([process], wait_s=60)
-    os.close(hidden)
-    assert process.poll() == 0
-
-
-def test_an_output_is_read_whole():
-    code = "import sys; print('x' * 10**6); print(sys.stdin.read(), file=sys.stderr); sys.exit(4)"
-    done = output(python(code), 600)
-    assert (done.returncode, done.stdout, done.stderr) == (4, "x" * 10**6 + "\n", "\n")
-
-
-def test_an_output_that_does_not_come_is_given_up():
-    before = num_descriptors()
-    with pytest.raises(TimeoutError, match=r"was not done after 0\.2 s, the deadline"):
-        output(python(SLEEP), 0.2)
-    assert num_descriptors() == before
-
-
-def test_an_environment_is_added_to_that_of_this_process(monkeypatch):
+def test_environment_folder_and_cores_are_those_of_who_asks(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ONE", "1")
-    process = start(
-        python("import os; raise SystemExit(int(os.environ['ONE'] + os.environ['TWO']))"),
-        environment={"TWO": "2"},
-    )
-    end([process], wait_s=60)
-    assert process.poll() == 12
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    own = os.sched_getaffinity(0)
+    values = "os.environ['ONE'], os.environ['TWO'], 'HOME' in os.environ"
+    code = f"import os; print({values}, os.getcwd(), os.sched_getaffinity(0))"
+    os.sched_setaffinity(0, {min(own)})
+    with os.fdopen(os.memfd_create("said"), "w+b") as said:
+        try:
+            process = start(command(code), environment={"TWO": "2"}, stdout=said)
+        finally:
+            os.sched_setaffinity(0, own)
+        end([process], wait_s=DEADLINE_S)
+        said.seek(0)
+        assert said.read().decode() == f"1 2 False {tmp_path} { {min(own)} }\n"
     assert "TWO" not in os.environ
 
 
-MODULE = """
-import os, sys, time
-print(__name__, os.getpid(), *sys.argv[1:], flush=True)
-time.sleep(600)
+def test_descriptors_that_are_passed_keep_their_numbers_and_no_others_are_there(
+    command: Command,
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    first, (hidden, other_end) = os.memfd_create("first"), os.pipe()
+    code = """
+import os, socket, sys
+wire, first, hidden = map(int, sys.argv[1:])
+os.write(first, b"first")
+try:
+    is_there = "pipe" in os.readlink(f"/proc/self/fd/{hidden}")
+except OSError:
+    is_there = False
+socket.socket(fileno=wire).send(str(is_there).encode())
 """
-PARENT = """
-import time
-from paceline.links.processes import module_command, start
-start(module_command("sleeps", "argument"))
-time.sleep(600)
-"""
+    with ours, theirs:
+        arguments = theirs.fileno(), first, hidden
+        process = start(command(code, *arguments), pass_fds=(first, theirs.fileno()))
+        assert ours.recv(100) == b"False"
+        end([process], wait_s=DEADLINE_S)
+    assert (process.poll(), os.pread(first, 10, 0)) == (0, b"first")
+    for fd in (first, hidden, other_end):
+        os.close(fd)
 
 
-def test_a_module_dies_with_the_process_that_started_it(tmp_path):
-    (tmp_path / "sleeps.py").write_text(MODULE)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen(python(PARENT), stdout=subprocess.PIPE, env=environment) as parent:
-        name, pid, argument = parent.stdout.readline().split()
-        assert (name, argument) == (b"__main__", b"argument")
-        assert is_running(int(pid))
-        parent.kill()  # which no process can answer to
-        deadline = time.monotonic() + 60
-        while is_running(int(pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+def test_each_draws_other_random_numbers(command: Command) -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.random())"
+    first, second = (output(command(code), DEADLINE_S).stdout.split() for _ in range(2))
+    assert len(first) == 2
+    assert not set(first) & set(second)
 
 
-def test_a_module_runs_as_python_would_run_it():
-    done = output(module_command("json.tool", "--help"), 600)
-    assert done.returncode == 0
-    assert "json" in done.stdout
+# Ends of several
 
 
-def test_a_command_that_does_not_exist_is_an_error():
-    with pytest.raises(OSError, match="No such file"):
+def test_a_process_that_ignores_sigterm_is_killed() -> None:
+    code = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'!'); signal.pause()"
+    readable, writable = os.pipe()
+    process = start(python(code), stdout=writable)
+    assert os.read(readable, 1) == b"!"
+    end([process], termination_s=0.1)
+    assert process.poll() == -signal.SIGKILL
+    os.close(readable)
+    os.close(writable)
+
+
+def test_processes_may_end_by_themselves_before_they_are_ended() -> None:
+    processes = [start(python(f"raise SystemExit({code})")) for code in range(3)]
+    end(processes, wait_s=DEADLINE_S)
+    assert [process.poll() for process in processes] == [0, 1, 2]
+
+
+def test_after_the_first_failure_the_others_have_a_time_of_grace() -> None:
+    codes = ("raise SystemExit(2)", FOREVER, "")
+    failing, sleeping, well = processes = [start(python(code)) for code in codes]
+    assert wait(processes, grace_s=0.2) == [failing]
+    assert sleeping.poll() is None
+    end(processes, wait_s=0.0)
+    assert well.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(None, "running"), (0, "0"), (3, "3"), (-9, "SIGKILL"), (-15, "SIGTERM")]
+)
+def test_reasons_name_the_code_or_the_signal(code: int | None, words: str) -> None:
+    assert words in reason(code)
+
+
+def test_a_command_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
         start(["/nowhere"])
-
-
-def test_reasons_are_ends_of_sentences():
-    assert reason(0) == "ended with exit code 0"
-    assert reason(-9) == "was ended by SIGKILL"
 
 
 HOLDING = """
@@ -169,5 +218,117 @@ print("over", flush=True)
 """
 
 
-def test_a_signal_waits_for_a_start_though_another_thread_takes_it():
-    assert output(python(HOLDING), 600).stdout.split() == ["started", "handled", "over"]
+def test_a_signal_waits_for_a_start_though_another_thread_takes_it() -> None:
+    assert output(python(HOLDING), DEADLINE_S).stdout.split() == ["started", "handled", "over"]
+
+
+# A process ends with the one that started it
+
+STARTS = """
+from paceline.links.processes import module_command, start
+child = start(module_command("waits", "argument"))
+"""
+SERVED = """
+import os, sys
+from paceline.links import forkserver
+from paceline.links.processes import KEEPING_MEMORY, start
+with forkserver.open_server(("json",), KEEPING_MEMORY | os.environ):
+    child = start([sys.executable, "-c", "import signal; signal.pause()"])
+    print(child.pid, int(open(f"/proc/{child.pid}/stat").read().split()[3]), flush=True)
+    signal.pause()
+"""
+FORKED = """
+import forked
+from paceline.links.forking import forked_from_here
+from paceline.links.processes import module_command, start
+forked.run = lambda: signal.pause()
+with forked_from_here():
+    print(start(module_command("forked")).pid, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "victim"),
+    [(STARTS, 0), (SERVED, 0), (SERVED, 1), (FORKED, 0)],
+    ids=["started", "served", "of a killed server", "forked"],
+)
+def test_no_process_outlives_who_asked_or_the_fork_server(
+    tmp_path: Path, code: str, victim: int
+) -> None:
+    (tmp_path / "waits.py").write_text("import os\nprint(os.getpid(), flush=True)\n" + FOREVER)
+    path = f"{tmp_path}{os.pathsep}{Path(forked.__file__).parent}"
+    begin = python(f"import signal\n{code}\nsignal.pause()")
+    with subprocess.Popen(
+        begin, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
+    ) as parent:
+        child, *servers = map(int, parent.stdout.readline().split())
+        assert is_running(child)
+        os.kill((parent.pid, *servers)[victim], signal.SIGKILL)
+        assert all(has_ended(pid) for pid in (child, *servers))
+        parent.kill()
+
+
+# The fork server
+
+IMPORTED = "import sys; print('numpy' in sys.modules, __name__, sys.argv[1:])"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_served_process_has_what_the_server_has_imported() -> None:
+    assert output(python(IMPORTED, "x"), DEADLINE_S).stdout == "True __main__ ['x']\n"
+
+
+@pytest.mark.parametrize("changes", [{}, {forkserver.ADDRESS: "paceline-nobody"}])
+def test_without_a_server_it_is_started_the_ordinary_way(monkeypatch, changes) -> None:
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    assert output(python(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_variable_that_is_read_once_is_not_changed_by_a_fork(monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "13")
+    assert output(python(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_script_needs_no_guard_and_finds_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")
+    script = tmp_path / "script.py"
+    script.write_text(f"import neighbour\n{IMPORTED}\nprint(neighbour.WORD, __file__)\n")
+    done = output([sys.executable, str(script)], DEADLINE_S)
+    assert done.stdout == f"True __main__ []\nfound {script}\n"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_module_is_found_in_the_folder_and_in_pythonpath(tmp_path: Path, monkeypatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.py").write_text(f"{IMPORTED}\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "there"))
+    for name in ("here", "there"):
+        done = output(module_command(name, "x"), DEADLINE_S)
+        assert done.stdout == "True __main__ ['x']\n", done.stderr
+
+
+@pytest.mark.usefixtures("served")
+def test_a_served_process_has_its_own_command_line() -> None:
+    code = "import os; print(open('/proc/self/cmdline').read())"
+    shown = output(python(code, "word"), DEADLINE_S).stdout
+    assert shown.rstrip("\0\n").endswith("\0word")
+
+
+HANGING = """
+import os, signal
+from paceline.devices import cuda
+os.register_at_fork(after_in_child=signal.pause)
+cuda._FORK_S = 0.1
+print(cuda.can_fork())
+"""
+
+
+@pytest.mark.slow
+def test_a_library_that_hangs_in_a_fork_is_not_waited_for() -> None:
+    assert output(python(HANGING), DEADLINE_S).stdout == "False\n"

@@ -242,7 +242,9 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
         )
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
         check_same("optimizer", f"option of group {index}", *map(_kinds_of_options, (group, one)))
-    check_same("optimizer", "parameter", own.parameters, dict.fromkeys(saved.state, "") | own.parameters)
+    check_same(
+        "optimizer", "parameter", own.parameters, dict.fromkeys(saved.state, "") | own.parameters
+    )
     listed = {
         f"{prefix}/{key}": "there"
         for prefix, one in (

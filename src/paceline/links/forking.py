@@ -36,6 +36,7 @@ from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
 from paceline.core.errors import InvalidInput
+from paceline.links.failpoints import reach
 from paceline.links.forkserver import ForkRequest, become
 from paceline.links.signals import SIGNALS
 from paceline.native import die_with_parent
@@ -236,6 +237,7 @@ def _run(run: Callable[[], None], parent: int, mask: Iterable[int], ready: int) 
     """
     code: object = 1
     try:
+        reach("fork.began")
         die_with_parent(parent)
         gc.freeze()  # a collection would write to, and so copy, all of it
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
