@@ -1,11 +1,13 @@
-"""Write the tables of a paper as Markdown, as the README of a paper has them."""
+"""The tables of a paper as Markdown, and those that its README shows."""
+
+from pathlib import Path
 
 from paceline.studies.papers.headline import COLUMNS, row_texts, summary
 from paceline.studies.papers.paper_tables import Paper
 
 
 def markdown(paper: Paper) -> str:
-    """Return all tables and the mean errors as Markdown, for a README."""
+    """Return all tables and the mean errors as Markdown."""
     blocks = []
     for table in paper.tables:
         lines = [f"**{table.title}**", ""]
@@ -13,3 +15,13 @@ def markdown(paper: Paper) -> str:
         lines += [f"| {' | '.join(row_texts(cell))} |" for cell in table.cells]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, summary(paper)])
+
+
+def readme(name: str) -> str:
+    """Return the README of a paper."""
+    return (Path(__file__).parents[1] / "papers" / name / "README.md").read_text()
+
+
+def shown_tables(name: str) -> str:
+    """Return the tables in the README of a paper."""
+    return readme(name).split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0].strip()

@@ -1,4 +1,4 @@
-from pathlib import Path
+"""Dettmers 2016: its arithmetic again, its machines' exchanges, and our plans beside them."""
 
 import pytest
 
@@ -11,9 +11,10 @@ from paceline.studies.papers.dettmers8bit_network import FC_MS
 from paceline.studies.papers.dettmers8bit_planned import planned
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis, printed_values
-from paper_markdown import markdown
+from paper_markdown import markdown, readme, shown_tables
 
-README = Path(__file__).parents[2] / "papers" / "dettmers8bit" / "README.md"
+pytestmark = pytest.mark.slow  # plans many cells
+PARTS = [(bits, as_table_3) for bits in (32, 8) for as_table_3 in (False, True)]
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +23,8 @@ def tables():
 
 
 def ours(tables, title: str) -> dict[str, float]:
-    return {
-        cell.name: cell.ours
-        for table in tables.tables
-        if table.title.startswith(title)
-        for cell in table.cells
-    }
+    (found,) = [one for one in tables.tables if one.title.startswith(title)]
+    return {cell.name: cell.ours for cell in found.cells}
 
 
 def test_only_the_machines_exchanges_and_the_simulated_plans_are_predicted(tables):
@@ -37,19 +34,9 @@ def test_only_the_machines_exchanges_and_the_simulated_plans_are_predicted(table
         for table in tables.tables
         if "simulated with" not in table.title
     }
-    planned = "Planned on infiniband-96gpu, table"
-    assert {title: n for title, n in num_predicted.items() if n} == {
-        "Table 3": 9,
-        "Section 5.1": 4,
-        f"{planned} 5": 12,
-        f"{planned} 6": 12,
-        f"{planned} 7": 12,
-    }
-    assert not any(
-        cell.basis is Basis.PREDICTED
-        for table in tables.tables
-        if table.title.startswith(("Table 1", "Table 5", "Table 6", "Table 7"))
-        for cell in table.cells
+    planned = {f"Planned on infiniband-96gpu, table {number}": 12 for number in (5, 6, 7)}
+    assert {title: n for title, n in num_predicted.items() if n} == (
+        {"Table 3": 9, "Section 5.1": 4} | planned
     )
 
 
@@ -107,8 +94,7 @@ def test_the_closed_form_prints_the_single_nodes_speed_ups():
     assert found == pytest.approx([3.53, 3.67, 3.71, 3.8], abs=0.005)
 
 
-@pytest.mark.parametrize("as_table_3", [False, True])
-@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize(("bits", "as_table_3"), PARTS)
 def test_the_plan_is_within_ten_per_cent_of_the_closed_form(bits, as_table_3):
     assert dettmers.simulated(bits, as_table_3=as_table_3) == pytest.approx(
         dettmers.speedup(bits), rel=0.1
@@ -130,25 +116,19 @@ def test_eight_bits_save_time_only_where_the_link_is_the_bottleneck():
     assert dettmers.simulated(8) < dettmers.simulated(32)
 
 
-def test_four_messages_cross_the_board_at_a_time():
+def test_four_messages_of_a_quarter_of_the_gradients_cross_the_board_at_a_time():
     assert dettmers.messages_in_turn(find_machine("pcie-4gpu")) == 4
-
-
-def test_messages_of_a_quarter_of_the_gradients():
     # 64 x 192 filters of 5 x 5, 4 bytes each, a quarter: 0.29 MB (table 3).
     assert dettmers.message_sizes()["conv5, 64 -> 192"] == 64 * 192 * 25
     assert dettmers.message_sizes()[dettmers.ACTIVATION] == 128 * 9216
 
 
-def test_the_cluster_has_96_gpus_on_32_nodes():
+def test_the_cluster_has_96_gpus_on_32_nodes(tables):
     machine = find_machine("infiniband-96gpu").for_workers(96)
     assert len(machine.devices) == 96
     assert dettmers.num_others() == 31
     route = machine.route(machine.devices[0], machine.devices[95])
     assert sum(hop.link.latency_s for hop in route[1:-1]) == pytest.approx(6e-6)
-
-
-def test_the_rate_of_the_cluster_is_below_infinibands(tables):
     # 6 GB/s is printed; 31 messages of 1,152 KiB at that rate and 0.3 ms are 15.4 ms and not 17.4.
     assert 1024e3 * dettmers.effective_rate() == pytest.approx(4.515e9, rel=1e-3)
 
@@ -206,14 +186,12 @@ def test_a_schedule_is_bounded_by_its_wire_and_by_its_products(sub_batch, bits):
 
 
 def test_the_readme_shows_what_the_code_says(tables):
-    text = README.read_text()
-    shown = text.partition("<!-- tables -->\n")[2].partition("\n<!-- /tables -->")[0]
-    assert shown.strip() == markdown(tables)
+    assert shown_tables("dettmers8bit") == markdown(tables)
+    text = readme("dettmers8bit")
     printed = printed_values("dettmers8bit", "table 7")
     for size in dettmers.LATENCY_MS:
         first, last = (dettmers.speedup_of(scheduled_ms(size, bits)) for bits in (32, 8))
         line = f"| {size:,} | {printed[size, 32]} | {first:.1f} | "
         assert line + f"{printed[size, 8]} | {last:.1f} |" in text
-    for as_table_3 in (False, True):
-        for bits in (32, 8):
-            assert f"{dettmers.simulated(bits, as_table_3=as_table_3):.2f}" in text
+    for bits, as_table_3 in PARTS:
+        assert f"{dettmers.simulated(bits, as_table_3=as_table_3):.2f}" in text

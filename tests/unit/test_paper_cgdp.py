@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 from math import fsum
-from pathlib import Path
 
 import pytest
 
 from closed_forms import LayerPhases, host_s, typical_s
 from paceline.core.plan import Kind
-from paceline.core.simulate import period, simulate
+from paceline.core.simulate import period
 from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.tree import plan as tree
@@ -31,11 +30,9 @@ from paceline.studies.papers.cgdp import (
 )
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis
-from paper_markdown import markdown
+from paper_markdown import markdown, shown_tables
 
-README = Path(__file__).parents[2] / "papers" / "cgdp" / "README.md"
-
-
+pytestmark = pytest.mark.slow  # plans many cells
 ALONE = [f"BVLC/Caffe, {name}, 1 GPU" for name in ("AlexNet", "GoogLeNet-v1", "VGGNet-16")]
 
 
@@ -94,10 +91,15 @@ def test_table_2_is_met_within_3_percent_but_for_googlenets_tree(whole):
             assert abs(cell.error) < 0.002, cell
 
 
-def test_predictions_are_off_by_less_than_5_percent(whole):
+def test_predictions_are_off_by_less_than_5_percent_and_what_is_lost_is_too_small(whole):
     one = headline(whole.cells)
     assert one.num_predicted == 17
     assert one.error <= 0.05
+    # The README says so of the host on four GPUs, and of GoogLeNet-v1's tree.
+    lost = {cell.name: cell.overhead_error for cell in whole.cells if cell.overhead_error}
+    assert lost["BVLC/Caffe, GoogLeNet-v1, 4 GPUs"] == pytest.approx(-0.5, abs=0.01)
+    assert -0.5 < lost["TRL/Caffe, VGGNet-16, 4 GPUs"] < -0.4
+    assert one.overhead < -0.2
 
 
 def test_no_cell_of_a_run_that_was_an_input_is_predicted(whole):
@@ -125,14 +127,6 @@ def test_networks_that_differ_from_table_1_are_shown(whole):
         (138, 138, True),
         (49, 60, False),
     ]
-
-
-def test_what_is_lost_is_predicted_too_small(whole):
-    # The README says so of the host on four GPUs, and of GoogLeNet-v1's tree.
-    lost = {cell.name: cell.overhead_error for cell in whole.cells if cell.overhead_error}
-    assert lost["BVLC/Caffe, GoogLeNet-v1, 4 GPUs"] == pytest.approx(-0.5, abs=0.01)
-    assert -0.5 < lost["TRL/Caffe, VGGNet-16, 4 GPUs"] < -0.4
-    assert headline(whole.cells).overhead < -0.2
 
 
 def test_naive_values_are_what_a_pencil_makes_of_them(whole):
@@ -252,12 +246,10 @@ def test_synchronising_costs_resnet_once_a_chunk_beside_what_shows_at_the_end():
     assert saved_ms == pytest.approx(1e3 * (152 - 24) * sync_s, rel=0.01)
 
 
-def test_windows_of_one_step_are_enough():
-    one = table_2_iteration("vgg16", HOST, 4)
+@pytest.mark.parametrize("strategy", [HOST, TREE])
+def test_windows_of_one_step_are_enough(strategy):
+    one = replace(table_2_iteration("vgg16", HOST, 4), strategy=strategy)
     assert one.step_ms == pytest.approx(1e3 * period(one.plan, one.cost, 5), rel=1e-9)
-    one = replace(one, strategy=TREE)
-    assert one.step_ms == pytest.approx(1e3 * period(one.plan, one.cost, 5), rel=1e-9)
-    assert simulate(one.plan(1), one.cost).makespan_s > 0
 
 
 def test_resnet_is_as_slow_as_its_many_calls_make_it():
@@ -266,6 +258,4 @@ def test_resnet_is_as_slow_as_its_many_calls_make_it():
 
 
 def test_the_readme_has_the_tables_of_the_code(whole):
-    text = README.read_text()
-    between = text.split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0]
-    assert between.strip() == markdown(whole)
+    assert shown_tables("cgdp") == markdown(whole)

@@ -1,6 +1,8 @@
 """Mojumder et al. 2018 beside what the plans say."""
 
+from itertools import combinations, permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ from paceline.studies.papers.paper_tables import (
     printed_values,
     read_printed,
 )
-from paper_markdown import markdown
+from paper_markdown import markdown, shown_tables
+
+pytestmark = pytest.mark.slow  # plans many cells
 
 
 @pytest.fixture(scope="module")
@@ -57,34 +61,25 @@ def places(machine: Machine, source: int, target: int) -> list[str]:
 
 def test_links_are_those_that_the_text_names(dgx1: Machine) -> None:
     links = nvlinks(dgx1)
-    for (one, other), number in {(0, 1): 2, (0, 2): 2, (0, 3): 1, (2, 3): 1}.items():
-        assert links[frozenset({f"gpu{one}", f"gpu{other}"})] == number
-    for one, other in ((0, 6), (1, 7)):
-        assert frozenset({f"gpu{one}", f"gpu{other}"}) in links
-    for one, other in ((3, 4), (0, 4), (0, 5), (0, 7)):
-        assert frozenset({f"gpu{one}", f"gpu{other}"}) not in links
+
+    def between(one: int, other: int) -> int:
+        return links.get(frozenset({f"gpu{one}", f"gpu{other}"}), 0)
+
+    assert [between(*pair) for pair in ((0, 1), (0, 2), (0, 3), (2, 3))] == [2, 2, 1, 1]
+    assert all(between(*pair) for pair in ((0, 6), (1, 7)))
+    assert not any(between(*pair) for pair in ((3, 4), (0, 4), (0, 5), (0, 7)))
+    assert all(between(*pair) for half in (range(4), range(4, 8)) for pair in combinations(half, 2))
     for device in dgx1.devices:
         assert sum(number for ends, number in links.items() if device.name in ends) == 6
-    for square in (range(4), range(4, 8)):
-        assert all(
-            frozenset({f"gpu{one}", f"gpu{other}"}) in links
-            for one in square
-            for other in square
-            if one != other
-        )
 
 
 def test_a_message_takes_at_most_two_hops_over_a_neighbour(dgx1: Machine) -> None:
     assert places(dgx1, 0, 7) == ["gpu0", "gpu1", "gpu7"]  # section V-A
     assert places(dgx1, 0, 4) == ["gpu0", "gpu2", "gpu4"]  # both links are double
-    for source in range(8):
-        for target in range(8):
-            if source != target:
-                direct = frozenset({f"gpu{source}", f"gpu{target}"}) in nvlinks(dgx1)
-                assert len(places(dgx1, source, target)) == (2 if direct else 3)
-
-
-def test_without_nvlink_a_message_goes_through_the_processors(dgx1: Machine) -> None:
+    for source, target in permutations(range(8), 2):
+        direct = frozenset({f"gpu{source}", f"gpu{target}"}) in nvlinks(dgx1)
+        assert len(places(dgx1, source, target)) == (2 if direct else 3)
+    # Without NVLink it goes through the processors.
     pcie = tuple(link for link in dgx1.links if "socket" in link.name)
     plain = dgx1.model_copy(update={"links": pcie})
     assert places(plain, 0, 3) == ["gpu0", "socket0", "gpu3"]
@@ -95,13 +90,10 @@ def test_gpus_are_fed_one_after_another(dgx1: Machine) -> None:
     plan = tree.plan(workload("LeNet", 16), dgx1, Tree(workers=4), Window(1))
     fed = mxnet.fed_in_turn(plan)
     assert [task.name for task in fed.tasks] == [task.name for task in plan.tasks]
-
-    class OneSecondEach:
-        def seconds(self, task) -> float:
-            return 1.0
+    one_second_each = SimpleNamespace(seconds=lambda task: 1.0)
 
     def starts(plan: Plan) -> list[float]:
-        spans = simulate(plan, OneSecondEach()).spans
+        spans = simulate(plan, one_second_each).spans
         return [span.start_s for span in spans if span.kind is Kind.LOAD]
 
     assert starts(plan) == [0, 0, 0, 0]
@@ -278,9 +270,7 @@ def test_alpha_beta_is_what_a_pencil_makes_of_it(found: Paper) -> None:
 
 
 def test_the_readme_has_these_tables(found: Paper) -> None:
-    text = Path("papers/dgx1/README.md").read_text()
-    between = text.split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0]
-    assert between.strip() == markdown(found)
+    assert shown_tables("dgx1") == markdown(found)
 
 
 def test_misprints_of_table_iv_are_misprints() -> None:

@@ -1,4 +1,4 @@
-from pathlib import Path
+"""Du et al. 2017: our plans of its runs beside its tables and figures."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from paceline.strategies.wheel.split import messages, split
 from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis
 from paceline.studies.papers.wheel import Runs, paper, ungrouped_alexnet
-from paper_markdown import markdown
+from paper_markdown import markdown, shown_tables
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +28,12 @@ def ours(wheel):
     }
 
 
-def test_table_1_is_exact(wheel):
+def test_table_1_is_exact(wheel, ours):
     exact = [cell for cell in wheel.cells if cell.basis is Basis.EXACT]
     assert len(exact) == 12
     assert all(cell.ours == cell.printed for cell in exact)
+    # Ten times fewer values travel than in data parallelism.
+    assert 10 < ours["Table 1", "data: Total"].ours / ours["Table 1", "hybrid: Total"].ours < 10.5
 
 
 def test_predictions_are_within_five_per_cent_on_average(wheel):
@@ -69,23 +71,13 @@ def test_alpha_beta_computes_and_then_sends_all_over_the_ethernet(ours):
     assert four.overhead_error == pytest.approx(lost / (5.48 - 16.84 / 4) - 1)
 
 
-def test_what_was_calibrated_fits(ours):
-    assert ours["Figure 8", "Caffe"].ours == pytest.approx(16.84, rel=1e-3)
-    assert ours["Figure 8", "Wheel, two GPUs"].ours == pytest.approx(16.99, rel=1e-6)
-
-
-def test_the_bars_of_figure_8_keep_their_order(ours):
+def test_the_bars_of_figure_8_keep_their_order_and_what_was_calibrated_fits(ours):
     # Cutting the model costs time, alternating wins it back, and more GPUs share it evenly.
     bars = [cell.ours for (title, _), cell in ours.items() if title == "Figure 8"]
     caffe, partitioned, two, four = bars
     assert four < caffe < two < partitioned
+    assert (caffe, two) == (pytest.approx(16.84, rel=1e-3), pytest.approx(16.99, rel=1e-6))
     assert four == pytest.approx(two / 3, rel=1e-3)
-
-
-def test_ten_times_fewer_values_travel_than_in_data_parallelism(ours):
-    key = "Table 1"
-    ratio = ours[key, "data: Total"].ours / ours[key, "hybrid: Total"].ours
-    assert 10 < ratio < 10.5
 
 
 def test_the_parameters_of_both_alexnets():
@@ -124,17 +116,16 @@ def test_figure_6_is_ours_with_the_copies_that_our_hub_does_not_need():
     between_s = runs.period_s(config) / config.workers  # two answers
     in_head, in_all = 58_631_144 * 4, runs.workload.gradient_nbytes  # Table 1: 58.6 M
 
-    def usage(nbytes: int, bytes_per_s: float) -> float:
-        return (busy_s + nbytes / bytes_per_s) / between_s
-
-    assert usage(0, 1) == pytest.approx(0.41, abs=0.005)
-    assert usage(2 * in_head, 10e9) == pytest.approx(0.57, abs=0.005)
-    assert usage(2 * in_head + 2 * in_all, 10e9) == pytest.approx(0.75, abs=0.005)
-    assert usage(2 * in_head + 2 * in_all, 8.6e9) == pytest.approx(0.80, abs=0.005)
-    assert usage(2 * in_head + 2 * in_all, 6.9e9) == pytest.approx(0.90, abs=0.005)
+    both = 2 * in_head + 2 * in_all
+    for nbytes, bytes_per_s, usage in (
+        (0, 1, 0.41),
+        (2 * in_head, 10e9, 0.57),
+        (both, 10e9, 0.75),
+        (both, 8.6e9, 0.80),
+        (both, 6.9e9, 0.90),
+    ):
+        assert (busy_s + nbytes / bytes_per_s) / between_s == pytest.approx(usage, abs=0.005)
 
 
 def test_the_readme_has_the_tables_of_the_code(wheel):
-    text = Path("papers/wheel/README.md").read_text()
-    between = text.split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0]
-    assert between.strip() == markdown(wheel)
+    assert shown_tables("wheel") == markdown(wheel)
