@@ -62,7 +62,7 @@ def test_there_are_as_many_samples_as_in_table_ii(name: str) -> None:
 def test_real_sim_needs_almost_six_gib(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 1048576 kB\n")
     monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
-    with pytest.raises(InvalidInput, match=r"real-sim-like: 72309 samples .* 5\.6 GiB"):
+    with pytest.raises(InvalidInput, match=r"72309 samples .* 5\.6 GiB"):
         load("real-sim-like")
 
 

@@ -107,7 +107,7 @@ def test_real_sim_is_refused_with_the_figure_before_it_is_read(
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5242880 kB\n")
     monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
     (tmp_path / "real-sim").write_text("not read\n")
-    message = r"real-sim: 72309 samples of 20958 float32 .* 5\.6 GiB, .* has 5\.0 GiB of free"
+    message = r"72309 samples of 20958 float32 .* 5\.6 GiB, .* has 5\.0 GiB of free"
     with pytest.raises(InvalidInput, match=message):
         load(f"real-sim:{tmp_path}")
 

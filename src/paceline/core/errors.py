@@ -31,8 +31,11 @@ class InvalidInput(PacelineError):
     """
 
     def __init__(
-        self, field: str, problem: str, *, got: object = _NOT_GIVEN, hint: str = ""
+        self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
+        if not problem:  # torch raises the error of a DataLoader's process by its traceback alone
+            last_line = field.strip().rpartition("\n")[2]
+            field, _, problem = last_line.rpartition("InvalidInput: ")[2].partition(": ")
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
         shown_got = "" if got is _NOT_GIVEN else f", not {got!r}"
         ending = f"; {hint}" if hint else ""

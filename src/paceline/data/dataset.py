@@ -99,11 +99,7 @@ def loader(
             f"{len(samples)}",
         )
     if num_workers and isinstance(samples, TensorSamples):
-        raise InvalidInput(
-            "samples in memory are read without worker processes",
-            "num_workers must be 0",
-            got=num_workers,
-        )
+        raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
         cast("TorchDataset[Any]", samples),  # torch asks for __getitem__, whatever its type says
         batch_sampler=batches,
@@ -121,28 +117,29 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def require_memory(num_samples: int, sample_shape: Shape, source: str) -> None:
+def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -> None:
     """Raise InvalidInput if float32 samples of this shape exceed this machine's free memory."""
     require_nbytes(
         4 * num_samples * prod(sample_shape),
-        f"{source}: {num_samples} samples of {shape_text(sample_shape)} float32 values",
+        field,
+        f"{num_samples} samples of {shape_text(sample_shape)} float32 values",
         "take fewer or smaller samples",
     )
 
 
-def require_nbytes(nbytes: int, what: str, instead: str) -> None:
-    """Raise InvalidInput if `nbytes` exceed this machine's free memory.
+def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
+    """Raise InvalidInput about a field if `nbytes` exceed this machine's free memory.
 
-    The error says `what` they are, and what to do `instead`.
+    The error says `what` takes so many, and what to do `instead`.
     """
     available = available_nbytes()
     if available is None:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > available:
         raise InvalidInput(
-            what,
-            f"take {nbytes / 2**30:,.1f} GiB, but this machine has {available / 2**30:,.1f} GiB "
-            "of free memory",
+            field,
+            f"{what} would take {nbytes / 2**30:,.1f} GiB, but this machine has "
+            f"{available / 2**30:,.1f} GiB of free memory",
             hint=instead,
         )
 

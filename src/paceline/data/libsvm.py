@@ -56,7 +56,7 @@ def content_of(path: Path) -> bytes:
     nbytes = path.stat().st_size
     if not (path.is_file() or path.is_dir()):  # which cannot be opened; a pipe would wait
         raise InvalidInput(str(path), "cannot be read: it is no file")
-    require_nbytes(nbytes, str(path), "take a part of it")
+    require_nbytes(nbytes, str(path), "the file", "take a part of it")
     if path.suffix != ".bz2":
         return path.read_bytes()
     try:
@@ -80,19 +80,19 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
                 hint="unpack it yourself if it is right",
             )
         if found % _CHECKED_NBYTES < _PIECE_NBYTES:
-            require_nbytes(found, f"{path}: its unpacked text", "take a part of it")
+            require_nbytes(found, str(path), "the unpacked text", "take a part of it")
         yield piece
 
 
-def require_proportion(nbytes: int, text_nbytes: int, what: str) -> None:
+def require_proportion(nbytes: int, text_nbytes: int, field: str, what: str) -> None:
     """Raise InvalidInput if dense values take far more bytes than the text that names them.
 
     `what` says which number of the file makes them so many.
     """
     if nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
         raise InvalidInput(
-            what,
-            f"dense values would take {nbytes:,} bytes, over {limits.MOST_DENSE} times the "
+            field,
+            f"{what}: dense values would take {nbytes:,} bytes, over {limits.MOST_DENSE} times the "
             f"{text_nbytes:,} bytes of the text",
             hint="is that number right?",
         )
@@ -220,9 +220,9 @@ def dataset_of(
         )
     num_samples = sum(len(file.labels) for file in files)
     if sample_shape is None:  # the file's own word
-        which = f"{files[0].path} has the feature {num_features:,}"
         text_nbytes = sum(file.nbytes for file in files)
-        require_proportion(4 * num_samples * num_features, text_nbytes, which)
+        what = f"has the feature {num_features:,}"
+        require_proportion(4 * num_samples * num_features, text_nbytes, str(files[0].path), what)
     require_memory(num_samples, shape, str(files[0].path))
     classes = np.unique(files[0].labels)
     if len(classes) < 2:

@@ -183,7 +183,7 @@ def load_lookalike(name: str, options: str, sample_shape: Shape | None, seed: in
             )
         num_train, num_test = int(option[1]), -(-int(option[1]) // 4)
     shape = (known.num_features,)
-    require_memory(num_train + num_test, shape, name)
+    require_memory(num_train + num_test, shape)
     (draw, probabilities), several = task(original), known.labels is None
 
     def samples(stream: int, num_samples: int) -> TensorSamples:

@@ -52,7 +52,7 @@ def parse_multilabel(path: Path) -> SparseFile:
         )
     nbytes = sum(map(len, lines))
     libsvm.require_proportion(
-        num_samples * num_labels, nbytes, f"{path}, line 1: {num_labels:,} labels"
+        num_samples * num_labels, nbytes, str(path), f"line 1: {num_labels:,} labels"
     )
     fault_of = partial(_fault, num_features, num_labels)
     check = partial(libsvm.raise_first_fault, path, lines[1:], fault_of, _VALID_LINE, first=2)
@@ -155,7 +155,7 @@ def load_published(name: str, folder: str, sample_shape: Shape | None, seed: int
     if known.labels is None:
         file = parse_multilabel(path)
         _check_contents(file, known.num_samples, known)
-        require_memory(known.num_samples, shape, name)
+        require_memory(known.num_samples, shape)
         train, test = (
             TensorSamples(
                 libsvm.dense(file.features[rows], shape), torch.from_numpy(file.labels[rows])
@@ -165,7 +165,7 @@ def load_published(name: str, folder: str, sample_shape: Shape | None, seed: int
         return Dataset(name, train, test, known.num_classes, shape)
     paths = [path] if known.test is None else [path, _find_file(root, (known.test,), name)]
     # Before minutes of parsing, and by the number that the file must have.
-    require_memory(known.num_samples, shape, name)
+    require_memory(known.num_samples, shape)
     files = libsvm.parse(paths)
     for file, count in zip(files, known.counts, strict=True):
         _check_contents(file, count, known)

@@ -52,7 +52,7 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
 
     bunch = datasets.load_digits()
     train, test = stratified_split(bunch.target.astype("int64"), seed)
-    require_memory(len(bunch.target), (1, *shape[1:]), "digits")
+    require_memory(len(bunch.target), (1, *shape[1:]))
     pixels = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1)
     pixels = (pixels - pixels[train].mean()) / pixels[train].std(correction=0)
     targets = torch.as_tensor(bunch.target, dtype=torch.int64)
@@ -86,7 +86,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
         )
     shape = shape or sample_shape or (3, 224, 224)
     num_samples = num_train + -(-num_train // 4)
-    require_memory(num_samples, shape, "synthetic")
+    require_memory(num_samples, shape)
 
     random = np.random.default_rng(seed)
     # The patterns of the classes, (num_classes, *shape): those of images grow from coarse ones.
@@ -126,12 +126,12 @@ def _parse(options: str) -> tuple[Shape | None, int, int]:
             )
     num_classes, num_train = counts.get("classes", 10), counts.get("samples", 512)
     if num_classes < 2:
-        raise InvalidInput("synthetic", "classes must be at least 2, not 1")
+        raise InvalidInput("data", "synthetic: classes must be at least 2, not 1")
     if num_train < num_classes:
         raise InvalidInput(
-            "synthetic",
-            f"{num_train} samples cannot cover {num_classes} classes: samples must be at least "
-            f"{num_classes}",
+            "data",
+            f"synthetic: {num_train} samples cannot cover {num_classes} classes: samples must be "
+            f"at least {num_classes}",
         )
     return shape, num_classes, num_train
 

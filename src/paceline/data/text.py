@@ -147,7 +147,7 @@ def _split_by_file(folder: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
             hint="give more, or the path of one",
         )
     nbytes = sum(file.stat().st_size for file in files)
-    require_nbytes(nbytes, f"{folder}: the text", "name a folder with less, or one file")
+    require_nbytes(nbytes, str(folder), "the text", "name a folder with less, or one file")
 
     def digest(file: Path) -> bytes:
         return sha256(os.fsencode(file.relative_to(folder).as_posix())).digest()

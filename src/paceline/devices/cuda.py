@@ -68,8 +68,8 @@ def _checked(count: int, warned: Sequence[str]) -> int:
     """Return the number of GPUs that torch finds; InvalidInput if there are others only."""
     if count == 0 and (why := _why_unusable(warned)):
         raise InvalidInput(
-            "this machine has a GPU that cannot be used",
-            why,
+            "device",
+            f"this machine has a GPU that cannot be used: {why}",
             hint="mend that, or hide the GPU with CUDA_VISIBLE_DEVICES= to compute on CPU cores",
         )
     return count

@@ -72,8 +72,8 @@ def _compile(target: Path) -> None:
         )
     except OSError as error:
         raise InvalidInput(
-            "a simulated GPU needs a C++ compiler",
-            f"{command[0]}: {error.strerror}",
+            "compiler",
+            f"a simulated GPU needs one for C++: {command[0]}: {error.strerror}",
             hint="install one, or name it in CXX",
         ) from None
     except subprocess.CalledProcessError as error:
