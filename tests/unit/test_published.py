@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.errors import InvalidInput
+from findings import numbers
 from paceline.data import Dataset, load
 from paceline.data.dataset import TensorSamples
 from paceline.data.published import PUBLISHED
 from paceline.links import shared_memory
 from paceline.studies.papers.hogbatch import DATA_SETS
+from refusals import refused
 
 
 def both(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,6 +36,7 @@ def test_sizes_are_those_of_table_ii(row) -> None:
     assert sizes == (row.num_examples, row.widths[0], row.widths[-1])
 
 
+@pytest.mark.slow  # 581,012 samples
 def test_covtype_of_its_real_size_is_scaled_and_its_labels_mapped(tmp_path: Path) -> None:
     # Of 581,012 samples; features 2 to 53 are zero everywhere.
     lines = "1 1:-3 54:1\n2 1:1\n2 1:5 54:2\n2 1:1\n" * 145_253
@@ -50,6 +52,7 @@ def test_covtype_of_its_real_size_is_scaled_and_its_labels_mapped(tmp_path: Path
     assert of_second == {(0.5, 0.0), (1.0, 1.0)}
 
 
+BINARY, PACKED, DELICIOUS = "covtype.libsvm.binary", "real-sim.bz2", "Delicious_data.txt"
 COVTYPE = "1 1:0.25 3:1\n2 1:0 2:1\n1 1:1 2:0.5\n2 1:0.5 3:1\n1 2:0 3:0\n"
 
 
@@ -83,9 +86,6 @@ def test_w8a_has_a_test_file_of_its_own(tmp_path: Path) -> None:
     assert (len(data.train), len(data.test)) == (49_749, 14_951)
     inputs, targets = data.test.__getitems__([0, 14_950])
     assert (inputs[:, [1, 4]].tolist(), targets.tolist()) == ([[1, 0], [0, 1]], [0, 1])
-    (tmp_path / "w8a.t").unlink()
-    with pytest.raises(InvalidInput, match=r"w8a: .* has none of the files w8a\.t, w8a\.t\.bz2"):
-        load(f"w8a:{tmp_path}")
 
 
 def test_real_sim_is_split_and_dense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,17 +99,6 @@ def test_real_sim_is_split_and_dense(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = inputs[:, :20].argmax(1)
     assert sorted(rows.tolist()) == list(range(20))
     assert torch.equal(targets, rows % 2)
-
-
-def test_real_sim_is_refused_with_the_figure_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5242880 kB\n")
-    monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
-    (tmp_path / "real-sim").write_text("not read\n")
-    message = r"72309 samples of 20958 float32 .* 5\.6 GiB, .* has 5\.0 GiB of free"
-    with pytest.raises(InvalidInput, match=message):
-        load(f"real-sim:{tmp_path}")
 
 
 def delicious(folder: Path, num: int = 10) -> None:
@@ -149,97 +138,67 @@ def test_delicious_takes_the_repository_s_first_split(
     assert data.test.__getitems__(range(2))[0].argmax(1).tolist() == [1, 2]
 
 
+SPLIT = ("delicious_trSplit.txt", "delicious_tstSplit.txt")
+
+
 @pytest.mark.parametrize(
-    ("train", "test", "message"),
+    ("name", "sizes", "files", "faulty"),
     [
-        ("1\n2\n3\n", None, r"delicious_tstSplit\.txt is missing"),
-        ("1\n2\n3\n", "4\n4\n", "do not name each of the samples 1 to 5 once"),
-        ("1\n2\n3\n", "4\n", "do not name each of the samples 1 to 5 once"),
-        ("0\n2\n3\n", "4\n5\n", "do not name each of the samples 1 to 5 once"),
-        ("1\nx\n3\n", "4\n5\n", r"delicious_trSplit\.txt, line 2: does not begin with a number"),
+        # Of a split: a missing file, samples named twice, not at all, or that there are not, a word
+        ("delicious", {"counts": (5,)}, {SPLIT[0]: "1\n2\n3\n"}, SPLIT[1]),
+        ("delicious", {"counts": (5,)}, {SPLIT[0]: "1\n2\n3\n", SPLIT[1]: "4\n4\n"}, SPLIT[0]),
+        ("delicious", {"counts": (5,)}, {SPLIT[0]: "1\n2\n3\n", SPLIT[1]: "4\n"}, SPLIT[0]),
+        ("delicious", {"counts": (5,)}, {SPLIT[0]: "0\n2\n3\n", SPLIT[1]: "4\n5\n"}, SPLIT[0]),
+        ("delicious", {"counts": (5,)}, {SPLIT[0]: "1\nx\n3\n", SPLIT[1]: "4\n5\n"}, SPLIT[0]),
+        # Other samples, features or labels than the published ones, or a line that cannot be read
+        ("covtype", {}, {BINARY: COVTYPE + "1 3:1\n"}, BINARY),
+        ("covtype", {}, {BINARY: COVTYPE.replace("3:", "4:")}, BINARY),
+        ("covtype", {}, {BINARY: COVTYPE.replace("2 1:0 ", "7 1:0 ")}, BINARY),
+        ("covtype", {}, {BINARY: COVTYPE.replace("2 1", "-1 1")}, BINARY),
+        ("covtype", {}, {BINARY: COVTYPE.replace("1:1 ", "1:one ")}, BINARY),
+        ("delicious", {"counts": (4,)}, {}, DELICIOUS),
+        ("delicious", {"counts": (5,), "num_features": 499}, {}, DELICIOUS),
+        ("delicious", {"counts": (5,), "num_classes": 984}, {}, DELICIOUS),
+        # Files that are not there, or are no bzip2 files
+        ("real-sim", {}, {}, None),
+        ("w8a", {"counts": (1, 1)}, {"w8a": "-1 300:1\n"}, None),
+        ("real-sim", {}, {PACKED: bz2.compress(b"+1 1:1\n" * 1000)[:-9]}, PACKED),
+        ("real-sim", {}, {PACKED: b"no" + bz2.compress(b"+1 1:1\n")}, PACKED),
+        ("real-sim", {}, {PACKED: b""}, PACKED),
+        ("real-sim", {}, {PACKED: bz2.compress(b"+1 1:1\n" * 1000)[:20] + b"\0" * 9}, PACKED),
     ],
 )
-def test_a_split_that_does_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str, test: str | None, message: str
+def test_a_file_that_is_not_the_published_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name, sizes, files, faulty
 ) -> None:
-    resize(monkeypatch, "delicious", counts=(5,))
-    delicious(tmp_path, 5)
-    (tmp_path / "delicious_trSplit.txt").write_text(train)
-    if test is not None:
-        (tmp_path / "delicious_tstSplit.txt").write_text(test)
-    with pytest.raises(InvalidInput, match=message):
-        load(f"delicious:{tmp_path}")
+    usual = {"counts": (5,), "num_features": 3} if name == "covtype" else {}
+    resize(monkeypatch, name, **usual | sizes)
+    if name == "delicious":
+        delicious(tmp_path, 5)
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with refused(tmp_path / faulty if faulty else "data"):
+        load(f"{name}:{tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (COVTYPE + "1 3:1\n", "another file: it has 6 samples of 3 features, not 5 of 3"),
-        (COVTYPE.replace("3:", "4:"), "another file: it has 5 samples of 4 features, not 5 of 3"),
-        (COVTYPE.replace("2 1:0 ", "7 1:0 "), "another file: its labels are 1, 2, 7, not 1 and 2"),
-        (COVTYPE.replace("2 1", "-1 1"), "another file: its labels are -1, 1, not 1 and 2"),
-        (COVTYPE.replace("1:1 ", "1:one "), r"binary, line 3: '1:one' is not index:value"),
-    ],
-)
-def test_another_file_or_a_bad_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+def test_folders_and_models_that_do_not_fit_are_about_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resize(monkeypatch, "covtype", counts=(5,), num_features=3)
-    path = tmp_path / "covtype.libsvm.binary"
-    path.write_text(text)
-    with pytest.raises(InvalidInput, match=message) as refused:
-        load(f"covtype:{tmp_path}")
-    assert str(path) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("10 500 983", "it has 10 samples of 500 features, not 16,105 of 500"),
-        ("10 501 983", "it has 10 samples of 501 features"),
-    ],
-)
-def test_another_delicious(tmp_path: Path, header: str, message: str) -> None:
-    delicious(tmp_path)
-    path = tmp_path / "Delicious_data.txt"
-    path.write_text(path.read_text().replace("10 500 983", header))
-    with pytest.raises(InvalidInput, match=message):
-        load(f"delicious:{tmp_path}")
-
-
-def test_delicious_with_other_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resize(monkeypatch, "delicious", counts=(10,), num_classes=984)
-    delicious(tmp_path)
-    with pytest.raises(InvalidInput, match="it has 983 labels, not 984"):
-        load(f"delicious:{tmp_path}")
-
-
-def test_missing_files_folders_and_models_of_other_shapes(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"none of the files real-sim, real-sim\.bz2; nothing is"
+    for spec, shape in (
+        (f"covtype:{tmp_path / 'nowhere'}", None),
+        (f"w8a:{tmp_path}", (54,)),
+        ("covtype", None),
     ):
+        with refused("data"):
+            load(spec, shape)
+    # Refused before it is read: it takes 5.6 GiB.
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5242880 kB\n")
+    monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "real-sim").write_text("not read\n")
+    with refused("data") as caught:
         load(f"real-sim:{tmp_path}")
-    with pytest.raises(InvalidInput, match=r"no folder .*nowhere: .*covtype\.libsvm\.binary"):
-        load(f"covtype:{tmp_path / 'nowhere'}")
-    with pytest.raises(InvalidInput, match="w8a have 300 values, but the model takes 54"):
-        load(f"w8a:{tmp_path}", (54,))
-    with pytest.raises(InvalidInput, match="no such data set: 'covtype'"):
-        load("covtype")
-
-
-def test_a_damaged_bz2_file(tmp_path: Path) -> None:
-    whole = bz2.compress(b"+1 1:1\n" * 1000)
-    damaged = {
-        "cut": whole[:-9],
-        "wrong": b"no" + whole,
-        "empty": b"",
-        "bits": whole[:20] + b"\0" * 9,
-    }
-    for name, content in damaged.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "real-sim.bz2").write_bytes(content)
-        with pytest.raises(InvalidInput, match=r"real-sim\.bz2"):
-            load(f"real-sim:{tmp_path / name}")
+    assert numbers(caught.value.problem)[:2] == [72309, 20958]
+    assert numbers(caught.value.problem)[-2:] == [5.6, 5.0]
 
 
 def test_the_values_of_features_are_those_of_the_file(

@@ -151,7 +151,7 @@ def load_published(name: str, folder: str, sample_shape: Shape | None, seed: int
         )
     check_shape(name, known, sample_shape)
     shape = (known.num_features,)
-    path = _find_file(root, known.names, name)
+    path = _find_file(root, known.names)
     if known.labels is None:
         file = parse_multilabel(path)
         _check_contents(file, known.num_samples, known)
@@ -163,7 +163,7 @@ def load_published(name: str, folder: str, sample_shape: Shape | None, seed: int
             for rows in _delicious_split(path, known, seed)
         )
         return Dataset(name, train, test, known.num_classes, shape)
-    paths = [path] if known.test is None else [path, _find_file(root, (known.test,), name)]
+    paths = [path] if known.test is None else [path, _find_file(root, (known.test,))]
     # Before minutes of parsing, and by the number that the file must have.
     require_memory(known.num_samples, shape)
     files = libsvm.parse(paths)
@@ -189,13 +189,15 @@ def check_shape(name: str, known: Published, sample_shape: Shape | None) -> None
         )
 
 
-def _find_file(root: Path, names: Sequence[str], of: str) -> Path:
+def _find_file(root: Path, names: Sequence[str]) -> Path:
     candidates = [root / f"{name}{suffix}" for name in names for suffix in ("", ".bz2")]
     for path in candidates:
         if path.is_file():
             return path
     wanted = ", ".join(path.name for path in candidates)
-    raise InvalidInput(of, f"{root} has none of the files {wanted}", hint="nothing is downloaded")
+    raise InvalidInput(
+        "data", f"{root} has none of the files {wanted}", hint="nothing is downloaded"
+    )
 
 
 def _check_contents(file: SparseFile, num_samples: int, known: Published) -> None:
