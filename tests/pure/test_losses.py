@@ -1,29 +1,47 @@
-"""Losses of real steps: their shares, the wait for the slowest, and forecasts with them."""
-
-import statistics
+"""Losses of real steps: their shares, the wait for the slowest, busy machines, and forecasts."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import box, chain, link
+from findings import numbers
 from paceline.core.compare import Breakdown
 from paceline.core.losses import (
     BETWEEN_HOSTS,
+    BUSY,
     CORES_BETWEEN_HOSTS,
     WITHIN_A_HOST,
     Losses,
+    busy_warning,
     largest_of,
+    unrest_between,
 )
 from paceline.core.machine import Machine
-from paceline.planner import forecast
+from paceline.planner import Forecast, forecast
 from paceline.planner.ranges import half_width
 from paceline.records.catalogue import EqualDevices
+from paceline.records.scale import ScaleResult, unrest_of
 from paceline.strategies import STRATEGIES
+from paceline.studies.scale.study_terminal import sentences
+from scale_cells import cell, failed
 
 
 def losses(**shares: float) -> Losses:
     return Losses(**{"beside_exchange": 0.0, "spread": 0.0, **shares}, source="a test")
+
+
+def losing(machine: Machine, **shares: float) -> Machine:
+    return machine.model_copy(update={"losses": losses(**shares)})
+
+
+def forecast_of(machine: Machine, strategy: str, *layers, workers: int = 2, **config) -> Forecast:
+    known = STRATEGIES[strategy]
+    config = known.config(workers=workers, **config)
+    return forecast(chain(*layers), machine, known, config, workers)
+
+
+LONG = ((1000.0, 4), (1000.0, 8_000_000))  # the exchange is beside half of backward
 
 
 @pytest.mark.parametrize(
@@ -47,13 +65,10 @@ def test_a_slowdown_grows_with_what_is_hidden_and_with_workers(
     assert known.slowdown(hidden, workers, steps + 1) <= found + 1e-12
 
 
-def test_a_worker_alone_loses_nothing() -> None:
-    assert WITHIN_A_HOST.slowdown(0.0, 1) == 1.0
-
-
 def test_the_spread_of_many_steps_is_less_by_the_root_of_their_number() -> None:
     one, hundred = (losses(spread=0.1).slowdown(0.0, 8, steps) for steps in (1, 100))
     assert (one - 1) / (hundred - 1) == pytest.approx(10.0)
+    assert WITHIN_A_HOST.slowdown(0.0, 1) == 1.0
 
 
 def test_links_reach_their_share_and_that_once() -> None:
@@ -61,20 +76,22 @@ def test_links_reach_their_share_and_that_once() -> None:
     own = machine.links[0]
     assert own.share < 1
     found = machine.reached
-    reached = found.links[0].bandwidth_bytes_per_s
-    assert reached == pytest.approx(own.share * own.bandwidth_bytes_per_s)
+    assert found.links[0].bandwidth_bytes_per_s == pytest.approx(
+        own.share * own.bandwidth_bytes_per_s
+    )
     assert found.reached.links == found.links
 
 
 def test_several_hosts_lose_less_beside_an_exchange() -> None:
-    def usual(hosts: int) -> Losses:
-        equal = EqualDevices(device="v100", devices=4, hosts=hosts, network="25gbe")
-        machine: Machine = equal.machine("some").for_workers(4 * hosts)
-        return machine.usual_losses
-
-    assert usual(1) == WITHIN_A_HOST
-    assert usual(2) == BETWEEN_HOSTS
-    assert statistics.mean((usual(2).beside_exchange, 0)) < usual(1).beside_exchange
+    usual = [
+        EqualDevices(device="v100", devices=4, hosts=hosts, network="25gbe")
+        .machine("some")
+        .for_workers(4 * hosts)
+        .usual_losses
+        for hosts in (1, 2)
+    ]
+    assert usual == [WITHIN_A_HOST, BETWEEN_HOSTS]
+    assert 0 < BETWEEN_HOSTS.beside_exchange < WITHIN_A_HOST.beside_exchange * 2
 
 
 def test_cores_between_hosts_lose_as_much_as_was_measured_beside_their_exchange() -> None:
@@ -82,9 +99,7 @@ def test_cores_between_hosts_lose_as_much_as_was_measured_beside_their_exchange(
     joined = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 8e3)])
     machine = joined.model_copy(update={"losses": None})
     assert machine.usual_losses == CORES_BETWEEN_HOSTS
-    # Long beside the update, which takes 8 ms.
-    work, strategy = chain((1000.0, 4), (1000.0, 8_000_000)), STRATEGIES["allreduce"]
-    found = forecast(work, machine, strategy, strategy.config(workers=2), 2)
+    found = forecast_of(machine, "allreduce", *LONG)  # long beside the update, which takes 8 ms
     expected = 1 + 0.55 * 0.5 + 0.03 * largest_of(2)
     assert found.slowdown == pytest.approx(expected, rel=1e-5)
     assert found.step_s == pytest.approx(2000.0 * expected, rel=1e-5)
@@ -97,24 +112,15 @@ def test_copies_to_and_from_the_host_take_less_from_a_gpu_than_its_own_sums(
     beside_copies: float | None, expected: float
 ) -> None:
     """Each way takes 250 s of the 1,000 s of backward that are left; the host's sum takes 200."""
+    slow = {"memory_bandwidth_bytes_per_s": 3 * 8e6 / 200}
     links = [link("gpu0", "h", 32e3), link("gpu1", "h", 32e3)]
-    slow_sums = box("gpu", "gpu", links=links).with_each(
-        "hosts", memory_bandwidth_bytes_per_s=3 * 8e6 / 200
-    )
-    shares = losses(beside_exchange=0.9, beside_copies=beside_copies)
-    machine = slow_sums.model_copy(update={"losses": shares})
-    work, strategy = chain((1000.0, 4), (1000.0, 8_000_000)), STRATEGIES["host"]
-    found = forecast(work, machine, strategy, strategy.config(workers=2, chunk=1), 2)
+    shares = {"beside_exchange": 0.9, "beside_copies": beside_copies}
+    gpus = losing(box("gpu", "gpu", links=links, host=slow), **shares)
+    found = forecast_of(gpus, "host", *LONG, chunk=1)
     assert found.slowdown == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_cores_that_sum_are_those_that_compute() -> None:
-    joined = box("cpu", "cpu").with_each("hosts", memory_bandwidth_bytes_per_s=3 * 8e6 / 200)
-    shares = losses(beside_exchange=0.9, beside_copies=0.0)
-    machine = joined.model_copy(update={"losses": shares})
-    work, strategy = chain((1000.0, 4), (1000.0, 8_000_000)), STRATEGIES["host"]
-    found = forecast(work, machine, strategy, strategy.config(workers=2, chunk=1), 2)
-    assert found.slowdown > 1 + 0.9 * 190 / 2000
+    # The cores that sum are those that compute.
+    cores = losing(box("cpu", "cpu", host=slow), beside_exchange=0.9, beside_copies=0.0)
+    assert forecast_of(cores, "host", *LONG, chunk=1).slowdown > 1 + 0.9 * 190 / 2000
 
 
 def parts(exposed_s: float) -> Breakdown:
@@ -140,60 +146,66 @@ def test_a_described_machine_is_the_less_sure_the_more_it_exchanges() -> None:
     assert half_width(machine, parts(0.7)) == pytest.approx(0.7)
 
 
-def test_asynchronous_workers_wait_for_nobody() -> None:
-    waits = {name: not one.is_asynchronous for name, one in STRATEGIES.items()}
-    assert {name for name, waiting in waits.items() if not waiting} == {"wheel", "hogbatch"}
-    machine = box("gpu", "gpu", links=[link("gpu0", "h", 1e12), link("gpu1", "h", 1e12)])
-    spread = machine.model_copy(update={"losses": losses(spread=0.5)})
-    for name in ("allreduce", "hogbatch"):
-        strategy = STRATEGIES[name]
-        config, work = strategy.config(workers=2), chain((1.0, 4), (1.0, 4))
-        plain, slower = (
-            forecast(work, each, strategy, config, 2).slowdown for each in (machine, spread)
-        )
-        assert plain == 1.0
-        assert (slower > 1.2) is waits[name]
-
-
-BESIDE, SLOWEST = "beside exchanges", "waiting for the slowest"
-
-
 @pytest.mark.parametrize(
-    ("shares", "longer"),
+    ("shares", "percent", "causes"),
     [
         # 4 s of exchange beside 8 s of backward; two workers wait for 0.59 standard deviations.
-        ({"beside_exchange": 0.5, "spread": 0.1}, f"31 %: {BESIDE}, and {SLOWEST}"),
-        ({"beside_exchange": 0.5}, f"25 %: {BESIDE}"),
-        ({"spread": 0.1}, f"6 %: {SLOWEST}"),
-        ({}, None),
+        ({"beside_exchange": 0.5, "spread": 0.1}, 31, 2),
+        ({"beside_exchange": 0.5}, 25, 1),
+        ({"spread": 0.1}, 6, 1),
+        ({}, 0, 0),
     ],
 )
 def test_a_forecast_names_what_makes_computation_longer_and_nothing_else(
-    shares: dict[str, float], longer: str | None
+    shares: dict[str, float], percent: int, causes: int
 ) -> None:
-    joined = box("cpu", "cpu", links=[link("h", "h", 1e6)])
-    machine = joined.model_copy(update={"losses": losses(**shares)})
-    work, strategy = chain((4.0, 2_000_000), (4.0, 2_000_000)), STRATEGIES["allreduce"]
-    why = forecast(work, machine, strategy, strategy.config(workers=2), 2).why
-    if longer is None:
-        assert "longer" not in why
-    else:
-        percent, causes = longer.split(": ")
-        assert f" of the step, {percent} longer than undisturbed: {causes}; " in why
+    machine = losing(box("cpu", "cpu", links=[link("h", "h", 1e6)]), **shares)
+    found = forecast_of(machine, "allreduce", (4.0, 2_000_000), (4.0, 2_000_000))
+    assert found.slowdown == pytest.approx(1 + percent / 100, abs=0.005)
+    assert len(found.slowed_by) == causes
+    assert (percent in numbers(found.why)) is (percent > 0)
+    # One worker neither exchanges nor waits.
+    alone = forecast_of(losing(box("cpu"), **shares), "allreduce", (4.0, 4), workers=1)
+    assert (alone.slowdown, numbers(alone.why)) == (1.0, [100])
 
 
-def test_one_worker_neither_exchanges_nor_waits() -> None:
-    machine = box("cpu").model_copy(update={"losses": losses(beside_exchange=0.5, spread=0.5)})
-    strategy = STRATEGIES["allreduce"]
-    found = forecast(chain((4.0, 4)), machine, strategy, strategy.config(workers=1), 1)
-    assert found.why == "computes 100 % of the step; nothing is exchanged"
+def test_asynchronous_workers_wait_for_nobody() -> None:
+    waiting = {name for name, one in STRATEGIES.items() if not one.is_asynchronous}
+    assert STRATEGIES.keys() - waiting == {"wheel", "hogbatch"}
+    fast, slow = (
+        box("gpu", "gpu", links=[link("gpu0", "h", pace), link("gpu1", "h", pace)])
+        for pace in (1e12, 1e6)
+    )
+    for name in ("allreduce", "hogbatch"):
+        layers = (1.0, 4), (1.0, 4)
+        assert forecast_of(fast, name, *layers).slowdown == 1.0
+        slowdown = forecast_of(losing(fast, spread=0.5), name, *layers).slowdown
+        assert (slowdown > 1.2) is (name in waiting)
+    # They exchange beside all that they compute; the others have one layer, and nothing then.
+    both = losing(slow, beside_exchange=0.5, spread=0.1)
+    waited, hidden = (
+        forecast_of(both, name, (1.0, 2_000_000)) for name in ("allreduce", "hogbatch")
+    )
+    assert (waited.slowdown, hidden.slowdown) == pytest.approx((1.06, 1.5), abs=0.005)
+    assert len(waited.slowed_by) == len(hidden.slowed_by) == 1
+    assert waited.slowed_by != hidden.slowed_by
 
 
-def test_of_workers_who_wait_for_nobody_no_wait_is_said() -> None:
-    """Theirs exchange beside all that they compute; the others have one layer, and nothing then."""
-    machine = box("gpu", "gpu", links=[link("gpu0", "h", 1e6), link("gpu1", "h", 1e6)])
-    both = machine.model_copy(update={"losses": losses(beside_exchange=0.5, spread=0.1)})
-    for name, causes in (("allreduce", f"6 %: {SLOWEST}"), ("hogbatch", f"50 %: {BESIDE}")):
-        config, work = STRATEGIES[name].config(workers=2), chain((1.0, 2_000_000))
-        why = forecast(work, both, STRATEGIES[name], config, 2).why
-        assert f", {causes.replace(':', ' longer than undisturbed:')}; " in why
+def test_unrest_is_half_the_distance_of_the_quartiles_over_the_median():
+    assert unrest_between(8.0, 10.0, 13.0) == pytest.approx(0.25)
+    assert unrest_between(10.0, 10.0, 10.0) == 0.0
+
+
+def test_only_a_busy_machine_is_doubted_and_a_study_on_one_says_so():
+    assert busy_warning(BUSY, "steps", "so") is None
+    assert numbers(busy_warning(0.25, "repetitions", "so")) == [25]
+    quiet, busy = cell(spread=(9.9, 10.1)), cell("host", spread=(8.0, 13.0))
+    assert unrest_of([quiet, failed(), busy]) == pytest.approx(0.25)
+    told, silent = (
+        sentences(ScaleResult.model_construct(cells=cells, insights=()))
+        for cells in ((quiet, busy), (quiet,))
+    )
+    assert numbers(told[0])[0] == 25
+    assert silent == []
+    # Predictions have no unrest.
+    assert unrest_of([cell(kind="predicted", spread=(1.0, 20.0))]) == 0.0
