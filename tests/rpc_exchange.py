@@ -136,8 +136,8 @@ class Hub:
         return [step for number, step in self.executed if number == worker]
 
     def close(self) -> None:
-        self._is_closed = True
         self.server.close()
+        self._is_closed = True
         self.ended.result(DEADLINE_S)
 
     def __enter__(self) -> Self:
@@ -147,8 +147,10 @@ class Hub:
         self.close()
 
     def _serve(self) -> None:
-        while not self._is_closed and len(self.executed) != self._ends_after:
+        while len(self.executed) != self._ends_after:
             match self.server.receive(0.1):
+                case None if self._is_closed:
+                    return
                 case Joined(worker):
                     self.joined.append(worker)
                 case Lost(worker, why):

