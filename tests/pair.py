@@ -41,6 +41,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 LOOPBACK = "127.0.0.1"
 DEADLINE_S = 45.0  # for a call: less than a test has
@@ -275,7 +277,8 @@ def serve(connection: socket.socket) -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["group"]:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=request["deadline_s"]))
+            store, _, _ = next(rendezvous("env://"))
+            joined(store, request["deadline_s"])
         function = _function(Path(request["file"]), request["function"])
         result = {"result": function(*request["args"])}
         _check_sendable(result)
@@ -284,6 +287,24 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"failure": _failure(error)}
     finally:
         _leave()
+
+
+def joined(store: Store, timeout_s: float) -> None:
+    """Make the process group of this run's ranks, which may come one after another.
+
+    By itself gloo may be done on a rank while another one still connects to it, which then fails
+    ("connectFullMesh") if the first one leaves the group at once: so all wait before and after.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=timeout_s)
+    _await_all(store, "here", rank, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    _await_all(store, "joined", rank, size)
+
+
+def _await_all(store: Store, word: str, rank: int, size: int) -> None:
+    store.set(f"{word}/{rank}", "")
+    store.wait([f"{word}/{other}" for other in range(size)], timedelta(seconds=DEADLINE_S))
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

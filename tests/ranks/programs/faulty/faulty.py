@@ -1,31 +1,9 @@
-"""Programs that show what becomes of one that hangs, dies, or differs: see test_programs.py."""
+"""Programs that differ from themselves: see test_programs.py."""
 
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from trial import Trial, mlp, program, squares, trained
-
-
-@program
-def trains_well(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(mlp()), squares(trial))
-
-
-@program(deadline_s=4.0)
-def hangs_on_one_rank(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
-    if trial.rank == 1 and not trial.is_torch:
-        time.sleep(60)
-    yield from trained(model, squares(trial))
-
-
-@program
-def dies_on_one_rank(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(mlp()), squares(trial))
-    if trial.rank == 0 and not trial.is_torch:
-        os.abort()
 
 
 @program

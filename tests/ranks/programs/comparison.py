@@ -1,11 +1,23 @@
-"""What differs between two runs of a program, to rounding."""
+"""Run a program with two wrappers, one after the other, and tell what differs, to rounding.
 
+Each has a process group of its own: what one leaves behind harms no other.
+"""
+
+import gc
+import traceback
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
-from trial import Program, Raised
+from pair import joined
+from trial import PROGRAMS, Program, Raised, Trial, observe
 
 TOLERANCE = {
     torch.float64: 1e-11,
@@ -16,6 +28,48 @@ TOLERANCE = {
     torch.float16: 2e-3,
 }
 MOST = 6  # differences that are told of one run
+_references: dict[tuple[str, str], list[Any]] = {}  # what was seen of the last program
+_groups: list[Any] = []  # a callback in a thread of gloo must not be the last to let go of one
+
+
+def check(name: str, exchange: str, reference: str) -> None:
+    """Run a program with both wrappers, unless the last call had this reference; compare them."""
+    import_module(name.partition(".")[0])
+    program = PROGRAMS[name]
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=program.deadline_s)))
+    kind = "alone" if exchange in program.exact_by else reference
+    if (name, kind) not in _references:
+        _references.clear()
+        _references[name, kind] = _seen(program, kind, store)
+    expected = _references[name, kind]
+    found = unexpected(program, expected) if kind == reference else []
+    if not found:
+        ours = _seen(program, exchange, store)
+        found = differences(program, exchange, expected, ours)
+        found += [_traceback(ours)] if found else []
+    assert not found, "\n".join(found)
+
+
+def _seen(program: Program, kind: str, store: Store) -> list[Any]:
+    """What can be seen of a program that runs with a wrapper."""
+    torch.set_default_dtype(torch.float64)
+    joined(dist.PrefixStore(kind, store), program.wait_s)
+    seen = observe(program, Trial(dist.get_rank(), dist.get_world_size(), kind, program.wait_s))
+    _groups[:] = [dist.group.WORLD]
+    gc.collect()  # models go, and their threads with them
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    torch.set_default_dtype(torch.float32)
+    return seen
+
+
+def _traceback(seen: list[Any]) -> str:
+    """Where the program's last error came from, without torch's own frames."""
+    if not (seen and isinstance(seen[-1], Exception)):
+        return ""
+    frames = traceback.extract_tb(seen[-1].__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    return "; ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in own[-6:])
 
 
 def unexpected(program: Program, expected: list[Any]) -> list[str]:
