@@ -1,0 +1,300 @@
+"""The parts of a study that need no process: its cells, runs, turns, journal and what is left."""
+
+from pathlib import Path
+from statistics import quantiles
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from findings import EXCHANGES, numbers, run
+from paceline.core.timeline import Origin
+from paceline.records.scale import Point, ScaleCell, ScaleResult, ScaleSettings
+from paceline.records.settings import validated
+from paceline.studies.scale.journal import Journal, JournalHeader
+from paceline.studies.scale.study import ScalingStudy, do_runs
+from paceline.studies.scale.study_runs import (
+    Crashed,
+    RunStep,
+    StudyRun,
+    cell,
+    run_arguments,
+    runs,
+    steps_of,
+)
+from paceline.studies.scale.study_terminal import cells_table, remaining_s, sentences
+from plan_rows import plan_row
+from refusals import refused
+from scale_cells import cell as some_cell
+from scale_cells import failed
+
+SETTINGS = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(16, 32))
+HEADER = JournalHeader(id="one", paceline="0.1.0", settings=SETTINGS)
+CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
+POINT, PARTS = Point("tree", 2, 16, "strong"), {"forward": 1.0, "backward": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("repeats", {"repeats": 0}),
+        ("strategy", {"strategy": ("tree", "ring")}),
+        ("workers.1", {"workers": (1, 0)}),
+        ("batch_size", {"batch_size": ()}),
+        ("batch_size", {"batch_size": (16, 16)}),
+        ("scaling.0", {"scaling": ("strange",)}),
+        ("overhead", {"overhead": True, "workers": (2, 4)}),
+        ("overhead", {"overhead": True, "predict": True}),
+        ("machine", {"machine": "dgx1-v100"}),
+    ],
+)
+def test_settings_that_cannot_be_are_named(field, values):
+    with refused(field):
+        validated(ScaleSettings, {"model": "lenet5"} | values)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kinds"),
+    [
+        ({}, ("measured",)),
+        ({"predict": True}, ("predicted",)),
+        ({"device": "v100"}, ("rehearsed",)),
+        ({"device": "v100", "predict": True}, ("rehearsed", "predicted")),
+        ({"measure": True, "predict": True}, ("measured", "predicted")),
+        ({"measure": True, "device": "v100"}, ("measured", "rehearsed")),
+    ],
+)
+def test_any_two_kinds_stand_side_by_side(asked, kinds):
+    assert ScaleSettings(model="lenet5", **asked).kinds == kinds
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("batch", [16, 32, 64])
+def test_scaling_keeps_the_samples_or_the_batch_of_a_worker(gpus, batch):
+    strong, weak = Point("tree", gpus, batch, "strong"), Point("tree", gpus, batch, "weak")
+    assert (strong.batch_size, weak.batch_size) == (batch, gpus * batch)
+    assert strong.steps_of(1000) == weak.steps_of(1000) == -(-1000 // batch)
+    # Mojumder et al., section V-A: 256K images in batches of so many on each GPU.
+    published = Point("tree", gpus, batch, "strong-per-worker")
+    assert published.batch_size == gpus * batch
+    assert published.steps_of(262_144) == 262_144 // (gpus * batch)
+
+
+@given(
+    st.sets(st.integers(1, 8), min_size=1, max_size=4),
+    st.sets(st.sampled_from([8, 16, 32, 64]), min_size=1),
+    st.sampled_from([("strong",), ("weak",), ("strong", "weak"), ("strong-per-worker", "weak")]),
+    st.booleans(),
+    st.sampled_from([None, "v100"]),
+)
+def test_runs_give_each_cell_once_and_no_step_twice(workers, batches, scaling, predict, device):
+    settings = ScaleSettings(
+        model="lenet5",
+        workers=tuple(workers),
+        batch_size=tuple(batches),
+        scaling=scaling,
+        predict=predict,
+        device=device,
+    )
+    found = list(runs(settings))
+    given_cells = [(point, kind) for run in found for point in run.points for kind in run.kinds]
+    wanted = [(point, kind) for point in settings.points for kind in settings.kinds]
+    assert sorted(given_cells) == sorted(wanted)
+    steps = [(run.source, run.method, run.workers, run.batch_size) for run in found]
+    assert len(set(steps)) == len(steps)
+    assert all(point.batch_size == run.batch_size for run in found for point in run.points)
+
+
+def changed(**fields) -> ScaleSettings:
+    return SETTINGS.model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "samples"),
+    [  # one for each class; and few steps where the run predicts
+        ({"classes": 10, "batch_size": (1,), "workers": (1,), "steps": 6}, 10),
+        ({"predict": True, "batch_size": (16,), "steps": 50}, 80),
+    ],
+)
+def test_a_run_has_as_many_synthetic_samples_as_it_needs(fields, samples):
+    settings = changed(**fields)
+    (one, *_) = runs(settings)
+    line = run_arguments(one, settings, (1, 32, 32), Path("there"))
+    assert f"synthetic:1x32x32,classes=10,samples={samples}" in line
+
+
+def test_a_model_with_data_of_its_own_is_trained_for_so_many_steps_of_them():
+    settings = changed(batch_size=(16,), workers=(1,), steps=6, model="own:recipe")
+    (one, *_) = runs(settings)
+    line = run_arguments(one, settings, None, Path("there"))
+    assert line[:2] == ["train", "own:recipe"]
+    assert line[line.index("--steps") + 1] == "6"
+    assert not {"--data", "--epochs", "--learning-rate", "--input-shape"} & set(line)
+
+
+def test_one_worker_exchanges_with_itself_where_a_study_asks_for_the_overhead():
+    settings = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(8,), overhead=True)
+    for one in runs(settings):
+        asked = run_arguments(one, settings, (1, 32, 32), Path("there"))
+        assert ("--exchange-alone" in asked) == (one.workers == 1)
+
+
+class Turns:
+    """A study whose runs take no time and say in which order they are done."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, int, int]] = []
+
+    def repeats(self, run: StudyRun) -> int:
+        return 3
+
+    def repetition(self, run: StudyRun, number: int, folder: Path) -> dict:
+        self.order.append((run.method, run.batch_size, number))
+        if (run.method, number) == ("tree", 2):
+            raise Crashed("gone")
+        return {"measured": number}
+
+    def cells(self, run: StudyRun, steps: list[dict]) -> list[ScaleCell]:
+        assert [one["measured"] for one in steps] == [1, 2, 3]
+        return [some_cell(method=run.method, batch=run.batch_size)]
+
+
+def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_path):
+    settings = changed(workers=(1,), strategy=("allreduce", "tree", "host"))
+    turns = Turns()
+    done = do_runs(cast("ScalingStudy", turns), list(runs(settings)), tmp_path, lambda run: None)
+    ended = [(run.method, run.batch_size, cells[0].error) for run, cells, _ in done]
+    first = [
+        *(("allreduce", 1), ("tree", 1), ("host", 1)),
+        *(("tree", 2), ("host", 2), ("allreduce", 2)),
+        *(("host", 3), ("allreduce", 3)),
+    ]
+    assert turns.order == [(method, size, n) for size in (16, 32) for method, n in first]
+    errors = (("tree", "gone"), ("host", None), ("allreduce", None))
+    assert ended == [(method, size, error) for size in (16, 32) for method, error in errors]
+
+
+@given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=9))
+def test_a_cell_is_the_epoch_of_its_repetitions(seconds):
+    parts = {"step": 9.0, "forward": 1.0, "backward": 2.0, "exposed": 0.5, "update": 0.25}
+    parts |= {"idle": 0.25, "load": 0.0, "hidden": 7.0}
+    steps = [RunStep(one, parts, 100) for one in seconds]
+    found = cell(POINT, "measured", steps, 1600, 1e9)
+    assert min(seconds) * 100 <= found.epoch_s <= max(seconds) * 100 * (1 + 1e-12)
+    if len(seconds) > 1:
+        lower, middle, upper = quantiles(seconds, n=4, method="inclusive")
+        assert found.spread == pytest.approx((100 * lower, 100 * upper))
+        assert found.epoch_s == pytest.approx(100 * middle)
+    else:
+        assert found.spread == (found.epoch_s, found.epoch_s)
+    whole = found.forward_s + found.backward_s + found.exposed_s + found.update_s + found.idle_s
+    assert whole == pytest.approx(found.epoch_s)
+    assert found.backward_s == pytest.approx(found.epoch_s / 2)
+
+
+def test_a_step_of_nothing_has_no_shares():
+    assert set(RunStep(1.0, {"forward": 0.0}, 1).shares.values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "epoch_s", "spread"),
+    [
+        # Lower ends of 0.77, 0.9 and 0.96 s, upper ends of 1.1, 1.43 and 1.44 s: their quartiles.
+        ({1.0: 0.1, 1.2: 0.2, 1.1: 0.3}, 110, (83.5, 143.5)),
+        ({1.0: 1.5}, 100, (0.0, 250.0)),  # a restless profile's; no epoch takes less than nothing
+    ],
+)
+def test_predictions_of_several_runs_span_the_ends_of_their_ranges(ranges, epoch_s, spread):
+    steps = [RunStep(seconds, PARTS, 100, within) for seconds, within in ranges.items()]
+    found = cell(POINT, Origin.PREDICTED, steps, 1600, 1e9)
+    assert (found.epoch_s, found.spread) == (pytest.approx(epoch_s), pytest.approx(spread))
+
+
+def test_a_run_carries_the_range_of_its_own_prediction():
+    own, other = plan_row(step_s=20, range_share=0.2), plan_row(strategy="tree", range_share=0.6)
+    found = steps_of(run(EXCHANGES, plans=(own, other), predicted_step_s=20, step_s=22))
+    assert found[Origin.PREDICTED].range_s == pytest.approx((16, 24))
+    assert found[Origin.MEASURED].range_s == (22, 22)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "head", "told"),
+    [
+        (["predicted"], "range", [[9, 10]]),
+        (["measured", "predicted"], "range", [[9, 10]]),
+        (["measured"], "quartiles", []),
+    ],
+)
+def test_what_stands_beside_epochs_is_named(capsys, kinds, head, told):
+    cells = [some_cell(kind=kind, spread=(9.0, 11.3)) for kind in kinds]
+    Console(width=80).print(cells_table(cells))
+    _, heads, *rows = capsys.readouterr().out.splitlines()
+    assert head in heads.split()
+    assert all("9.00-11.3" in row for row in rows)
+    notes = sentences(ScaleResult.model_construct(cells=cells, insights=()))
+    assert [numbers(one) for one in notes] == told
+
+
+def test_the_table_has_a_line_for_each_cell_in_80_columns(capsys):
+    full = {"kind": "rehearsed", "workers": 128, "batch": 1024, "spread": (1111, 1346.4)}
+    full |= {"epoch_s": 1234.4, "forward_s": 400, "backward_s": 800, "memory_bytes": 2**36}
+    cells = [some_cell().model_copy(update=full | {"scaling": each}) for each in ("strong", "weak")]
+    cells += [some_cell().model_copy(update={"kind": Origin.PREDICTED}), failed("tree")]
+    Console(width=80).print(cells_table(cells))
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert all(kind in title for kind in ("rehearsed", "predicted", "measured", "MiB"))
+    assert head.split()[3:8] == ["kind", "epoch", "range", "compute", "exposed"]
+    first, second, _, last = (row.split() for row in rows)
+    whole = ["allreduce", "128", "1024", "rehearsed", "1,234", "1,111-1,346", "1,200", "0.500"]
+    assert first == [*whole, "65,536"]
+    assert second == [*whole[:3], "each", *whole[3:], "65,536"]
+    assert last[-1] == "failed"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 40])
+def test_finished_cells_are_there_again_but_for_a_half_written_line(tmp_path, cut):
+    with Journal(tmp_path / "study", HEADER) as journal:
+        journal.append(CELLS[:1])
+        journal.append(CELLS[1:])
+    path = tmp_path / "study" / "cells.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - cut])
+    with Journal(tmp_path / "study", HEADER.model_copy(update={"id": "two"})) as journal:
+        assert (journal.dropped, journal.header.id) == (bool(cut), "one")
+        assert list(journal.cells) == (CELLS[:2] if cut else CELLS)
+        journal.append(CELLS[len(journal.cells) :])
+    with Journal(tmp_path / "study", HEADER) as journal:
+        assert list(journal.cells) == CELLS
+        assert not journal.dropped
+
+
+def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path):
+    def opens(field: object, **changes: object) -> str:
+        with refused(field) as caught:
+            Journal(tmp_path, HEADER.model_copy(update=changes))
+        return caught.value.problem
+
+    with Journal(tmp_path, HEADER) as journal:
+        journal.append(CELLS)
+        opens("output")  # it is under way
+    problem = opens("output", settings=changed(batch_size=(16,)))
+    assert "batch_size 16,32" in problem
+    assert numbers(problem)[-1] == 16
+    assert "0.2.0" in opens("output", paceline="0.2.0")
+    path = tmp_path / "cells.jsonl"
+    path.write_bytes(b"{}\n" + path.read_bytes())
+    assert "method" in opens(f"{path}: line 1")
+    (tmp_path / "study.json").write_text("[]")
+    opens(tmp_path / "study.json")
+
+
+@given(st.lists(st.floats(0.1, 1e4), min_size=2, max_size=20), st.floats(0.01, 100))
+def test_the_remaining_time_is_right_where_expectations_are_off_alike(expected, ratio):
+    assert remaining_s(expected, []) is None
+    ended = [(seconds, ratio * seconds) for seconds in expected[:-1]]
+    for number in range(1, len(expected)):
+        left = remaining_s(expected, ended[:number])
+        assert left == pytest.approx(ratio * sum(expected[number:]), rel=1e-6)
+    assert remaining_s(expected, [*ended, (expected[-1], 1.0)]) == 0
