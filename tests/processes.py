@@ -8,6 +8,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -71,6 +72,18 @@ def children_of(parent: int, word: str) -> list[int]:
             if is_child and word in (stat.parent / "cmdline").read_text():
                 found.append(int(stat.parent.name))
     return found
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Keep a port of the loopback address from all but processes that listen there by its number.
+
+    Those, like torch's store, may reuse an address at which nobody listens.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @dataclass

@@ -26,6 +26,7 @@ from paceline.checkpoints.writer import BackgroundWriter
 from paceline.core.errors import Interrupted, InvalidInput
 from paceline.core.interval import Interval
 from paceline.core.settings import TrainSettings
+from paceline.links.failpoints import reach
 from paceline.links.group import Group
 from paceline.links.interruption import Interruption, StopAgreement
 from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
@@ -139,6 +140,7 @@ class Saver:
         All ranks call it after each step. `gather(num_steps)` returns the state of all ranks, on
         rank 0.
         """
+        reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):
             self._save(num_steps, gather, wait=True)
             raise interrupted(self._interruption, num_steps, self._folder)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
+from paceline.links.failpoints import reach
 from paceline.links.failures import failure, signal_follows, stopped
 from paceline.links.interruption import is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
@@ -60,7 +61,9 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             with signals_held(command):
                 for rank in range(num_workers):
                     environment = _environment(rank, num_workers, port)
-                    workers.append(start(command, environment=environment))
+                    worker = start(command, environment=environment)
+                    reach("launch.started", worker=rank)
+                    workers.append(worker)
             failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
         codes = [process.poll() or 0 for process in failed]
         if failed and (passed.number is not None or set(codes) & set(EXIT_CODES)):

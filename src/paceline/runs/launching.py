@@ -22,6 +22,7 @@ from paceline.core.blame import exit_code, told
 from paceline.core.errors import Interrupted, InvalidInput, WorkersFailed
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.cores import share_cores
+from paceline.links.failpoints import reach
 from paceline.links.failures import tell_left, tell_reported, tell_stopped
 from paceline.links.group import Group
 from paceline.links.launch import launch
@@ -234,12 +235,14 @@ def as_rank(
     group = None
     early: list[int] = []  # signals before the ranks know each other
     _handle_signals(lambda number, _: early.append(number))
+    reach("rank.started", worker=int(rank))
     try:
         with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
             share_cores(group.device)  # the threads of the process group exist, and stay free
             _handle_signals(partial(_signalled, group))
             if early:
                 _signalled(group, early[0], None)
+            reach("rank.met", worker=group.rank)
             try:
                 carry_out(group)
             except Interrupted as error:  # all ranks together, none of which has failed

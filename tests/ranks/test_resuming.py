@@ -1,0 +1,230 @@
+"""Runs of the synchronous strategies that go on from a checkpoint end with the same bits."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from faults import failpoints
+from paceline.core.errors import Interrupted, InvalidInput
+from paceline.links import interruption
+from paceline.links.group import Group
+from paceline.links.rendezvous import process_group
+from paceline.runs.launching import requested
+from paceline.runs.restarts import RunRequest, resuming
+from paceline.runs.session import go_through
+from pair import Ranks
+
+STEPS = 50  # two epochs
+RESULTS = ("model.safetensors", "result.json", "trace.json", "report.html")
+Settings = dict[str, Any]
+
+
+def request_of(settings: Settings) -> RunRequest:
+    """Return the request of a short run in the folder `runs/one`."""
+    known = {
+        "model": "small_recipes:with_dropout",
+        "batch_size": 24,
+        "epochs": 2,
+        "profile_s": 0.02,
+    }
+    known["workers"] = int(os.environ["WORLD_SIZE"])
+    return requested("train", known | settings, quiet=True).model_copy(update={"run_id": "one"})
+
+
+def attempt(group: Group, settings: Settings, is_resumed: bool) -> int | str:
+    """Train, or go on; return when the run was interrupted, or the field that was refused."""
+    request = request_of(settings)
+    try:
+        go_through(resuming(request, Path("runs/one")) if is_resumed else request, group)
+    except Interrupted as error:
+        return error.num_steps
+    except InvalidInput as error:
+        return error.field
+    return "done"
+
+
+def train(settings: Settings, is_resumed: bool = False) -> int | str:
+    """Train on this rank, or go on."""
+    interruption._POLL_S = interruption._MARGIN_S = 0.0  # as seconds they are many steps
+    with process_group(30.0) as group:
+        return attempt(group, settings, is_resumed)
+
+
+Run = Callable[..., list[int | str]]
+
+
+@pytest.fixture
+def run(pair: Ranks, tmp_path: Path) -> Run:
+    """Train on both ranks; with `is_resumed`, go on from the last checkpoint."""
+    return lambda settings, **how: pair(train, settings, *how.values(), group=False, cwd=tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "one"
+
+
+def learnt(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """The bytes of the model, and its epochs but for their seconds."""
+    epochs = json.loads((folder / "result.json").read_text())["epochs"]
+    for epoch in epochs:
+        del epoch["seconds"]
+    return (folder / "model.safetensors").read_bytes(), epochs
+
+
+def remove_results(folder: Path) -> None:
+    for name in RESULTS:
+        (folder / name).unlink()
+
+
+SLOW = pytest.mark.slow
+HOST = {"strategy": "host"}
+SPLIT = {"strategy": "subbatch", "model": "small_recipes:classes"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        HOST | {"accumulate": 3, "clip_norm": 0.5, "precision": "bfloat16"},
+        {"strategy": "tree"},
+        {"strategy": "allreduce", "options": {"codec": "onebit"}},  # has error feedback
+        SPLIT | {"options": {"gradients": "onebit"}},
+    ],
+    ids=lambda settings: settings["strategy"],
+)
+def test_a_run_goes_on_bit_for_bit(run: Run, folder: Path, settings: Settings) -> None:
+    settings = settings | {"checkpoint_every": "37"}
+    run(settings)
+    before = learnt(folder)
+    remove_results(folder)
+    run(settings, is_resumed=True)
+    assert learnt(folder) == before
+    assert {path.name for path in folder.iterdir()} == {*RESULTS, "run.toml", "checkpoints"}
+
+
+@pytest.mark.slow
+def test_sums_of_three_go_on_bit_for_bit(triple: Ranks, tmp_path: Path, folder: Path) -> None:
+    """They depend on where they are cut."""
+    settings = {"strategy": "allreduce", "checkpoint_every": "37"}
+    triple(train, settings, group=False, cwd=tmp_path)
+    before = learnt(folder)
+    triple(train, settings, True, group=False, cwd=tmp_path)
+    assert learnt(folder) == before
+
+
+def test_an_interrupted_run_saves_itself_and_goes_on_bit_for_bit(run: Run, folder: Path) -> None:
+    settings = HOST | {"checkpoint_every": "never"}
+    run(settings)
+    before = learnt(folder)
+    shutil.rmtree(folder)
+    with failpoints({"at": "step.done", "worker": 1, "step": 30, "do": "SIGINT"}):
+        stopped = run(settings)
+    assert stopped[0] == stopped[1]
+    assert 30 <= stopped[0] < STEPS
+    assert not (folder / "result.json").exists()
+    run(settings, is_resumed=True)
+    assert learnt(folder) == before
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_takes_the_same_samples(
+    run: Run, triple: Ranks, tmp_path: Path, folder: Path
+) -> None:
+    settings = HOST | {"model": "small_recipes:plain", "checkpoint_every": "37"}
+    run(settings)
+    expected, whole = load_file(folder / "model.safetensors"), learnt(folder)[1]
+    triple(train, settings, True, group=False, cwd=tmp_path)
+    found = load_file(folder / "model.safetensors")
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-5)
+    for epoch, same in zip(learnt(folder)[1], whole, strict=True):
+        assert epoch["train_loss"] == pytest.approx(same["train_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_left"),
+    [
+        (HOST, 0),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [(HOST, 1), (SPLIT, 0), (SPLIT, 1)]
+        ),
+    ],
+)
+def test_a_run_that_was_killed_at_its_end_has_its_result_when_it_goes_on(
+    run: Run, folder: Path, settings: Settings, num_left: int
+) -> None:
+    settings = settings | {"checkpoint_every": str(STEPS - num_left)}
+    run(settings)
+    before = learnt(folder)
+    remove_results(folder)
+    run(settings, is_resumed=True)
+    assert learnt(folder) == before
+    assert (folder / "report.html").exists()
+
+
+def test_more_epochs_may_follow(run: Run, folder: Path) -> None:
+    settings = {"strategy": "host", "model": "small_recipes:classes", "checkpoint_every": "24"}
+    run(settings | {"epochs": 1})
+    run(settings, is_resumed=True)
+    assert len(learnt(folder)[1]) == 2
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Run, folder: Path) -> None:
+    settings = {"strategy": "tree", "checkpoint_every": "20"}
+    run(settings)
+    before = learnt(folder)
+    newest = folder / "checkpoints" / "step-00000040" / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 8
+    newest.write_bytes(data)
+    run(settings, is_resumed=True)
+    assert learnt(folder) == before
+
+
+def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_written(
+    run: Run, folder: Path
+) -> None:
+    """Sums of two are the same in any order."""
+    settings = {"model": "small_recipes:plain", "checkpoint_every": "37"}
+    run(settings | HOST)
+    before = learnt(folder)
+    checkpoints = os.open(folder / "checkpoints", os.O_RDONLY)
+    fcntl.flock(checkpoints, fcntl.LOCK_EX)  # as another process that writes there
+    try:
+        run(settings | {"strategy": "allreduce", "checkpoint_every": "10"}, is_resumed=True)
+    finally:
+        os.close(checkpoints)
+    assert learnt(folder) == before
+    assert [one.name for one in (folder / "checkpoints").iterdir()] == ["step-00000037"]
+
+
+def attempts(settings: Settings, changes: list[Settings]) -> list[int | str]:
+    """Train, and try to go on with each of the changes."""
+    with process_group(30.0) as group:
+        attempt(group, settings, False)
+        return [attempt(group, settings | change, True) for change in changes]
+
+
+def test_a_run_of_other_settings_does_not_go_on(pair: Ranks, tmp_path: Path) -> None:
+    changes = [{"batch_size": 30}, {"seed": 3}, {"model": "small_recipes:plain"}]
+    fields = ["resume"] * 4
+    settings = HOST | {"checkpoint_every": "37", "epochs": 2}
+    found = pair(attempts, settings, [*changes, {"optimizer": "sgd"}], group=False, cwd=tmp_path)
+    assert found == [fields, fields]
+
+
+@pytest.mark.parametrize("files", [[], ["checkpoints/.hidden"]])
+def test_a_folder_without_a_checkpoint_is_refused(pair: Ranks, tmp_path: Path, files) -> None:
+    for name in files:
+        (tmp_path / "runs" / "one" / name).parent.mkdir(parents=True)
+    assert pair(train, HOST, True, group=False, cwd=tmp_path) == ["resume", "resume"]
