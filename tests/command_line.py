@@ -1,7 +1,9 @@
 """The command line in this process, and folders of runs for it to look at."""
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from paceline.commands.app import run
 from paceline.core.compare import compare
@@ -13,6 +15,7 @@ from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import write_trace
 from paceline.records.result import RunResult
 from plan_rows import plan_row
+from refusals import refused_field
 
 MACHINE = Path(__file__).parents[1] / "machines" / "two-core-epyc.toml"
 COMPUTE = (compute_lane("cpu0"),)
@@ -29,6 +32,18 @@ class Line:
         self.code = run()
         self.out, self.err = self._capsys.readouterr()
         return self
+
+    @property
+    def found(self) -> Any:
+        """The one JSON object that a command with --json has printed, and nothing else."""
+        assert (self.code, self.err) == (0, "")
+        return json.loads(self.out)
+
+    @property
+    def refused(self) -> str:
+        """The field of the refusal, of one line, with which the command has ended."""
+        assert (self.code, self.out) == (2, ""), self.err
+        return refused_field(self.err)
 
 
 def steps(seconds: float, origin, num_steps: int = 3) -> Timeline:

@@ -1,7 +1,9 @@
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.core.cost import (
     Measured,
@@ -12,24 +14,13 @@ from paceline.core.cost import (
     exchange_lane,
     link_lane,
 )
-from paceline.core.errors import InvalidInput
 from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from paceline.core.machine import Machine
 from paceline.core.plan import Cost, Kind, PriceKey, Task, TaskId
 from paceline.core.transfer import Ring
+from refusals import refused
 
-HOST = {
-    "cores": 2,
-    "memory_bytes": "8 GiB",
-    "memory_bandwidth_bytes_per_s": "10 GB/s",
-    "source": "made up",
-}
-DEVICE = {
-    "flops_per_s": "1 Tflop/s",
-    "memory_bytes": "8 GiB",
-    "memory_bandwidth_bytes_per_s": "100 GB/s",
-    "source": "made up",
-}
+FACT = {"memory_bytes": "8 GiB", "memory_bandwidth_bytes_per_s": "10 GB/s", "source": "made up"}
 
 
 def machine(devices: list[tuple[str, str, str]], links: list[tuple[str, str, str]]) -> Machine:
@@ -37,9 +28,10 @@ def machine(devices: list[tuple[str, str, str]], links: list[tuple[str, str, str
     return Machine.model_validate(
         {
             "name": "test",
-            "hosts": [HOST | {"name": host} for host in hosts],
+            "hosts": [FACT | {"cores": 2, "name": host} for host in hosts],
             "devices": [
-                DEVICE | {"name": name, "host": host, "kind": kind} for name, host, kind in devices
+                FACT | {"flops_per_s": "1 Tflop/s", "name": name, "host": host, "kind": kind}
+                for name, host, kind in devices
             ],
             "links": [
                 {"between": [a, b], "bandwidth_bytes_per_s": w, "latency_s": "10 us", "source": "-"}
@@ -66,19 +58,10 @@ def test_quantities_are_read_in_base_units(unit, text, value):
     assert TypeAdapter(unit).validate_python(text) == pytest.approx(value, rel=1e-12)
 
 
-@given(st.floats(1e-3, 1e6, allow_nan=False), st.sampled_from(["k", "M", "G", "T"]))
-def test_a_quantity_written_out_is_read_back(number: float, prefix: str):
-    factor = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[prefix]
-    read = TypeAdapter(BytesPerSecond).validate_python(f"{number} {prefix}bit/s")
-    assert read == pytest.approx(number * factor / 8)
-
-
 @given(st.text(max_size=12))
-def test_any_text_is_a_quantity_or_a_clear_error(text: str):
-    try:
+def test_any_text_is_a_quantity_or_refused(text: str):
+    with suppress(ValidationError):
         assert TypeAdapter(Seconds).validate_python(text) >= 0
-    except ValueError as error:
-        assert "unit" in str(error) or "quantity" in str(error) or "number" in str(error)
 
 
 def names(route) -> list[str]:
@@ -111,15 +94,10 @@ def with_a_switch(num_gpus: int, bus: str, own: str, together: str | None) -> Ma
     return Machine.model_validate(fields)
 
 
-def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus():
-    m = with_a_switch(2, bus="16 GB/s", own="4 GB/s", together=None)
-    assert names(m.route(*m.devices)) == ["gpu0->links", "links->gpu1"]
-    assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->box"]
-
-
-def test_all_messages_through_a_switch_pass_what_they_share():
-    m = with_a_switch(2, bus="16 GB/s", own="4 GB/s", together="6 GB/s")
-    assert names(m.route(*m.devices)) == ["gpu0->links", "links->links", "links->gpu1"]
+@pytest.mark.parametrize(("together", "shared"), [(None, []), ("6 GB/s", ["links->links"])])
+def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus(together, shared):
+    m = with_a_switch(2, bus="16 GB/s", own="4 GB/s", together=together)
+    assert names(m.route(*m.devices)) == ["gpu0->links", *shared, "links->gpu1"]
     assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->box"]
 
 
@@ -147,11 +125,10 @@ def test_cores_stand_where_their_host_stands():
 
 def test_a_missing_way_is_named():
     apart = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [])
-    with pytest.raises(InvalidInput, match="no link leads from 'a' to 'b'"):
-        apart.route(*apart.devices)
     together = machine([("cpu0", "a", "cpu"), ("cpu1", "a", "cpu")], [])
-    with pytest.raises(InvalidInput, match="two workers on 'a' need a link"):
-        together.route(*together.devices)
+    for m in (apart, together):
+        with refused("machine test"):
+            m.route(*m.devices)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +151,7 @@ def test_a_transfer_is_priced_by_its_link_and_not_by_the_devices_that_it_holds()
 
 def test_nothing_to_price_by_is_an_error():
     task = Task(TaskId(0, Kind.REDUCE, "t"), (exchange_lane("cpu0"),), Cost(1))
-    with pytest.raises(ValueError, match=r"none of \['cpu0/exchange'\] has a rate"):
+    with pytest.raises(ValueError, match="cpu0/exchange"):
         Roofline({}).seconds(task)
 
 
@@ -204,12 +181,12 @@ def test_a_copy_with_other_links_has_other_ways():
     faster = slow.links[0].model_copy(update={"bandwidth_bytes_per_s": 1e9})
     copied = slow.model_copy(update={"links": (faster,)})
     assert copied.route(*copied.devices)[0].link is faster
-    with pytest.raises(InvalidInput, match="no link leads"):
+    with refused("machine test"):
         copied.model_copy(update={"links": ()}).route(*copied.devices)
 
 
 def test_groups_hold_all_hosts():
     m = machine([(f"cpu{i}", f"h{i}", "cpu") for i in range(4)], [])
     assert Machine.model_validate(m.model_dump() | {"groups": [2, 2]}).groups == (2, 2)
-    with pytest.raises(ValueError, match="the product must be 4, the number of hosts"):
+    with pytest.raises(ValidationError):
         Machine.model_validate(m.model_dump() | {"groups": [2, 3]})

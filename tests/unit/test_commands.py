@@ -1,31 +1,57 @@
-"""The list of commands, what help shows of them, and what it takes to show it."""
+"""Commands: their list, their help, their exit codes, and the settings that they pass on."""
 
 import shlex
+import stat
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from command_line import MACHINE
+from paceline.api import planning
 from paceline.commands.app import COMMANDS, loaded
+from paceline.core.errors import WorkersFailed
+from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.records.config_file import write_config
+from paceline.records.settings import validated_settings
+from paceline.runs import launching
+from refusals import refused_field
 
 HEAVY = ("torch", "numpy", "pydantic", "paceline.strategies", "paceline.records", "plotly")
+PLAN = ("plan", "lenet5", "--machine", MACHINE)
+
+
+@pytest.fixture
+def requests(monkeypatch) -> list:
+    """The requests of runs, which are not carried out."""
+    made = []
+    monkeypatch.setattr(launching, "carry_out", made.append)
+    return made
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_example_is_a_command_line_that_the_command_reads(name):
+def test_help_of_a_command_has_an_example_that_it_reads(line, name):
     command, words = loaded(name), shlex.split(COMMANDS[name].example)
     assert words[0] == name
     context = command.make_context(name, words[1:], resilient_parsing=True)
     given = {key: value for key, value in context.params.items() if value not in (None, ())}
     assert len(given) >= len([word for word in words if word.startswith("--")])
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_shows_its_example(line, name):
     line(name, "--help")
     assert (line.code, line.err) == (0, "")
-    shown = " ".join(line.out.split())
-    assert f"Example: paceline {COMMANDS[name].example}" in shown
+    assert f"paceline {COMMANDS[name].example}" in " ".join(line.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [([], COMMANDS), (["--help"], COMMANDS), (["--version"], [version("paceline")])],
+)
+def test_help_lists_all_commands(line, arguments, shown):
+    line(*arguments)
+    assert (line.code, line.err) == (0, "")
+    assert set(shown) <= set(line.out.split())
 
 
 def test_help_of_train_groups_its_options_and_keeps_brackets(line):
@@ -37,37 +63,202 @@ def test_help_of_train_groups_its_options_and_keeps_brackets(line):
     assert "[default: 64]" in line.out  # rich would take it for markup
 
 
+def in_a_process(code: str, *arguments: str, **environment: str) -> tuple[str, list[str]]:
+    """Call the command line in a process of its own; return its output and last line of errors."""
+    before = f"import sys; sys.argv = {['paceline', *arguments]}\n"
+    code = f"{before}from paceline.commands.app import run\n{code}"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment or None
+    )
+    return done.stdout, done.stderr.splitlines()[-1:]
+
+
 def test_the_list_of_commands_needs_no_heavy_module():
-    code = (
-        "import sys; sys.argv = ['paceline', '--help']\n"
-        "from paceline.commands.app import run; run()\n"
-        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    code = f"run(); print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    out, said = in_a_process(code, "--help")
+    assert said == ["[]"]
+    assert set(COMMANDS) <= set(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("paceline pro", {"probe", "profile"}),
+        ("paceline train --strategy ho", {"hogbatch", "host"}),
+    ],
+)
+def test_completion_knows_commands_and_strategies(words, expected):
+    last = str(len(words.split(" ")) - 1)
+    environment = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": last}
+    out, _ = in_a_process("run()", **environment)
+    assert {name for name in out.split() if not name.startswith("-")} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["dance"], "dance"),
+        (["plan"], "model"),
+        (["train"], "model"),
+        (["train", "--config", "empty.toml"], "model"),
+        (["plan", "lenet5", "--speed", "3"], "--speed"),
+        (["plan", "lenet5", "--batch-size", "few"], "--batch-size"),
+        (["launch", "lenet5", "--emit", "slrum"], "--emit"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_named_in_one_line(line, arguments, named):
+    Path("empty.toml").write_text("")
+    line(*arguments)
+    assert (line.code, line.out, line.err.count("\n")) == (2, "", 1)
+    assert named in line.err
+
+
+def test_debug_shows_where_an_error_was_raised(line):
+    line("plan", "lenet5", "--machine", "none.toml", "--debug")
+    assert line.code == 2
+    assert "Traceback (most recent call last)" in line.err
+    assert refused_field(line.err) == "none.toml"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyError("x"), 1, ["paceline: KeyError: 'x'"]),
+        (KeyboardInterrupt(), 130, ["paceline: interrupted"]),
+        (WorkersFailed(2), 2, []),  # they have said it themselves
+        (WorkersFailed(3, "gone", is_said=False), 3, ["paceline: gone"]),
+    ],
+)
+def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, said):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(planning, "plan", fail)
+    line(*PLAN)
+    assert (line.code, line.out) == (code, "")
+    assert [one.partition(" (this process at ")[0] for one in line.err.splitlines()] == said
+
+
+def test_settings_of_a_run_are_those_of_the_command_line(line, requests, monkeypatch, tmp_path):
+    options = ["--set", "bucket_mb=5", "--set", "gradient_as_bucket_view=false", "--seed", 7]
+    line("train", "lenet5", "--epochs", 2, "--learning-rate", 0.5, "--output", tmp_path, *options)
+    assert line.code == 0, line.err
+    (request,) = requests
+    chosen = {"data": "digits", "optimizer": "sgd", "momentum": 0.9, "schedule": "constant"}
+    expected = TrainSettings(
+        model="lenet5",
+        **chosen,
+        epochs=2,
+        learning_rate=0.5,
+        output=tmp_path,
+        seed=7,
+        options={"bucket_mb": 5, "gradient_as_bucket_view": False},
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
-    assert all(f" {name} " in done.stdout for name in COMMANDS)
+    assert (request.verb, request.settings, request.as_json) == ("train", expected, False)
+    monkeypatch.setenv("WORLD_SIZE", "3")  # as many as torchrun has started
+    line("plan", "lenet5", "--json")
+    planned = requests[1]
+    assert (planned.verb, planned.settings.workers, planned.as_json) == ("plan", 3, True)
 
 
-def test_a_plan_of_a_built_in_model_needs_no_torch():
-    code = (
-        "import sys; sys.argv = ['paceline', 'plan', 'lenet5', '--machine', 'k40-gigabit']\n"
-        "from paceline.commands.app import run; code = run()\n"
-        "print(code, 'torch' in sys.modules, file=sys.stderr)"
+def test_settings_of_a_rehearsal_are_those_of_the_command_line(line, requests):
+    asked = {
+        "device": "P100",
+        "forward_ms": 50.6,
+        "backward_ms": 104,
+        "chunk_search": "runtime",
+        "search_step": 3,
+        "interval": 4,
+        "strategy": "host",
+        "workers": 4,
+    }
+    options = [word for name, value in asked.items() for word in (f"--{name}", value)]
+    words = [str(word).replace("_", "-") for word in options]
+    line("rehearse", "mine:net", "--input-shape", "3x8x8", *words, "--json")
+    assert line.code == 0, line.err
+    (request,) = requests
+    assert request.settings == RehearseSettings(model="mine:net", input_shape=(3, 8, 8), **asked)
+    assert (request.verb, request.as_json) == ("rehearse", True)
+    assert "rehearsed" in request.run_id
+    again = type(request).model_validate_json(request.model_dump_json())  # as a worker gets it
+    assert again == request
+
+
+def test_options_replace_the_settings_of_a_file(line, requests):
+    Path("mine.toml").write_text(
+        'model = "lenet5"\nstrategy = "host"\nsteps = 30\noptimizer = "adamw"\n'
+        "[options]\nchunk = 2\n[optimizer_options]\nweight_decay = 0.25\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "0 False"
+    line("train", "--config", "mine.toml")
+    assert line.code == 0, line.err
+    asked = requests.pop().settings
+    assert (asked.model, asked.strategy, asked.steps) == ("lenet5", "host", 30)
+    assert (asked.options, asked.optimizer_options) == ({"chunk": 2}, {"weight_decay": 0.25})
+    more = ("--optimizer-set", "amsgrad=true", "--optimizer-set", "betas=[0.8,0.9]")
+    line("train", "alexnet", "--config", "mine.toml", "--epochs", 4, *more)
+    assert line.code == 0, line.err
+    asked = requests.pop().settings
+    assert (asked.model, asked.epochs, asked.steps) == ("alexnet", 4, None)
+    options = {"weight_decay": 0.25, "amsgrad": True, "betas": [0.8, 0.9]}
+    assert asked.optimizer_options == options
 
 
-def test_completion_knows_commands_and_strategies():
-    def completed(words: str) -> str:
-        environment = {
-            "_PACELINE_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(len(words.split(" ")) - 1),
-        }
-        code = "import sys; sys.argv = ['paceline']\nfrom paceline.commands.app import run; run()"
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+def test_a_run_that_is_resumed_has_the_settings_that_it_had(line, requests, tmp_path: Path):
+    before = validated_settings(
+        {"model": "alexnet", "strategy": "wheel", "epochs": 7, "options": {"staleness": None}}
+    )
+    folder = tmp_path / "runs" / "before"
+    folder.mkdir(parents=True)
+    write_config(folder, before)
+    (tmp_path / "mine.toml").write_text('epochs = 9\nseed = 5\nresume = "runs/before"\n')
+    here = {"resume": folder, "output": folder.parent}
+    for arguments, changed in (
+        (("--resume", "runs/before", "--workers", 1), {"workers": 1}),
+        (("--config", "mine.toml", "--seed", 6), {"epochs": 9, "seed": 6}),
+    ):
+        line("train", *arguments)
+        assert line.code == 0, line.err
+        assert requests.pop().settings == before.model_copy(update=here | changed)
 
-    assert "profile" in completed("paceline pro").split()
-    assert completed("paceline train --strategy ho").split() == ["host", "hogbatch"]
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_rank_of_torchrun_ends_at_once(line, monkeypatch, code):
+    # Threads of a process group can abort a process that takes the usual way out.
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(f"left with {code}")
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(launching, "work", lambda request: code)
+    monkeypatch.setattr(launching, "leave", leave)
+    with pytest.raises(SystemExit, match=f"left with {code}"):
+        line("train", "lenet5")
+
+
+def test_a_rank_of_torchrun_is_no_coordinator(line, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    assert line("train", "mlp-64-32-10", "--strategy", "hogbatch").refused == "strategy"
+
+
+def test_tensorboard_has_to_be_installed(line, monkeypatch):
+    # As where it is not: importlib finds no module that is None.
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert line("train", "lenet5", "--tensorboard", "board").refused == "tensorboard"
+    assert not Path("board").exists()
+
+
+def test_a_hub_that_is_not_there_is_waited_for(line):
+    line("worker", "--connect", "tcp://127.0.0.1:1", "--deadline-s", "0.2", "--device", "cpu")
+    assert line.code == 1
+    assert "tcp://127.0.0.1:1" in line.err.splitlines()[-1]
+
+
+def test_keys_are_written_once_and_readable_by_nobody_else(line, tmp_path: Path):
+    line("hub", "--generate-keys", "keys")
+    assert line.code == 0
+    names = [Path(path).name for path in line.out.split()]
+    assert names == ["hub.key", "hub.pub", "worker.key", "worker.pub"]
+    for name in ("hub.key", "worker.key"):
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+    assert line("hub", "--generate-keys", "keys").refused == "keys"

@@ -1,4 +1,3 @@
-import json
 import os
 import platform
 
@@ -23,7 +22,6 @@ def test_the_page_and_its_json_say_the_same(line):
     line("doctor")
     assert line.code == 0
     assert line.out.startswith("## paceline doctor\n")
-    line("doctor", "--json")
-    found = json.loads(line.out)
+    found = line("doctor", "--json").found
     assert found["versions"]["torch"] == torch.__version__
-    assert {"what", "why", "instead"} == set().union(*found["slow"]) or not found["slow"]
+    assert {"code", "what", "why", "instead"} == set().union(*found["slow"]) or not found["slow"]
