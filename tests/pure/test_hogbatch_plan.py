@@ -1,37 +1,46 @@
+"""Asynchronous plans against closed forms: updates by speeds, policies, stages, costs, memory."""
+
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import box, link
 from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
-from paceline.core.plan import Kind, Lane
+from paceline.core.plan import COMPUTE, Cost, Kind, Lane
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
+from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import period_s, plan, plan_until, priced_batches
+from paceline.strategies.hogbatch.plan import (
+    memory,
+    period_s,
+    plan,
+    plan_until,
+    priced_batches,
+    updates_per_batch,
+)
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
+from refusals import refused
+
+EQUAL = Hogbatch(policy="hogbatch", threads=1)
 
 
-@pytest.mark.parametrize("ratio", [1.5, 4.25, 16.5, 236.3])
+@pytest.mark.parametrize("ratio", [1.5, 4.25, 15.5, 236.3])
 def test_with_equal_batches_updates_are_as_the_speeds(ratio):
     # Algorithm 1: within a time each worker makes as many updates as it has time for.
-    machine, horizon_s = at_speeds(1.0, ratio), 105.0
-    timeline = run(per_sample(10), machine, Hogbatch(policy="hogbatch", threads=1), horizon_s)
-    expected = {"cpu0": int(horizon_s / 10), "cpu1": int(horizon_s / 10 * ratio)}
-    assert statistics.num_updates(timeline) == pytest.approx(expected, rel=1e-6)
+    timeline = run(per_sample(10), at_speeds(1.0, ratio), EQUAL, 105.0)
+    expected = {"cpu0": 10, "cpu1": int(10.5 * ratio)}
+    assert statistics.num_updates(timeline) == expected
 
 
 @pytest.mark.parametrize("ratio", [1.5, 4.25, 15.5])
 def test_missed_updates_are_the_ratio_of_speeds(ratio):
-    timeline = run(
-        per_sample(10), at_speeds(1.0, ratio), Hogbatch(policy="hogbatch", threads=1), 1e3
-    )
-    missed = statistics.staleness(timeline)
+    missed = statistics.staleness(run(per_sample(10), at_speeds(1.0, ratio), EQUAL, 1e3))
     assert set(missed["cpu0"]) == {int(ratio), int(ratio) + 1}
     assert set(missed["cpu1"]) == {0, 1}
     mean = sum(number * count for number, count in missed["cpu0"].items()) / missed["cpu0"].total()
@@ -48,13 +57,11 @@ def test_proportional_batches_take_equally_long():
     assert statistics.utilisation(timeline) == pytest.approx({"cpu0": 1, "cpu1": 1}, rel=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
 @given(ratio=st.floats(1.0, 60.0), alpha=st.sampled_from([1.5, 2.0, 4.0]))
 def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
     config = Hogbatch(threads=1, cpu_batch=(1, 64), alpha=alpha)
     timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 600.0)
-    shares = statistics.update_shares(timeline)
-    assert shares["cpu0"] == pytest.approx(0.5, abs=0.05)
+    assert statistics.update_shares(timeline)["cpu0"] == pytest.approx(0.5, abs=0.05)
     assert min(statistics.utilisation(timeline).values()) > 0.9
 
 
@@ -62,11 +69,10 @@ def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
 def test_beyond_its_thresholds_adaptive_is_as_uneven_as_they_leave_it(ratio):
     # The slow worker stays at 1 sample, the fast one at 64.
     config = Hogbatch(threads=1, cpu_batch=(1, 64))
-    made = statistics.num_updates(run(per_sample(8), at_speeds(1.0, ratio), config, 600.0))
-    assert made["cpu1"] / made["cpu0"] == pytest.approx(ratio / 64, rel=0.02)
+    made = statistics.num_updates(run(per_sample(8), at_speeds(1.0, ratio), config, 150.0))
+    assert made["cpu1"] / made["cpu0"] == pytest.approx(ratio / 64, rel=0.05)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     speeds=st.lists(st.floats(0.5, 300), min_size=2, max_size=4),
     alpha=st.floats(1.1, 5),
@@ -75,30 +81,22 @@ def test_beyond_its_thresholds_adaptive_is_as_uneven_as_they_leave_it(ratio):
     threads=st.integers(1, 5),
 )
 def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor, threads):
-    config = Hogbatch(
-        workers=len(speeds),
-        threads=threads,
-        cpu_batch=(least, least * factor),
-        alpha=alpha,
-    )
-    timeline = simulate(
-        plan(per_sample(64), at_speeds(*speeds), config, Window(12)),
-        roof(at_speeds(*speeds)),
-    )
-    low, high = threads * least, threads * least * factor
-    total = 12 * 64 * len(speeds)
+    bounds, machine = (least, least * factor), at_speeds(*speeds)
+    config = Hogbatch(workers=len(speeds), threads=threads, cpu_batch=bounds, alpha=alpha)
+    timeline = simulate(plan(per_sample(64), machine, config, Window(6)), roof(machine))
+    low, high = (threads * bound for bound in bounds)
+    total = 6 * 64 * len(speeds)
     assert total <= sum(statistics.num_samples(timeline).values()) < total + len(speeds) * high
-    sizes = [[size for _, size in done] for done in statistics.batch_sizes(timeline).values()]
-    assert all(low <= size <= high for own in sizes for size in own)
-    for own in sizes:
-        for one, other in pairwise(own):
-            assert one / alpha - 1 <= other <= one * alpha + 1
+    for done in statistics.batch_sizes(timeline).values():
+        sizes = [size for _, size in done]
+        assert all(low <= size <= high for size in sizes)
+        steps = pairwise(sizes)
+        assert all(one / alpha - 1 <= other <= one * alpha + 1 for one, other in steps)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
-    speeds=st.tuples(*[st.floats(0.7, 90)] * 3),
-    policy=st.sampled_from(POLICIES),
+    speeds=st.tuples(*[st.floats(0.7, 40)] * 3),
+    policy=st.sampled_from([one for one in POLICIES if one != "proportional"]),
     links=st.sampled_from([WAYS, SHARED]),
     numel=st.integers(1, 2000),
     gpu_depth=st.integers(1, 3),
@@ -107,35 +105,28 @@ def test_the_simulator_reproduces_what_the_coordinator_decided(
     speeds, policy, links, numel, gpu_depth
 ):
     # An oracle that knows the simulated times alone: the policy is asked again, with the updates
-    # that stand in the timeline by the time at which each worker asked.
+    # that are in the timeline by the time at which each worker asked.
     machine = at_speeds(*speeds, kinds=["cpu", "gpu", "gpu"], links=links)
     config = Hogbatch(workers=3, policy=policy, threads=3, beta=0.5, gpu_depth=gpu_depth)
-    timeline = simulate(
-        plan_until(per_sample(16, numel, 1e-2), machine, config, 0.25), roof(machine)
-    )
-    if policy == "proportional":  # its sizes come from prices, which are not in the timeline
-        return
-    workers, depths = (
-        [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")],
-        (1, *[gpu_depth] * 2),
-    )
+    tasks = plan_until(per_sample(16, numel, 1e-2), machine, config, 0.25)
+    timeline = simulate(tasks, roof(machine))
+    workers = [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")]
     asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
     done = [statistics.updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
     asks = [
         (done[worker][i - depth].end_s if i >= depth else 0.0, min(i, depth), worker, i)
-        for worker, depth in enumerate(depths)
+        for worker, depth in enumerate((1, gpu_depth, gpu_depth))
         for i in range(len(done[worker]))
     ]
     said, handed = [0, 0, 0], [0, 0, 0]
 
     def expected(other: int, worker: int, time_s: float) -> float:
         """Its own are counted as if they were done, and those of others but the latest."""
-        known = [
+        return sum(
             updates_of(workers[other], update.num_samples, 0.5)
             for i, update in enumerate(done[other][: handed[other]])
             if update.end_s <= time_s or other == worker or i < handed[other] - 1
-        ]
-        return sum(known)
+        )
 
     for time_s, _, worker, i in sorted(asks):
         made = [expected(other, worker, time_s) for other in range(3)]
@@ -144,7 +135,6 @@ def test_the_simulator_reproduces_what_the_coordinator_decided(
         handed[worker] += 1
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     speed=st.floats(0.5, 500),
     numel=st.integers(1, 20_000),
@@ -181,74 +171,56 @@ def test_batches_of_a_gpu_overlap(seconds, took):
     machine = box("gpu", "cpu", links=[link("gpu0", "h", 1.0)])
     stages, _ = priced_batches(per_sample(4), machine, [WorkerSpec("gpu")], shared=True)(0, 4)
     computing = [stage for stage in stages if stage.on[0].lane is Lane.COMPUTE]
-    kept = [*stages[:2], computing[0], *stages[-2:]]
-    assert period_s((tuple(kept), seconds), 3) == took
-    assert period_s((tuple(kept), seconds), 1) == sum(seconds)
+    kept = (*stages[:2], computing[0], *stages[-2:])
+    assert period_s((kept, seconds), 3) == took
+    assert period_s((kept, seconds), 1) == sum(seconds)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_workers_never_wait_for_each_other(policy):
+def test_workers_never_wait_for_each_other_and_together_set_the_step(policy):
     machine = at_speeds(1.0, 7.3)
-    timeline = run(per_sample(32), machine, Hogbatch(policy=policy, threads=2), 500.0)
+    timeline = run(per_sample(32), machine, Hogbatch(policy=policy, threads=2), 100.0)
     for device in ("cpu0", "cpu1"):
         spans = [span for span in timeline.spans if span.on[0].owner == device]
-        ends = [0.0, *(span.end_s for span in spans)]
-        assert [span.start_s for span in spans] == ends[:-1]
+        assert [span.start_s for span in spans] == [0.0, *(span.end_s for span in spans)][:-1]
+    # 1:16 and 2 x 64 samples a step: 128 / 17 s, also where the slow one never ends a batch that
+    # the fast one does not end many times over.
+    machine, config = at_speeds(1.0, 16.0), Hogbatch(policy=policy, threads=1, cpu_batch=(1, 32))
+    steps = 16 if policy in ("hogwild", "cpu_gpu") else 60  # of small batches
+    found = period(lambda n: plan(per_sample(64), machine, config, Window(n)), roof(machine), steps)
+    assert found == pytest.approx(128 / 17, rel=0.03)
 
 
 def test_a_gpu_copies_the_model_in_and_its_gradient_out():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0, 0.25)])
-    config = Hogbatch(policy="hogbatch", threads=1)
-    work = per_sample(2, numel=500)  # 4000 bytes
-    tasks = plan(work, machine, config, Window(10))
-    own = [task.name for task in tasks.tasks if task.name.endswith("@worker1")]
-    names = [name for name in own if name.startswith("s0/")]
-    assert names == [
-        "s0/h2d[batch]@worker1",
-        "s0/h2d[model]@worker1",
-        "s0/forward[a]@worker1",
-        "s0/forward[b]@worker1",
-        "s0/backward[b]@worker1",
-        "s0/backward[a]@worker1",
-        "s0/step@worker1",
-        "s0/d2h[update]@worker1",
-        "s0/reduce[update]@worker1",
-    ]
-    seconds = {
-        span.name[3:-8]: span.duration_s
-        for span in simulate(tasks, roof(machine)).spans
-        if span.name in names
-    }
+    tasks = plan(per_sample(2, numel=500), machine, EQUAL, Window(10))  # 4000 bytes
+    layers = ["forward[a]", "forward[b]", "backward[b]", "backward[a]", "step"]
+    expected = ["h2d[batch]", "h2d[model]", *layers, "d2h[update]", "reduce[update]"]
+    names = [f"s0/{name}@worker1" for name in expected]
+    own = [task.name for task in tasks.tasks if task.step == 0 and task.worker == 1]
+    assert own == names
+    spans = {span.name: span.duration_s for span in simulate(tasks, roof(machine)).spans}
+    seconds = dict(zip(expected, map(spans.get, names), strict=True))
     assert seconds["h2d[batch]"] == pytest.approx(0.25 + 0.08)
     assert seconds["h2d[model]"] == seconds["d2h[update]"] == pytest.approx(4.25)
     # Cores read no copy: their three stages are all that they do.
-    own = {task.kind for task in tasks.tasks if task.name.endswith("@worker0")}
-    assert own == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
+    kinds = {task.kind for task in tasks.tasks if task.worker == 0}
+    assert kinds == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
 
 
 def test_a_gpu_alone_keeps_the_model():
     machine = box("gpu", links=[link("gpu0", "h", 1000.0)])
-    tasks = plan(per_sample(2), machine, Hogbatch(workers=1, policy="hogbatch"), Window(2)).tasks
+    tasks = plan(per_sample(2), machine, replace(EQUAL, workers=1), Window(2)).tasks
     kinds = Counter(task.kind for task in tasks)
     assert (kinds[Kind.D2H], kinds[Kind.REDUCE], kinds[Kind.STEP]) == (0, 0, 2)
     assert {task.part for task in tasks if task.kind is Kind.H2D} == {"batch"}
     assert all(task.on[0].owner == "gpu0" for task in tasks)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_step_takes_what_all_workers_together_need_for_it(policy):
-    # 1:16 and 2 x 64 samples a step: 128 / 17 s, also where the slow one never ends a batch that
-    # the fast one does not end many times over.
-    machine, config = at_speeds(1.0, 16.0), Hogbatch(policy=policy, threads=1, cpu_batch=(1, 32))
-    step_s = period(lambda n: plan(per_sample(64), machine, config, Window(n)), roof(machine), 60)
-    assert step_s == pytest.approx(128 / 17, rel=0.03)
-
-
 def test_updates_on_their_way_do_not_count():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
-    work = per_sample(2, numel=500)  # 4 s each way beside 2 s of backward
-    config = Hogbatch(policy="hogbatch", threads=1)
-    tasks = plan_until(work, machine, config, 20.0)
+    # 4 s each way beside 2 s of backward.
+    tasks = plan_until(per_sample(2, numel=500), machine, EQUAL, 20.0)
     before = simulate(tasks, roof(machine), until=10.0)
     assert statistics.num_updates(before) == {"cpu0": 4, "gpu1": 0}
     assert any(span.kind is Kind.STEP and span.on[0].owner == "gpu1" for span in before.spans)
@@ -256,10 +228,77 @@ def test_updates_on_their_way_do_not_count():
     assert statistics.num_updates(after)["gpu1"] == 1
 
 
-def test_a_window_ends_with_its_last_samples():
+def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
     machine = at_speeds(1.0, 300.5)
-    tasks = plan(per_sample(10), machine, Hogbatch(policy="hogbatch", threads=1), Window(4))
-    timeline = simulate(tasks, roof(machine))
+    timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), roof(machine))
     # The slow worker is not done with its first batch: it is cut off, and nobody waits for it.
     assert statistics.num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
     assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
+    machine = at_speeds(1.0, 30.5)
+    tasks = plan_until(per_sample(10), machine, Hogbatch(policy="hogbatch"), 55.0)
+    last = {span.on[0].owner: span.end_s for span in simulate(tasks, roof(machine)).spans}
+    assert set(last) == {"cpu0", "cpu1"}
+    assert min(last.values()) >= 55.0
+    assert all(task.kind in COMPUTE for task in tasks.tasks)
+
+
+@pytest.mark.parametrize("horizon_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_horizon_that_never_comes_is_refused(horizon_s):
+    with pytest.raises(ValueError, match="horizon"):
+        plan_until(per_sample(1), box("cpu"), replace(EQUAL, workers=1), horizon_s)
+
+
+@pytest.mark.parametrize(
+    ("machine", "field"),
+    [
+        (box("cpu"), "workers"),
+        (box("cpu", "gpu"), "machine box"),
+        (box("cpu", "cpu", hosts="ab"), "workers"),  # the model is in the memory of one host
+    ],
+)
+def test_machines_that_cannot_share_a_model_are_refused(machine, field):
+    with refused(field):
+        plan(per_sample(4), machine, Hogbatch(), Window(1))
+
+
+@pytest.mark.parametrize(
+    ("threads", "nbytes"), [(1, (40 + 65, 80 + 105)), (3, (120 + 65, 240 + 105))]
+)
+def test_parameters_and_calls_are_paid_for_in_small_batches_too(threads, nbytes):
+    # A quarter of the batch: a quarter of the flops and of the 260 and 420 bytes of activations,
+    # but all 40 bytes of parameters once or twice, for every thread, and all calls. The layer with
+    # which backward ends writes its gradients, and reads nothing for one of the samples.
+    layer = Layer("a", (Parameter("w", (10,)),), 8, Cost(8, 300, 3), Cost(16, 500, 4))
+    first = Layer("z", (Parameter("w", (10,)),), 8, Cost(), Cost(16, 460, 4))
+    work = Workload("one", 12, (first, layer), (1, 0), 0)
+    config = Hogbatch(workers=1, policy="cpu_gpu", cpu_batch=(3 // threads, 64), threads=threads)
+    tasks = plan(work, box("cpu"), config, Window(1))
+    assert tasks["s0/forward[a]@worker0"].cost == Cost(2, nbytes[0], 3)
+    assert tasks["s0/backward[a]@worker0"].cost == Cost(4, nbytes[1], 4)
+    assert tasks["s0/backward[z]@worker0"].cost == Cost(4, threads * 40 + 105, 4)
+    assert tasks["s0/step@worker0"].cost == Cost(40 * threads, 3 * 80 * threads, 2)
+    # The workload's own batch costs what it says.
+    whole = plan(work, box("cpu"), replace(EQUAL, workers=1), Window(1))
+    assert whole["s0/forward[a]@worker0"].cost == layer.forward
+    assert whole["s0/backward[a]@worker0"].cost == layer.backward
+
+
+def test_threads_are_the_hosts_unless_told():
+    machine = box("cpu", "cpu")  # 8 cores
+    assert updates_per_batch(machine, Hogbatch()) == {"cpu0": 4, "cpu1": 4}
+    assert updates_per_batch(machine, Hogbatch(threads=3, beta=0.5)) == {"cpu0": 1.5, "cpu1": 1.5}
+
+
+def test_memory_holds_the_largest_batch_and_one_shared_model():
+    machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
+    work = per_sample(10, numel=100)  # 800 bytes of parameters, 80 of features a layer, 400 in
+    config = Hogbatch(threads=2, cpu_batch=(1, 15), gpu_batch=(1, 5))
+    # Features: both layers', and the gradients of the second's input and output: 320 bytes for 10.
+    assert memory(work, machine, config) == {
+        "h": 800,
+        "cpu0": 2 * 800 + 3 * 320,
+        # Replica, gradient, the copy of the model, two changes; samples of three batches.
+        "gpu1": 5 * 800 + 160 + 3 * 200,
+    }
+    in_turn = replace(config, gpu_depth=1)
+    assert memory(work, machine, in_turn)["gpu1"] == 4 * 800 + 160 + 200

@@ -1,17 +1,32 @@
+"""The sizes of batches: the papers' policies, one of the user's, and how many are given ahead."""
+
+from math import inf
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from paceline.core.cost import Roofline
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.records.settings import check_options
+from paceline.strategies.hogbatch import STRATEGY, statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.policy import (
+    MOST_REPORTED,
+    POLICIES,
     AdaptivePolicy,
     FixedPolicy,
     expected_updates,
     policy_of,
     proportional_sizes,
     updates_of,
+    wants_more,
 )
+from paceline.studies.papers.hogbatch import DATA_SETS, devices, workload
+from refusals import refused
 
 CPU, GPU = WorkerSpec("cpu", 56), WorkerSpec("gpu")
 SPEEDS = (10.0, 2360.0)
@@ -28,20 +43,27 @@ SPEEDS = (10.0, 2360.0)
     ],
 )
 def test_first_batches_are_the_papers(policy, sizes):
+    assert policy in POLICIES
     config = Hogbatch(policy=policy, cpu_batch=(1, 64), gpu_batch=(128, 8192))
     made = policy_of(config, [CPU, GPU], SPEEDS, 8192)
     assert tuple(made.next_batch(worker, (0.0, 0.0), (0, 0)) for worker in (0, 1)) == sizes
+    assert all(size <= most for size, most in zip(sizes, made.most, strict=True))
 
 
-def test_thresholds_of_cores_are_those_of_a_thread():
-    made = policy_of(Hogbatch(cpu_batch=(2, 64), gpu_batch=(128, 8192)), [CPU, GPU], SPEEDS, 8192)
-    assert (made.least, made.most) == ((112, 128), (3584, 8192))
-
-
-@pytest.mark.parametrize(("batch_size", "expected"), [(256, (4, 256)), (8, (1, 8))])
-def test_a_gpu_gets_at_most_the_workloads_batch_unless_told(batch_size, expected):
-    made = policy_of(Hogbatch(), [GPU], SPEEDS[1:], batch_size)
-    assert (made.least[0], made.most[0]) == expected
+@pytest.mark.parametrize(
+    ("config", "specs", "batch_size", "least", "most"),
+    [
+        # Thresholds of cores are those of a thread.
+        (Hogbatch(cpu_batch=(2, 64), gpu_batch=(128, 8192)), [CPU], 8192, 112, 3584),
+        (Hogbatch(cpu_batch=(2, 64), gpu_batch=(128, 8192)), [GPU], 8192, 128, 8192),
+        # A GPU gets at most the workload's batch unless told.
+        (Hogbatch(), [GPU], 256, 4, 256),
+        (Hogbatch(), [GPU], 8, 1, 8),
+    ],
+)
+def test_thresholds(config, specs, batch_size, least, most):
+    made = policy_of(config, specs, SPEEDS[:1], batch_size)
+    assert (made.least, made.most) == ((least,), (most,))
 
 
 @pytest.mark.parametrize(
@@ -82,37 +104,24 @@ def test_threads_without_a_sample_make_no_update():
     assert updates_of(CPU, 10, 0.5) == 5
     assert updates_of(GPU, 8192, 0.5) == 1
     assert updates_of(CPU, 0, 1.0) == updates_of(GPU, 0, 1.0) == 0
-
-
-def test_fixed_sizes_do_not_look_at_counts():
-    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4
+    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # looks at no counts
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("made", "ahead", "expected"),
     [
-        ({"cpu_batch": (64, 1)}, "write the smaller one first"),
-        ({"gpu_batch": (0, 8)}, "write the smaller one first"),
-        ({"alpha": 1.0}, "greater than 1"),
-        ({"beta": 0.0}, "greater than 0"),
-        ({"policy": "omnivore"}, "proportional"),
+        # Of twenty batches that the other was given none counts before it is done.
+        ([3.0, 7.0], [[], [(0.001, 1.0)] * 20], [3.0, 7.0]),
+        # At 1.0 s, when the next one begins, the second has done three, which end at 0.9.
+        (
+            [10.0, 20.0, 30.0],
+            [[(0.5, 4.0), (0.5, 4.0)], [(0.3, 1.0)] * 9, [(2.0, 1.0)]],
+            [18.0, 23.0, 30.0],
+        ),
     ],
 )
-def test_configurations_that_make_no_sense_are_refused(fields, says):
-    with pytest.raises(ValidationError, match=says):
-        Hogbatch(**fields)
-
-
-def test_a_worker_without_work_sees_what_others_have_done_and_no_more():
-    """Of twenty batches that the other was given none counts before it is done."""
-    ahead = [[], [(0.001, 1.0)] * 20]
-    assert expected_updates(0, [3.0, 7.0], ahead) == [3.0, 7.0]
-
-
-def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins():
-    ahead = [[(0.5, 4.0), (0.5, 4.0)], [(0.3, 1.0)] * 9, [(2.0, 1.0)]]
-    # At 1.0 s the second has done three, which end at 0.9, and the third none.
-    assert expected_updates(0, [10.0, 20.0, 30.0], ahead) == [18.0, 23.0, 30.0]
+def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins(made, ahead, expected):
+    assert expected_updates(0, made, ahead) == expected
 
 
 BATCHES = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 8)), max_size=12)
@@ -136,3 +145,141 @@ def test_two_equal_workers_keep_their_sizes_however_many_batches_lie_ahead():
         sizes[worker] = policy.next_batch(worker, updates, sizes)
         ahead[worker].append((1.0, 1.0))
     assert sizes == [8, 8]
+
+
+def num_given(batch_s: float, left_s: float, depth: int = 1, prefetches: bool = True) -> int:
+    """Return how many batches are given until no more are wanted."""
+    given_s: list[float] = []
+    while wants_more(given_s, left_s, depth, prefetches=prefetches):
+        given_s.append(batch_s)
+    return len(given_s)
+
+
+@given(st.floats(1e-6, 10.0), st.floats(0.0, 100.0))
+def test_there_is_work_ahead_and_not_too_much(batch_s: float, left_s: float):
+    number = num_given(batch_s, left_s)
+    assert 1 <= number <= MOST_REPORTED
+    # Without its last batch what is given is shorter than both limits.
+    given_s = sum([batch_s] * (number - 1))
+    assert number == 1 or given_s < min(0.05, left_s / 10)
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "left_s", "depth", "prefetches", "expected"),
+    [
+        (0.011, 60.0, 1, True, 5),
+        (0.011, 0.0, 1, True, 1),  # at the end of an epoch nobody has more than one
+        (0.066, 60.0, 1, True, 1),  # a batch that takes long stays alone
+        *[(long_s, 100 * long_s, n, True, n) for long_s in (0.06, 5) for n in (1, 2, 3)],
+        # At its end a GPU has no batch that others would wait for: half of its first is done, on
+        # average; what is left are seconds of all workers.
+        *[(1.0, left_s, 3, True, n) for left_s, n in ((0.4, 1), (1.4, 2), (1.6, 3))],
+        (inf, 0.0, 3, True, 3),  # of unknown length
+        # None is given early where learning rates depend on the latest.
+        *[(0.001, 60.0, depth, False, depth) for depth in (1, 3)],
+    ],
+)
+def test_how_many_batches_are_given_ahead(batch_s, left_s, depth, prefetches, expected):
+    assert num_given(batch_s, left_s, depth, prefetches) == expected
+
+
+MODULE = '''
+class Growing:
+    """One more sample with each batch, up to twice the batch size of the run."""
+
+    def __init__(self, workers):
+        self.most = [2 * workers.batch_size] * len(workers.specs)
+        self.asked = []
+
+    def next_batch(self, worker, updates, sizes):
+        self.asked.append((worker, updates))
+        return min(sizes[worker] + 1, self.most[worker])
+
+
+class Nested:
+    Policy = Growing
+
+
+class Silent:
+    most = (4, 4)
+
+    def __init__(self, workers):
+        pass
+
+    def next_batch(self, worker, updates, sizes):
+        return None if worker else 5
+
+
+class Failing(Silent):
+    def next_batch(self, worker, updates, sizes):
+        raise KeyError("no such worker")
+
+
+class Boundless:
+    def __init__(self, workers):
+        pass
+
+    next_batch = len
+
+
+class Unmade:
+    pass
+
+
+def sized(workers):
+    return object()
+'''
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Make a policy of the user's."""
+    (tmp_path / "own_policies.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    specs = (WorkerSpec("cpu", 2), WorkerSpec("gpu"))
+    return lambda name: policy_of(Hogbatch(policy=name), specs, (1.0, 2.0), 8)
+
+
+@pytest.mark.parametrize("name", ["Growing", "Nested.Policy"])
+def test_a_users_policy_is_asked_as_the_built_in_ones_are(made, name: str):
+    policy = made(f"own_policies:{name}")
+    assert policy.most == (16, 16)
+    sizes = [policy.next_batch(0, [1.0, 0.0], [size, 3]) for size in (0, 1, 15, 16)]
+    assert sizes == [1, 2, 16, 16]
+    assert policy.policy.asked[0] == (0, (1.0, 0.0))
+
+
+def test_a_plan_asks_it_too(made):
+    config = check_options(STRATEGY, {"policy": "own_policies:Growing", "gpu_depth": 1}, 2)
+    machine, work = devices("cpu0", "gpu0"), workload(DATA_SETS[0], 8)
+    timeline = simulate(plan(work, machine, config, Window(4)), Roofline.of(machine))
+    sizes = [size for _, size in statistics.batch_sizes(timeline)["gpu0"]]
+    assert len(sizes) > 2
+    assert sizes == [min(16, number + 1) for number in range(len(sizes))]
+    assert STRATEGY.memory(work, machine, config)["gpu0"] > 0
+    with refused("policy"):
+        plan(work, machine, Hogbatch(policy="own_policies:Unmade"), Window(1))
+
+
+@pytest.mark.parametrize(
+    "name", ["own_policies:Missing", "Unmade", "sized", "Boundless", "no_such:Policy"]
+)
+def test_what_is_no_policy_is_refused(made, name: str):
+    with refused("policy"):
+        made(name if ":" in name else f"own_policies:{name}")
+
+
+@pytest.mark.parametrize("name", ["omnivore", "a:", ":b", "a b:c", "a.1:c", ""])
+def test_other_names_are_refused(name: str):
+    with refused("strategy hogbatch") as caught:
+        check_options(STRATEGY, {"policy": name}, 2)
+    assert caught.value.problem.startswith("policy: ")
+
+
+@pytest.mark.parametrize(("name", "worker"), [("Silent", 0), ("Silent", 1), ("Failing", 1)])
+def test_every_size_is_checked(made, name: str, worker: int):
+    policy = made(f"own_policies:{name}")
+    with refused("policy") as caught:
+        policy.next_batch(worker, (0.0, 0.0), (0, 0))
+    assert f"worker {worker}" in caught.value.problem
