@@ -1,5 +1,7 @@
-"""Which layer pays for what, what it hands on, and in which order the gradients come."""
+"""Which layer pays for what, what it hands on and keeps, and in which order the gradients come."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,100 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.core.workload import Layer, Workload
+from paceline.core.workload import Layer, Workload, feature_nbytes
 from paceline.models import describe, layers_of
-from paceline.models.inception import InceptionBlock
-from paceline.models.networks import BasicBlock
-
-
-def names_of(workload: Workload) -> list[str]:
-    return [layer.name for layer in workload.layers]
-
-
-def only(workload: Workload) -> Layer:
-    (layer,) = workload.layers
-    return layer
-
-
-def backward_names(workload: Workload) -> list[str]:
-    return [layer.name for layer in workload.in_backward_order]
-
-
-def real_backward_order(model: nn.Module, *batch: Tensor) -> list[str]:
-    """In what order the last gradients of the layers come in a real backward pass."""
-    order: list[str] = []
-    for layer in layers_of(model):
-        for _, parameter in layer.parameters:
-            parameter.register_post_accumulate_grad_hook(
-                lambda _, name=layer.name: order.append(name)
-            )
-    model(*batch).sum().backward()
-    return list(dict.fromkeys(reversed(order)))[::-1]
-
-
-def test_chain() -> None:
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)
-    )
-    workload = describe(model, torch.zeros(5, 2, 3), name="chain")
-    assert workload.name == "chain"
-    assert workload.batch_size == 5
-    assert workload.input_nbytes == 5 * 6 * 4
-    assert names_of(workload) == ["1", "3", "5"]
-    assert workload.backward_order == (2, 1, 0)
-    assert [layer.num_parameters for layer in workload.layers] == [56, 36, 10]
-    assert [layer.activation_nbytes for layer in workload.layers] == [5 * 8 * 4, 5 * 4 * 4, 40]
-    assert workload.layers[0].forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # with its tanh
-    assert workload.layers[2].backward.flops == 2 * (2 * 5 * 4 * 2) + 5 * 2
-    assert workload.layers[1].backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # and the relu
-
-
-def test_parameters_stand_in_the_order_of_their_gradients() -> None:
-    model = nn.Linear(4, 3)
-    order: list[str] = []
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-    model(torch.ones(2, 4)).sum().backward()
-    layer = only(describe(model, torch.ones(2, 4)))
-    assert [parameter.name for parameter in layer.parameters] == order
-    assert {p.name: p.shape for p in layer.parameters} == {"weight": (3, 4), "bias": (3,)}
-    assert {parameter.element_size for parameter in layer.parameters} == {4}
+from paceline.models.inception import GoogLeNet, InceptionBlock
+from paceline.models.networks import BasicBlock, CifarResNet
 
 
 class Parallel(nn.Module):
-    """Two branches on one stem; the branch registered first runs last."""
+    """A long branch and a short one on one stem; the branch registered first runs last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.late = nn.Linear(4, 3)
-        self.early = nn.Linear(4, 3)
+        self.short = nn.Linear(4, 3)
+        self.long = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
         self.stem = nn.Linear(2, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        product: Tensor = self.early(x) * self.late(x)
+        product: Tensor = self.long(x) * self.short(x)
         return product
-
-
-def test_branches_stand_in_the_order_in_which_they_run() -> None:
-    workload = describe(Parallel(), torch.zeros(5, 2))
-    assert names_of(workload) == ["stem", "early", "late"]
-    assert backward_names(workload) == real_backward_order(Parallel(), torch.zeros(5, 2))
-    # The stem hands one tensor to both branches; early hands its own to the product.
-    assert [layer.activation_nbytes for layer in workload.layers] == [5 * 4 * 4, 5 * 3 * 4, 60]
-
-
-class Detour(nn.Module):
-    """The layer that runs first lies on the short way, so that its gradient does not come last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.short = nn.Linear(4, 4)
-        self.long = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        total: Tensor = self.long(x) + self.short(x)
-        return total
 
 
 class Recomputed(nn.Module):
@@ -118,24 +45,6 @@ class Recomputed(nn.Module):
         return outer
 
 
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (Detour(), (3, 4)),
-        (Recomputed(), (3, 4)),
-        (InceptionBlock(16, (4, 3, 5, 2, 6, 3)), (2, 16, 6, 6)),
-        (nn.Sequential(nn.Conv2d(3, 4, 1), BasicBlock(4, 4, 1, nn.Identity())), (2, 3, 5, 5)),
-        (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)),
-    ],
-    ids=["detour", "recomputed", "inception", "residual", "transformer"],
-)
-def test_backward_order_is_that_of_a_real_backward_pass(
-    model: nn.Module, shape: tuple[int, ...]
-) -> None:
-    workload = describe(model, torch.zeros(shape))
-    assert backward_names(workload) == real_backward_order(model, torch.randn(shape))
-
-
 class Around(nn.Module):
     """A module with one parameter before its child and one behind."""
 
@@ -148,31 +57,6 @@ class Around(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.inner(x * self.scale) + self.shift
         return total
-
-
-def test_a_layer_is_ready_when_the_last_of_its_gradients_is() -> None:
-    workload = describe(Around(), torch.zeros(2, 4))
-    assert names_of(workload) == ["(root)", "inner"]
-    assert [p.name for p in workload.layers[0].parameters] == ["shift", "scale"]
-    assert backward_names(workload) == ["inner", "(root)"]
-
-
-class LastStep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 3, batch_first=True)
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, _ = self.lstm(x)
-        scores: Tensor = self.head(outputs[:, -1])
-        return scores
-
-
-def test_a_layer_hands_on_only_the_part_that_is_read() -> None:
-    lstm, head = describe(LastStep(), torch.zeros(2, 5, 4)).layers
-    assert lstm.activation_nbytes == 2 * 3 * 4
-    assert head.activation_nbytes == 2 * 2 * 4
 
 
 class Tied(nn.Module):
@@ -190,12 +74,16 @@ class Tied(nn.Module):
         return scores
 
 
-def test_tied_weights_belong_to_the_first_layer_and_are_ready_last() -> None:
-    model = Tied()
-    workload = describe(model, torch.zeros(2, 5, dtype=torch.long))
-    assert [layer.num_parameters for layer in workload.layers] == [28, 20, 7]
-    assert workload.num_parameters == sum(p.numel() for p in model.parameters())
-    assert backward_names(workload) == ["decode", "inner", "embed"]
+class LastStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.lstm(x)
+        scores: Tensor = self.head(outputs[:, -1])
+        return scores
 
 
 class Partial(nn.Module):
@@ -214,6 +102,139 @@ class Partial(nn.Module):
         return scores
 
 
+class Named(nn.Module):
+    """Two inputs, and a dictionary with a nested tuple and an integer tensor as output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.b = nn.Linear(2, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        return {"scores": self.a(x), "more": (self.b(y), torch.arange(3)), "none": None}
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
+
+
+def names_of(workload: Workload) -> list[str]:
+    return [layer.name for layer in workload.layers]
+
+
+def backward_names(workload: Workload) -> list[str]:
+    return [layer.name for layer in workload.in_backward_order]
+
+
+def only(workload: Workload) -> Layer:
+    (layer,) = workload.layers
+    return layer
+
+
+def real_backward_order(model: nn.Module, batch: Tensor) -> list[str]:
+    """In what order the last gradients of the layers come in a real backward pass."""
+    order: list[str] = []
+    for layer in layers_of(model):
+        for _, parameter in layer.parameters:
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=layer.name: order.append(name)
+            )
+    model(batch).sum().backward()
+    return list(dict.fromkeys(reversed(order)))[::-1]
+
+
+ORDERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str] | None]] = {
+    "chain": (chain, (5, 2, 3), ["1", "3", "5"]),
+    "parallel": (Parallel, (5, 2), ["stem", "long.0", "long.2", "short"]),
+    "recomputed": (Recomputed, (3, 4), ["stem", "twice", "once"]),
+    "around": (Around, (2, 4), ["(root)", "inner"]),
+    "tied": (Tied, (2, 5), ["embed", "inner", "decode"]),
+    "inception": (lambda: InceptionBlock(16, (4, 3, 5, 2, 6, 3)), (2, 16, 6, 6), None),
+    "residual": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), BasicBlock(4, 4, 1, nn.Identity())),
+        (2, 3, 5, 5),
+        None,
+    ),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        (2, 5, 8),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_layers_are_in_the_order_of_their_runs_and_of_their_real_gradients(case: str) -> None:
+    build, shape, names = ORDERS[case]
+    model = build()
+    batch = torch.zeros(shape, dtype=torch.long) if case == "tied" else torch.randn(shape)
+    workload = describe(model, batch)
+    assert names is None or names_of(workload) == names
+    assert backward_names(workload) == real_backward_order(model, batch)
+    assert workload.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_chain() -> None:
+    workload = describe(chain(), torch.zeros(5, 2, 3), name="chain")
+    assert workload.name == "chain"
+    assert workload.batch_size == 5
+    assert workload.input_nbytes == 5 * 6 * 4
+    assert workload.backward_order == (2, 1, 0)
+    assert [layer.num_parameters for layer in workload.layers] == [56, 36, 10]
+    assert [layer.activation_nbytes for layer in workload.layers] == [5 * 8 * 4, 5 * 4 * 4, 40]
+    assert workload.layers[0].forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # with its tanh
+    assert workload.layers[2].backward.flops == 2 * (2 * 5 * 4 * 2) + 5 * 2
+    assert workload.layers[1].backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # and the relu
+
+
+def test_parameters_are_in_the_order_of_their_gradients() -> None:
+    model = nn.Linear(4, 3)
+    order: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    model(torch.ones(2, 4)).sum().backward()
+    layer = only(describe(model, torch.ones(2, 4)))
+    assert [parameter.name for parameter in layer.parameters] == order
+    assert {p.name: p.shape for p in layer.parameters} == {"weight": (3, 4), "bias": (3,)}
+    assert {parameter.element_size for parameter in layer.parameters} == {4}
+    around = describe(Around(), torch.zeros(2, 4)).layers[0]
+    assert [p.name for p in around.parameters] == ["shift", "scale"]
+    model.weight.requires_grad_(False)
+    assert [p.name for p in only(describe(model, torch.zeros(2, 4))).parameters] == ["bias"]
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "values"),
+    [
+        # The stem hands one tensor to both branches, and each of these one to the product.
+        (Parallel(), torch.zeros(5, 2), [5 * 4, 5 * 6, 5 * 3, 5 * 3]),
+        (LastStep(), torch.zeros(2, 5, 4), [2 * 3, 2 * 2]),  # only the part that is read
+        (Named(), (torch.zeros(6, 4), torch.zeros(6, 2)), [6 * 3, 6 * 5 + 3 * 2]),
+    ],
+    ids=["parallel", "last step", "named"],
+)
+def test_layers_hand_on_what_others_read(model: nn.Module, batch: Any, values: list[int]) -> None:
+    workload = describe(model, batch)
+    assert [layer.activation_nbytes for layer in workload.layers] == [4 * one for one in values]
+    assert all(layer.backward.flops > 0 for layer in workload.layers)
+    tensors = batch if isinstance(batch, tuple) else (batch,)
+    assert workload.input_nbytes == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_tied_weights_belong_to_the_first_layer() -> None:
+    workload = describe(Tied(), torch.zeros(2, 5, dtype=torch.long))
+    assert [layer.num_parameters for layer in workload.layers] == [28, 20, 7]
+    layers = layers_of(Tied())
+    assert [name for layer in layers for name, _ in layer.parameters] == [
+        "embed.weight",
+        "inner.weight",
+        "inner.bias",
+        "decode.bias",
+    ]
+
+
 def test_frozen_and_unused_layers() -> None:
     workload = describe(Partial(), torch.zeros(2, 4))
     head, unused, watch = workload.layers
@@ -227,17 +248,10 @@ def test_frozen_and_unused_layers() -> None:
     assert watch.backward.flops == watch.activation_nbytes == 0
 
 
-def test_partly_frozen_module_keeps_its_trainable_parameter() -> None:
-    model = nn.Linear(4, 3)
-    model.weight.requires_grad_(False)
-    assert [p.name for p in only(describe(model, torch.zeros(2, 4))).parameters] == ["bias"]
-
-
-def test_module_that_only_its_parent_reads_has_no_forward_cost() -> None:
+def test_a_module_that_only_its_parent_reads_has_no_forward_cost() -> None:
     model = nn.MultiheadAttention(8, 2, batch_first=True)
     batch = torch.zeros(2, 5, 8)
-    workload = describe(model, (batch, batch, batch))
-    attention, projection = workload.layers
+    attention, projection = describe(model, (batch, batch, batch)).layers
     assert (attention.name, projection.name) == ("(root)", "out_proj")
     products = 2 * 2 * 5 * (3 * 8 * 8 + 8 * 8) + 2 * (2 * 2 * 2 * 5 * 5 * 4)
     assert attention.forward.flops > products
@@ -246,46 +260,14 @@ def test_module_that_only_its_parent_reads_has_no_forward_cost() -> None:
     assert projection.activation_nbytes == attention.activation_nbytes
 
 
-def test_module_called_twice_is_one_layer() -> None:
+def test_a_module_called_twice_is_one_layer() -> None:
     inner = nn.Linear(4, 4)
-    workload = describe(nn.Sequential(inner, nn.ReLU(), inner), torch.zeros(2, 4))
-    layer = only(workload)
+    layer = only(describe(nn.Sequential(inner, nn.ReLU(), inner), torch.zeros(2, 4)))
     assert layer.name == "0"
     assert layer.forward.flops == 2 * (2 * 2 * 4 * 4) + 8
 
 
-class Named(nn.Module):
-    """Two inputs, and a dictionary with a nested tuple and an integer tensor as output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 3)
-        self.b = nn.Linear(2, 5)
-
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        return {"scores": self.a(x), "more": (self.b(y), torch.arange(3)), "none": None}
-
-
-def test_several_inputs_and_named_outputs() -> None:
-    workload = describe(Named(), (torch.zeros(6, 4), torch.zeros(6, 2)))
-    assert workload.input_nbytes == 4 * 6 * (4 + 2)
-    assert [layer.activation_nbytes for layer in workload.layers] == [6 * 3 * 4, 6 * 5 * 4 + 24]
-    assert all(layer.backward.flops > 0 for layer in workload.layers)
-
-
-def test_layers_name_their_own_trainable_parameters() -> None:
-    layers = layers_of(Tied())
-    assert [layer.name for layer in layers] == ["embed", "inner", "decode"]
-    assert [name for layer in layers for name, _ in layer.parameters] == [
-        "embed.weight",
-        "inner.weight",
-        "inner.bias",
-        "decode.bias",
-    ]
-    assert layers_of(nn.Linear(4, 3))[0].name == "(root)"
-
-
-def test_a_layer_says_as_what_it_computes():
+def test_a_layer_has_the_kind_of_the_class_that_computes():
     class Same(nn.Linear):
         """A linear layer by another name."""
 
@@ -298,3 +280,80 @@ def test_a_layer_says_as_what_it_computes():
     layers = [Same(4, 4), Other(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)]
     described = describe(nn.Sequential(*layers), torch.zeros(2, 4)).layers
     assert [one.kind for one in described] == ["Linear", "Other", "LayerNorm", "BatchNorm1d"]
+
+
+# What layers keep for backward.
+
+
+def kept(workload: Workload) -> list[int | None]:
+    return [layer.kept_nbytes for layer in workload.layers]
+
+
+def saved_nbytes(model: nn.Module, batch: Tensor) -> int:
+    """Return the bytes that autograd saves, but for parameters and the batch."""
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), batch)}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in known:
+            saved[address] = tensor.detach()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(batch)
+    nbytes = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    del output
+    return nbytes
+
+
+def test_a_pooled_convolution_keeps_its_whole_output_and_the_indices() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 5),
+    )
+    workload = describe(model, torch.zeros(2, 3, 8, 8))
+    pooled = 2 * 8 * 4 * 4
+    conv = 2 * 8 * 8 * 8 * 4 + pooled * (4 + 8)  # values, pooled values, indices of 8 bytes
+    assert kept(workload) == [conv, 0]  # nothing reads the scores
+    assert workload.layers[0].activation_nbytes == pooled * 4
+
+
+@pytest.mark.parametrize(
+    ("activation", "num_tensors"),
+    [
+        # Backward of a ReLU reads its result; what the layer in front of it made is not needed.
+        (nn.ReLU(inplace=True), 1),
+        (nn.ReLU(), 1),
+        (nn.SiLU(), 2),  # whose backward reads the input, and the next layer reads the result
+    ],
+)
+def test_what_an_activation_keeps(activation: nn.Module, num_tensors: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), activation, nn.Linear(6, 2))
+    assert kept(describe(model, torch.zeros(5, 4)))[0] == num_tensors * 5 * 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(CifarResNet(1), (2, 3, 32, 32)), (GoogLeNet(10), (1, 3, 64, 64))],
+    ids=["resnet8", "googlenet"],
+)
+def test_layers_together_keep_what_autograd_saves(model: nn.Module, shape: tuple[int]) -> None:
+    batch = torch.zeros(shape)
+    found = sum(nbytes or 0 for nbytes in kept(describe(model, batch)))
+    assert found == pytest.approx(saved_nbytes(model, batch), rel=0.02)
+
+
+def test_features_are_what_is_kept_and_one_layer_s_work() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2))
+    layers = describe(model, torch.zeros(5, 4)).layers
+    hidden, scores = 5 * 6 * 4, 5 * 2 * 4
+    assert [layer.activation_nbytes for layer in layers] == [hidden, scores]
+    # Backward of the last layer has the scores, their gradient, and that of its input.
+    assert layers[1].working_nbytes == hidden + 2 * scores
+    assert feature_nbytes(layers) == 2 * hidden + hidden + 2 * scores
+    unknown = [replace(layer, working_nbytes=None) for layer in layers]
+    assert feature_nbytes(unknown) == 2 * hidden + hidden + scores  # the largest gradients

@@ -1,4 +1,4 @@
-"""`describe` leaves the model as it was, and says in one line what it cannot describe."""
+"""`describe` leaves the model as it was, and refuses what it cannot describe."""
 
 import random
 import threading
@@ -9,14 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, library, nn
 
-from paceline.core.errors import InvalidInput
-from paceline.core.workload import Layer, Workload
 from paceline.models import describe
-
-
-def only(workload: Workload) -> Layer:
-    (layer,) = workload.layers
-    return layer
+from refusals import refused
 
 
 class Recording(nn.Module):
@@ -83,11 +77,10 @@ def test_model_that_looks_at_values_is_described_alike() -> None:
         assert (one.name, one.activation_nbytes) == (other.name, other.activation_nbytes)
 
 
-def test_description_works_without_gradients_enabled() -> None:
-    with torch.no_grad():
-        assert only(describe(nn.Linear(4, 3), torch.zeros(2, 4))).backward.flops > 0
-    with torch.inference_mode():
-        assert only(describe(nn.Linear(4, 3), torch.zeros(2, 4))).backward.flops > 0
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_description_works_without_gradients_enabled(mode: Any) -> None:
+    with mode():
+        assert describe(nn.Linear(4, 3), torch.zeros(2, 4)).layers[0].backward.flops > 0
 
 
 def test_hook_whose_owner_cannot_be_copied_still_runs() -> None:
@@ -139,20 +132,19 @@ def test_a_kernel_that_pytorch_has_already_is_no_reason_to_take_a_step_with_valu
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "message"),
+    ("model", "batch", "field"),
     [
-        (nn.ReLU(), torch.zeros(2, 4), "ReLU has no trainable parameters"),
-        (nn.Linear(4, 3), torch.zeros(2, 5), r"batch of shape \(2, 5\): RuntimeError: mat1 and"),
-        (nn.BatchNorm1d(4), torch.zeros(1, 4), "ValueError: Expected more than 1 value"),
-        (Constant(), torch.zeros(2, 4), "no output of the model depends on a trainable"),
-        (Locked(), torch.zeros(2, 4), "Locked cannot be copied: TypeError: cannot pickle"),
-        (nn.LazyLinear(3), torch.zeros(2, 4), "parameter 'weight' has no shape yet"),
-        (nn.Linear(4, 3), torch.tensor(1.0), r"the example batch has shape \(\)"),
-        (nn.Linear(4, 3), torch.zeros(0, 4), r"the example batch has shape \(0, 4\)"),
-        (nn.Linear(4, 3), (), "consists of tensors"),
+        (nn.ReLU(), torch.zeros(2, 4), "ReLU"),  # has no parameters
+        (nn.Linear(4, 3), torch.zeros(2, 5), "Linear"),
+        (nn.BatchNorm1d(4), torch.zeros(1, 4), "BatchNorm1d"),  # trains on several samples
+        (Constant(), torch.zeros(2, 4), "model"),
+        (Locked(), torch.zeros(2, 4), "Locked"),  # cannot be copied
+        (nn.LazyLinear(3), torch.zeros(2, 4), "model"),
+        (nn.Linear(4, 3), torch.tensor(1.0), "Linear"),
+        (nn.Linear(4, 3), torch.zeros(0, 4), "Linear"),
+        (nn.Linear(4, 3), (), "Linear"),
     ],
 )
-def test_errors_are_one_clear_line(model: nn.Module, batch: Any, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message) as error:
+def test_models_and_batches_are_refused(model: nn.Module, batch: Any, field: str) -> None:
+    with refused(field):
         describe(model, batch)
-    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The memory of recurrent layers' steps as `describe` finds it, beside what PyTorch allocates."""
+"""The memory of steps as `describe` finds it, next to what PyTorch allocates."""
 
 from collections.abc import Callable
 
@@ -10,6 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 from paceline.core.workload import replica_nbytes
 from paceline.models import describe
 from paceline.models.recurrent_layers import workspace_nbytes
+from paceline.models.transformers import BERT, GPT, ViT
+from paceline.recipes.losses import next_token_loss
 from paceline.studies.profile.memory_use import make_momentum, track
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
@@ -33,8 +35,15 @@ class Classifier(nn.Module):
         return scores
 
 
+class Projected(nn.LSTM):
+    """An LSTM that no kernel has: PyTorch takes it apart on the CPU, too."""
+
+    def __init__(self, inputs: int, hidden: int, **options: object) -> None:
+        super().__init__(inputs, 2 * hidden, proj_size=hidden, **options)
+
+
 BOTH = {"num_layers": 2, "bidirectional": True, "batch_first": True}
-CASES: dict[str, Callable[[], Classifier]] = {
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: Classifier(nn.LSTM, batch_first=True),
     "lstm, steps first": lambda: Classifier(nn.LSTM),
     "lstm, odd": lambda: Classifier(nn.LSTM, hidden=37, bias=False),
@@ -48,46 +57,51 @@ CASES: dict[str, Callable[[], Classifier]] = {
     "tanh": lambda: Classifier(nn.RNN, batch_first=True),
     "relu": lambda: Classifier(nn.RNN, nonlinearity="relu"),
 }
+SIZES = {"width": 64, "num_layers": 3, "num_heads": 4}
+TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": lambda: GPT(64, context=64, **SIZES),
+    "bert": lambda: BERT(64, context=64, **SIZES),
+    "vit": lambda: ViT(CLASSES, image=(3, 32, 32), patch=4, **SIZES),
+}
+CASES = RECURRENT | TRANSFORMERS
 
 
-class Projected(nn.LSTM):
-    """An LSTM that no kernel has: PyTorch takes it apart on the CPU, too."""
-
-    def __init__(self, inputs: int, hidden: int, **options: object) -> None:
-        super().__init__(inputs, 2 * hidden, proj_size=hidden, **options)
-
-
-def model_and_batch(case: str) -> tuple[Classifier, Tensor]:
+def model_and_batch(case: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = CASES[case]()
+    if isinstance(model, ViT):
+        return model, torch.randn(4, 3, 32, 32)
+    if not isinstance(model, Classifier):
+        return model, torch.randint(WORDS, (4, 64))
     shape = (SAMPLES, STEPS) if model.is_batch_first else (STEPS, SAMPLES)
     return model, torch.randint(WORDS, shape)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_kept_is_what_stays_allocated_after_forward(case: str) -> None:
-    """Beside the scores, which the caller holds and backward does not read."""
-    model, words = model_and_batch(case)
+    """Apart from the scores, which the caller holds and backward does not read."""
+    model, batch = model_and_batch(case)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        scores = model(words)
+        scores = model(batch)
     allocated = sum(row.self_cpu_memory_usage for row in found.key_averages()) - scores.nbytes
-    kept = sum(layer.kept_nbytes or 0 for layer in describe(model, words).layers)
+    kept = sum(layer.kept_nbytes or 0 for layer in describe(model, batch).layers)
     assert kept == pytest.approx(allocated, rel=0.01)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_peak_of_a_step_is_predicted_within_three_per_cent(case: str) -> None:
-    model, words = model_and_batch(case)
-    classes = torch.randint(CLASSES, (SAMPLES,))
+def test_the_peak_of_a_step_is_predicted(case: str) -> None:
+    model, batch = model_and_batch(case)
+    targets = torch.randint(CLASSES, model(batch).shape[:-1])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     make_momentum(model, optimizer)
 
     def step() -> None:
-        nn.functional.cross_entropy(model(words), classes).backward()
+        next_token_loss(model(batch), targets).backward()
         optimizer.step()
 
-    found = track(step, model, optimizer, (words, classes))
-    assert replica_nbytes(describe(model, words)) == pytest.approx(found.peak_nbytes, rel=0.03)
+    found = track(step, model, optimizer, (batch, targets))
+    within = 0.1 if case in TRANSFORMERS else 0.03
+    assert replica_nbytes(describe(model, batch)) == pytest.approx(found.peak_nbytes, rel=within)
 
 
 @pytest.mark.parametrize(
@@ -105,18 +119,21 @@ def test_a_workspace_is_as_large_as_that_of_the_kernel(sizes: tuple[int, int, in
     assert workspace_nbytes(*sizes, 4) == workspace.numel()
 
 
-@pytest.mark.parametrize("case", CASES)
+class Looking(nn.Module):
+    """A model that looks at values, so that it cannot run on meta tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: Tensor) -> Tensor:
+        assert words.sum() >= 0
+        scores: Tensor = self.model(words)
+        return scores
+
+
+@pytest.mark.parametrize("case", RECURRENT)
 def test_a_model_that_looks_at_values_is_described_alike(case: str) -> None:
-    class Looking(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, words: Tensor) -> Tensor:
-            assert words.sum() >= 0
-            scores: Tensor = self.model(words)
-            return scores
-
     model, words = model_and_batch(case)
     (_, *blind), (_, *seeing) = (describe(one, words).layers for one in (model, Looking(model)))
     for one, other in zip(blind, seeing, strict=True):

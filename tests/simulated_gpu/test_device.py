@@ -2,8 +2,7 @@
 
 import copy
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -23,7 +22,7 @@ LONG_S = 0.05  # of work that is certainly not done when the call that queued it
 
 @pytest.fixture
 def device() -> Iterator[SimulatedDevice]:
-    """A simulated device, on which nothing has failed."""
+    """A simulated device, on which work may fail."""
     with simulated_gpus(may_fail=True) as (found,):
         yield found
 
@@ -43,77 +42,65 @@ def test_work_is_done_after_the_call_that_asks_for_it(device):
     event = device.current_stream().record()
     assert here.isnan().all()
     assert not device.has_arrived(here)
+    assert not event.is_reached
     event.synchronize()
+    assert event.is_reached
     assert device.has_arrived(here)
     assert torch.equal(here, torch.ones(8))
 
 
-def test_memory_of_the_host_that_is_not_pinned_makes_it_wait(device):
+@pytest.mark.parametrize("why", ["not pinned", "another layout"])
+def test_some_copies_make_the_host_wait(device, why):
     slow(device)
-    there, here = ones(device), torch.zeros(8)
+    there, here = torch.ones(2, 4, device=device.torch_device), torch.zeros(2, 4)
+    if why == "another layout":
+        there, here = there.t(), device.pinned_like(torch.empty(4, 2))
     before = device.num_blocking_copies
     here.copy_(there, non_blocking=True)
-    assert torch.equal(here, torch.ones(8))
+    assert (here == 1).all()
     assert device.num_blocking_copies == before + 1
 
 
-def test_another_layout_makes_the_host_wait(device):
-    slow(device)
-    there = torch.ones(2, 4, device=device.torch_device).t()
-    here = device.pinned_like(torch.empty(4, 2))
-    before = device.num_blocking_copies
-    here.copy_(there, non_blocking=True)
-    assert torch.equal(here, torch.ones(4, 2))
-    assert device.num_blocking_copies == before + 1
+def copied(device: SimulatedDevice, there: Tensor) -> None:
+    device.pinned_like(torch.empty(8)).copy_(there, non_blocking=True)
 
 
-def unordered(device: SimulatedDevice, read: Callable[[Tensor], object]) -> None:
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda device, there: there + 1,
+        lambda device, there: there.add_(1),
+        copied,
+        lambda device, there: there[0].item(),  # the host reads for the device
+    ],
+    ids=["computing", "writing", "copying", "the host"],
+)
+@pytest.mark.parametrize("is_done", [False, True])
+def test_using_what_another_stream_has_not_written_is_an_error(device, read, is_done):
+    """Even if it happens to be done already: another time it may be late."""
     there, beside = ones(device), device.new_stream()
-    with device.use(beside):
-        read(there)
-
-
-def test_reading_what_another_stream_has_not_written_is_an_error(device):
-    with pytest.raises(RaceError, match=r"stream \d+ reads memory .* let it wait"):
-        unordered(device, lambda there: there + 1)
-
-
-def test_so_is_a_copy_to_the_host(device):
-    here = device.pinned_like(torch.empty(8))
-    with pytest.raises(RaceError, match="reads memory"):
-        unordered(device, lambda there: here.copy_(there, non_blocking=True))
-
-
-def test_so_is_what_the_host_does_for_the_device(device):
-    with pytest.raises(RaceError, match=r"reads memory \(aten._local_scalar_dense"):
-        unordered(device, lambda there: there[0].item())
+    if is_done:
+        assert device.current_stream().record().reached.wait(60)  # which brings no order
+    with device.use(beside), pytest.raises(RaceError):
+        read(device, there)
 
 
 def test_what_the_host_has_written_belongs_to_the_stream_that_asked(device):
     there, beside = ones(device), device.new_stream()
     device.synchronize()
     there.normal_()  # by the host's random numbers
-    with device.use(beside), pytest.raises(RaceError, match="may not have written yet"):
+    with device.use(beside), pytest.raises(RaceError):
         there + 1
 
 
-def test_so_is_writing_what_another_stream_still_reads(device):
+def test_writing_what_another_stream_still_reads_is_an_error(device):
     there, beside = ones(device), device.new_stream()
     beside.wait_stream(device.current_stream())
     with device.use(beside):
         found = there + 1
-    with pytest.raises(RaceError, match="writes memory"):
+    with pytest.raises(RaceError):
         there.zero_()
     assert found is not None
-
-
-def test_the_order_of_time_is_no_order(device):
-    """What another stream happens to have done already may be late another time."""
-    device.delays = lambda stream, what: 0.0
-    there, beside = ones(device), device.new_stream()
-    time.sleep(LONG_S)
-    with device.use(beside), pytest.raises(RaceError):
-        there.add_(1)
 
 
 @pytest.mark.parametrize("way", ["wait_stream", "event", "synchronize", "host"])
@@ -157,7 +144,7 @@ def test_halves_of_the_same_memory_are_no_race(device):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_memory_that_is_given_back_too_early(device, keeps):
+def test_memory_that_is_given_back_too_early_is_an_error(device, keeps):
     slow(device)
     there, beside = ones(device), device.new_stream()
     beside.wait_stream(device.current_stream())
@@ -170,7 +157,7 @@ def test_memory_that_is_given_back_too_early(device, keeps):
     if keeps:
         assert found.sum().item() == 16
     else:
-        with pytest.raises(RaceError, match="given back while stream"):
+        with pytest.raises(RaceError):
             found.sum().item()
 
 
@@ -179,29 +166,32 @@ def test_memory_that_a_copy_still_uses_is_not_unpinned(device):
     here, there = torch.zeros(8), ones(device)
     unpin = device.pin(here)
     here.copy_(there, non_blocking=True)
-    with pytest.raises(RaceError, match="unpinned while"):
+    with pytest.raises(RaceError):
         unpin()
 
 
-def test_an_error_on_the_device_is_told_to_the_host_when_it_waits(device):
+def test_an_error_on_the_device_is_raised_when_the_host_waits(device):
     places = torch.tensor([99]).to(device.torch_device)
     ones(device)[places]
     with pytest.raises(IndexError):
         device.synchronize()
 
 
-def test_tensors_are_made_there_as_on_the_host(device):
-    for make in (
+@pytest.mark.parametrize(
+    "make",
+    [
         lambda **on: torch.arange(2, 9, 3, dtype=torch.uint8, **on),
         lambda **on: torch.arange(0.0, 1.0, 0.25, **on),
         lambda **on: torch.eye(3, 2, **on),
         lambda **on: torch.tensor([[1, 2], [3, 4]], **on),
         lambda **on: torch.linspace(0, 1, 5, **on),
         lambda **on: torch.full((2, 3), 7.0, **on),
-    ):
-        here, there = make(), make(device=device.torch_device)
-        assert (there.shape, there.dtype) == (here.shape, here.dtype)
-        assert there.tolist() == here.tolist()
+    ],
+)
+def test_tensors_are_made_there_as_on_the_host(device, make):
+    here, there = make(), make(device=device.torch_device)
+    assert (there.shape, there.dtype) == (here.shape, here.dtype)
+    assert there.tolist() == here.tolist()
 
 
 def test_an_output_is_not_resized_without_a_word(device):
@@ -209,13 +199,13 @@ def test_an_output_is_not_resized_without_a_word(device):
         torch.add(ones(device), 1, out=torch.empty(0, device=device.torch_device))
 
 
-def test_views_are_told_by_their_memory(device):
+def test_views_share_the_address_of_their_memory(device):
     """By which safetensors finds parameters that are tied."""
     there = ones(device)
-    same = there[2:4].untyped_storage().data_ptr() == there.untyped_storage().data_ptr()
-    assert same
+    address = there.untyped_storage().data_ptr()
+    assert there[2:4].untyped_storage().data_ptr() == address
     assert there[2:].data_ptr() - there.data_ptr() == 8
-    assert there.clone().untyped_storage().data_ptr() != there.untyped_storage().data_ptr()
+    assert there.clone().untyped_storage().data_ptr() != address
 
 
 def test_hooks_run_in_a_thread_of_the_device(device):
@@ -276,15 +266,21 @@ def test_what_is_recomputed_drops_out_the_same_units(device, use_reentrant):
     inputs = torch.ones(64, device=device.torch_device, requires_grad=True)
     checkpoint(part, inputs, use_reentrant=use_reentrant).sum().backward()
     assert kept[0].tolist() == weight.grad.tolist()
-    assert {0.0, 2.0} == set(weight.grad.tolist())
+    assert set(weight.grad.tolist()) == {0.0, 2.0}
 
 
-def test_weights_that_are_tied_stay_tied_when_their_module_is_moved(device):
+def test_tied_weights_stay_tied_and_a_copy_is_a_model_of_its_own(device):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     model.to(device.torch_device)
     assert model[1].weight is model[0].weight
     assert len(list(model.parameters())) == 3
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            assert isinstance(parameter, nn.Parameter)
+            parameter.zero_()
+    assert any(parameter.abs().sum().item() for parameter in model.parameters())
 
 
 def test_a_parameter_looks_at_the_memory_that_it_is_given(device):
@@ -296,26 +292,6 @@ def test_a_parameter_looks_at_the_memory_that_it_is_given(device):
     assert memory.view(torch.float32).cpu().tolist() == [0.0] * 8 + [-2.0] * 8
     memory.zero_()
     assert weight.sum().item() == 0
-
-
-def test_an_event_is_not_reached_before_the_work_in_front_of_it(device):
-    slow(device)
-    there = ones(device)
-    event = device.current_stream().record()
-    assert not event.is_reached
-    event.synchronize()
-    assert event.is_reached
-    assert there.sum().item() == 8
-
-
-def test_a_copy_of_a_module_is_one_of_its_own(device):
-    model = network().to(device.torch_device)
-    copied = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            assert isinstance(parameter, nn.Parameter)
-            parameter.zero_()
-    assert any(parameter.abs().sum().item() for parameter in model.parameters())
 
 
 STEPS = st.lists(

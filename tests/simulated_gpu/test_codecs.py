@@ -1,7 +1,6 @@
 """Codecs and messages on a simulated GPU: the bytes of the CPU, however long work takes."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +16,7 @@ from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
-from paceline.devices.simulated import RaceError, SimulatedDevice
+from paceline.devices.simulated import RaceError
 from paceline.devices.simulated_tensors import devices
 from paceline.record.clock import Clock, clock_for
 from paceline.record.recorder import LayerMarks
@@ -25,18 +24,10 @@ from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import CopyLane, Endpoint
 from paceline.strategies.wheel.trace import HalfRecorder
-from simulated_gpus import simulated_gpus
 
 FOUR_BITS = ("e3m0", "dynamic4", "e3m0+feedback")
 NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES, *FOUR_BITS)
 SLOW_S = 0.01
-
-
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    """A simulated device, on which nothing has failed."""
-    with simulated_gpus() as (found,):
-        yield found
 
 
 def facts(payload: Payload) -> tuple[object, ...]:
@@ -64,12 +55,9 @@ def test_payloads_are_those_of_the_cpu(device, name):
     here, there = find_codec(name), find_codec(name)
     for _ in range(2):  # the second time with the errors of the first, where a codec keeps them
         check(here, there, values, values.to(device.torch_device))
-
-
-def test_scales_may_be_fixed_and_values_lie_apart(device):
-    values = cases.normal(4_002).view(-1, 2)
-    codec = EightBit("linear8", block_size=100, offset=3.0)
-    check(codec, codec, values[:, 1], values.to(device.torch_device)[:, 1])
+    apart = values[:5_000].view(-1, 2)
+    codec = EightBit("linear8", block_size=100, offset=3.0)  # a scale that is fixed
+    check(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
 
 
 @given(
@@ -89,7 +77,7 @@ def test_a_codec_works_in_the_stream_that_is_current(device):
     codec, values = find_codec("dynamic8"), cases.normal(500)
     own, beside = device.current_stream(), device.new_stream()
     moved = values.to(device.torch_device) * 1.0
-    with device.use(beside), pytest.raises(RaceError, match="let it wait"):
+    with device.use(beside), pytest.raises(RaceError):
         codec.encode(moved)
     device.errors.clear()
     beside.wait_stream(own)

@@ -1,0 +1,232 @@
+"""Whole commands, and ranks, on a simulated GPU: as on a real one, and labelled as what it is."""
+
+import json
+import os
+import random
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.codecs.codec import Cast, Codec
+from paceline.codecs.names import find_codec
+from paceline.core.errors import InvalidInput
+from paceline.devices import device_of, first_device
+from paceline.devices.simulated_tensors import devices
+from paceline.exchange import compressed
+from paceline.exchange.compressed import CompressedAllReduce
+from paceline.links.rendezvous import joined, process_group
+from paceline.record.trace import read_trace
+from paceline.records.machine_file import read_machine
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.allreduce.run import replica
+
+NAME = "simulated on the host's memory"
+PIECE = 1 << 10
+LENGTHS = (3, 2 * PIECE + 17)
+DEADLINE_S = 60.0
+CPU, GPU = torch.device("cpu"), devices(2)[0].torch_device  # known before any backward pass
+
+
+def made(name: str) -> Codec:
+    return Cast("float32") if name == "float32" else find_codec(name)
+
+
+def summed(all_reduce: CompressedAllReduce, name: str, rank: int) -> list[Tensor]:
+    """Return the means of two steps; on a device, what the caller's stream makes of them."""
+    on, found = all_reduce.device, []
+    for step in range(2):
+        all_reduce.begin_step()
+        works = []
+        for length in LENGTHS:
+            generator = torch.Generator().manual_seed(1000 * rank + 10 * step + length)
+            # Made in the caller's stream just before, and maybe not there yet.
+            values = torch.randn(length, generator=generator).to(on).mul_(2.0).mul_(0.5)
+            make = partial(made, name)
+            works.append(all_reduce.begin(f"{name}/{length}", values, make, dist.get_world_size()))
+            del values
+        found += [work.future.wait() * 1.0 for work in works]
+    return [one.cpu() for one in found]
+
+
+def voided(all_reduce: CompressedAllReduce, rank: int) -> list[bool]:
+    """Return whether values that are not finite on one rank are NaN on all."""
+    found = []
+    for name in ("dynamic8", "e3m0"):
+        values = torch.ones(2000, device=all_reduce.device)
+        if rank == 1:
+            values[7] = torch.inf
+        all_reduce.begin_step()
+        work = all_reduce.begin("void", values, partial(made, name))
+        found += [bool(work.future.wait().isnan().all()), work.num_nonfinite > 0]
+    return found
+
+
+def sums_of_both_devices() -> tuple[list[str], list[bool], list[float], float]:
+    """Return which codecs give other bits on the device than on the host, and more."""
+    device, compressed.PIECE = devices(1)[0], PIECE  # in ranks of this folder's tests alone
+    with process_group(DEADLINE_S, CPU) as group:
+        generator = random.Random(group.rank)
+        device.delays = lambda stream, what: generator.choice([0.0, 0.0, 2e-4, 3e-3])
+        here, there = (
+            CompressedAllReduce(range(group.world_size), on, DEADLINE_S) for on in (CPU, GPU)
+        )
+        differing = []
+        for name in ("float32", "dynamic8", "e3m0", "onebit"):
+            pair = (summed(one, name, group.rank) for one in (here, there))
+            differing += [name for one, other in zip(*pair, strict=True) if not one.equal(other)]
+        there.check_same("dynamic8")
+        void, agreed = voided(there, group.rank), there.agree([float(group.rank), 2.0])
+        deadline_s = joined(GPU).deadline_s
+        here.close()
+        there.close()
+        device.synchronize()
+    return differing, void, list(agreed), deadline_s
+
+
+def test_encoded_sums_on_a_device_are_those_of_the_host(gpu_pair):
+    """Both threads have a stream of their own; a race between them or the caller's is an error."""
+    for found in gpu_pair(sums_of_both_devices, group=False):
+        assert found == ([], [True] * 4, [1.0, 2.0], DEADLINE_S)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 5)).double()
+
+
+def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    cross_entropy(model(inputs), targets).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.1)
+            parameter.grad = None
+
+
+def distance_from_one_process() -> tuple[str, float]:
+    """Return this rank's device, and how far its parameters are from those of one process."""
+    with process_group(DEADLINE_S) as group:
+        alone, model = network(), network().to(group.device)
+        parallel = replica(model, AllReduce(workers=group.world_size), group)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(4):
+            inputs = torch.randn(12, 8, dtype=torch.float64, generator=generator)
+            targets = torch.randint(5, (12,), generator=generator)
+            own = slice(group.rank, None, group.world_size)
+            step(parallel, inputs[own].to(group.device), targets[own].to(group.device))
+            step(alone, inputs, targets)
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        error = max(float((one.cpu() - other).abs().max()) for one, other in pairs)
+        parallel.close()
+        device_of(group.device).synchronize()
+        return str(group.device), error
+
+
+def test_ranks_on_gpus_train_as_one_process_does(gpu_pair):
+    two = {"PACELINE_SIMULATED_GPUS": "2"}
+    rows = gpu_pair(distance_from_one_process, group=False, environment=two)
+    assert [device for device, _ in rows] == ["simulated:0", "simulated:1"]
+    assert max(error for _, error in rows) < 1e-12
+
+
+def refusal_of_a_mixed_group(way: str) -> str:
+    """Form a group of a CPU and a GPU, as if each were on a machine of its own."""
+    own = {"PACELINE_SIMULATED_GPUS": os.environ["RANK"]}
+    os.environ |= own | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    try:
+        if way == "process_group":
+            with process_group(DEADLINE_S):
+                return "none"
+        if way == "initialised":
+            dist.init_process_group("gloo")
+        joined(first_device(), DEADLINE_S)
+    except InvalidInput as error:
+        return error.field
+    return "none"
+
+
+@pytest.mark.parametrize("way", ["process_group", "joined", "initialised"])
+def test_ranks_on_devices_of_different_kinds_are_refused(gpu_pair, way):
+    assert gpu_pair(refusal_of_a_mixed_group, way, group=False) == ["workers"] * 2
+
+
+@pytest.fixture
+def done(monkeypatch, paceline):
+    """Run a command on so many simulated GPUs; return its result."""
+
+    def run(*arguments: str, gpus: int = 1) -> dict:
+        monkeypatch.setenv("PACELINE_SIMULATED_GPUS", str(gpus))
+        found = paceline(*arguments, "--json")
+        assert found.code == 0, found.err
+        return json.loads(found.out)
+
+    return run
+
+
+LENET = ("train", "lenet5", "--profile-s", "0.2")
+
+
+@pytest.mark.slow
+def test_ranks_with_host_learn_and_copy_on_lanes_of_their_own(done, tmp_path):
+    how = ("--strategy", "host", "--workers", "2", "--epochs", "2")
+    result = done(*LENET, *how, gpus=2)
+    assert result["machine"]["device"] == NAME
+    assert result["accuracy"] > 0.85
+    measured = read_trace(tmp_path / "runs" / result["id"] / "trace.json")["measured"]
+    lanes = {(resource.owner, resource.lane.value) for resource in measured.tracks}
+    assert {(f"gpu{rank}", lane) for rank in (0, 1) for lane in ("d2h", "h2d")} <= lanes
+    assert {owner for owner, lane in lanes if lane == "compute"} == {"gpu0", "gpu1"}
+
+
+@pytest.mark.slow
+def test_it_takes_the_same_steps_as_a_cpu(done):
+    how = ("--workers", "1", "--epochs", "1")
+    on_cpu, on_gpu = (done(*LENET, *how, gpus=gpus) for gpus in (0, 1))
+    assert [on_cpu["machine"]["device"], on_gpu["machine"]["device"]] == ["cpu", NAME]
+    assert on_gpu["faults"] == []
+    losses = [run["epochs"][0]["train_loss"] for run in (on_cpu, on_gpu)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_bodies_on_a_gpu_and_their_hub_conform_to_their_plan(done):
+    """Of two lanes, whose copies to their device come one after another."""
+    result = done(*LENET, "--strategy", "wheel", "--workers", "2", "--epochs", "1")
+    assert result["machine"]["device"] == f"cpu, {NAME}"
+    assert result["faults"] == []
+    assert result["lost"] == []
+
+
+@pytest.mark.slow
+def test_a_head_on_a_gpu_learns_alike_from_a_server_in_main_memory(done):
+    """With one worker nothing is left to chance; its copies are recorded as planned."""
+    how = ("--strategy", "wheel", "--workers", "1", "--set", "lanes=1", "--epochs", "2")
+    on_device, in_memory = (
+        done(*LENET, *how, *lent, gpus=2) for lent in ((), ("--set", "server_memory=host"))
+    )
+    assert in_memory["faults"] == on_device["faults"] == []
+    assert in_memory["machine"]["device"] == NAME
+    losses = [
+        [(epoch["train_loss"], epoch["test_loss"]) for epoch in run["epochs"]]
+        for run in (on_device, in_memory)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_profiles_and_probes_have_the_device_and_rehearsals_the_cpu(done, tmp_path):
+    result = done("profile", "lenet5", "--steps", "4", "--workers", "1")
+    assert result["machine"]["device"] == NAME
+    done("probe", "--seconds", "0.5", "--output", "simulated.toml")
+    machine = read_machine(tmp_path / "simulated.toml")
+    (device,), (link,) = machine.devices, machine.links
+    assert (device.name, device.kind) == ("gpu0", "gpu")
+    assert link.between[0] == "gpu0"
+    assert all(NAME in one.source for one in (device, link))
+    how = ("--device", "p100", "--workers", "2", "--steps", "3", "--strategy", "allreduce")
+    result = done("rehearse", "lenet5", *how)
+    assert result["machine"]["device"] == "cpu"
+    assert result["faults"] == []

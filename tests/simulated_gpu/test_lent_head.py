@@ -1,0 +1,63 @@
+"""A head whose parameters are on its device only while it answers."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.wheel.lent import LentHead
+
+
+def head() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+def lent_to(kept: nn.Module, device: torch.device) -> LentHead:
+    own = copy.deepcopy(kept)
+    return LentHead(own, own, kept, device)
+
+
+def answer(module: nn.Module, inputs: Tensor) -> list[Tensor]:
+    """Return the gradients of the parameters, and leave none on them."""
+    module(inputs).square().sum().backward()
+    found = [one.grad for one in module.parameters()]
+    module.zero_grad()
+    return [one for one in found if one is not None]
+
+
+def test_answers_and_running_means_are_those_of_a_head_that_stays(device) -> None:
+    kept, other, inputs = head(), head(), torch.randn(5, 6)
+    lent = lent_to(kept, device.torch_device)
+    with device.use():
+        for _ in range(2):
+            expected = answer(other, inputs)
+            lent.fill()
+            found = lent.done(answer(lent.head, inputs.to(device.torch_device)))
+            lent.empty()
+            assert {one.device.type for one in found} == {"cpu"}
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+            # The server updates its own: the next answer has them.
+            with torch.no_grad():
+                for one in (*kept.parameters(), *other.parameters()):
+                    one.mul_(0.5)
+    torch.testing.assert_close(list(kept.buffers()), list(other.buffers()))
+    assert not torch.equal(kept[1].running_mean, head()[1].running_mean)
+
+
+def test_between_answers_the_parameters_take_nothing_of_the_device(device) -> None:
+    kept = head()
+    lent = lent_to(kept, device.torch_device)
+
+    def nbytes() -> int:
+        return sum(one.untyped_storage().nbytes() for one in lent.head.parameters())
+
+    with device.use():
+        assert nbytes() == 0
+        lent.fill()
+        assert nbytes() == sum(one.nbytes for one in kept.parameters())
+        assert {one.device for one in lent.parameters} == {device.torch_device}
+        lent.empty()
+    assert nbytes() == 0
+    assert all(one.grad is None for one in lent.parameters)
+    assert {one.device.type for one in kept.parameters()} == {"cpu"}
