@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
-from paceline.core.errors import InvalidInput
 from paceline.data.dataset import TensorSamples
 from paceline.links.rendezvous import process_group
 from paceline.recipes.classification import accuracy, class_loss, label_loss
@@ -23,6 +22,7 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.loss import check_objective
 from paceline.strategies.subbatch.partition import partition
 from paceline.strategies.subbatch.row_wise import check_row_wise
+from refusals import refused
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -50,56 +50,46 @@ ROWS, TOKENS = torch.zeros(1, 6), torch.zeros(1, 3, 6)
 )
 def test_cross_entropy_is_recognised(loss: Any, outputs: torch.Tensor):
     targets = torch.zeros(outputs.shape[:-1], dtype=torch.int64)
-    check_objective(recipe(loss=loss, score=bits_per_byte), outputs, targets)
+    for score in (bits_per_byte, *([accuracy] if outputs is ROWS else [])):
+        check_objective(recipe(loss=loss, score=score), outputs, targets)
+
+
+INT = torch.int64
 
 
 @pytest.mark.parametrize(
-    ("changes", "outputs", "targets", "message"),
+    ("changes", "outputs", "targets", "field"),
     [
-        ({"loss": half_loss}, ROWS, torch.zeros(1), "loss: mine has half_loss, which needs all"),
-        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, ROWS, torch.zeros(1), "CrossEntropyL"),
-        ({"loss": nn.CrossEntropyLoss(torch.ones(6))}, ROWS, torch.zeros(1), "CrossEntropyLoss"),
-        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ROWS, torch.zeros(1), "CrossEntropyLoss"),
-        ({"loss": label_loss}, ROWS, torch.zeros(1, 6, dtype=torch.bool), "several labels"),
-        ({}, TOKENS, torch.zeros(1, 3, dtype=torch.int64), r"outputs \(samples, classes\)"),
-        ({}, ROWS, torch.zeros(1), "an int64 target for each row"),
-        (
-            {"loss": next_token_loss},
-            TOKENS.flatten(0, 1),
-            torch.zeros(1, 3, dtype=torch.int64),
-            r"outputs float32 3x6 and targets int64 1x3; .* \(samples, tokens, classes\)",
-        ),
-        ({"score": accuracy}, ROWS, torch.zeros(1, dtype=torch.int64), None),
+        ({"loss": half_loss}, ROWS, torch.zeros(1), "loss"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, ROWS, torch.zeros(1), "loss"),
+        ({"loss": nn.CrossEntropyLoss(torch.ones(6))}, ROWS, torch.zeros(1), "loss"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ROWS, torch.zeros(1), "loss"),
+        ({"loss": label_loss}, ROWS, torch.zeros(1, 6, dtype=torch.bool), "data"),
+        ({}, TOKENS, torch.zeros(1, 3, dtype=INT), "loss"),
+        ({}, ROWS, torch.zeros(1), "loss"),
+        ({"loss": next_token_loss}, TOKENS[0], torch.zeros(1, 3, dtype=INT), "loss"),
         (
             {"loss": next_token_loss, "score": accuracy},
-            TOKENS,
-            torch.zeros(1, 3, dtype=torch.int64),
-            "score of mine: fails on outputs float32 1x3x6",
+            *(TOKENS, torch.zeros(1, 3, dtype=INT), "score of mine"),
         ),
     ],
 )
-def test_another_loss_is_refused_with_what_would_do(
-    changes: dict[str, Any], outputs: torch.Tensor, targets: torch.Tensor, message: str | None
-):
-    if message is None:
+def test_another_loss_is_refused(changes: dict[str, Any], outputs, targets, field: str):
+    with refused(field):
         check_objective(recipe(**changes), outputs, targets)
-        return
-    with pytest.raises(InvalidInput, match=message) as caught:
-        check_objective(recipe(**changes), outputs, targets)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"),
+    "targets",
     [
-        (torch.tensor([0, 6]), "class numbers from 0 to 6, but the model has 6 outputs"),
-        (torch.tensor([-1, 2]), "class numbers from -1 to 2"),
-        (torch.zeros(2, 4, dtype=torch.int64), "8 rows of 2 samples, where .* 6 are the most"),
-        (torch.zeros(2), "targets of torch.float32"),
+        torch.tensor([0, 6]),
+        torch.tensor([-1, 2]),
+        torch.zeros(2, 4, dtype=torch.int64),  # where 6 rows are the most
+        torch.zeros(2),
     ],
 )
-def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor, message: str):
-    with pytest.raises(InvalidInput, match=message):
+def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor):
+    with refused("data"):
         label_message(targets, 6, 6)
 
 
@@ -144,9 +134,7 @@ class Normed(optim.SGD):
 
 @pytest.mark.parametrize("optimizer", [partial(optim.Adafactor, lr=1e-4), partial(Normed, lr=1e-6)])
 def test_optimizers_of_whole_matrices_are_refused(optimizer: Any):
-    with pytest.raises(
-        InvalidInput, match=r"optimizer: (Adafactor|Normed) updates a value by more"
-    ):
+    with refused("optimizer"):
         check_row_wise(lambda module: optimizer(module.parameters()))
 
 
@@ -215,7 +203,7 @@ def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
     tokens = torch.arange(6).view(1, 6)
     assert bypassed(Tokens(), "mixed", tokens) is None
     assert bypassed(Doubling(), "head", tokens) is None
-    with pytest.raises(InvalidInput, match="cannot be traced"):
+    with refused("head"):
         partition(Doubling(), ["head"], "doubling", tokens)
 
 
@@ -227,20 +215,15 @@ def test_a_model_that_changes_its_mind_in_training_is_refused():
 
     body = bypassed(Changing().train(), "head", torch.arange(6).view(1, 6))
     assert body is not None
-    with pytest.raises(InvalidInput, match="must return what layer 'head' gives"):
+    with refused("head"):
         body(torch.arange(6).view(1, 6))
 
 
 @pytest.mark.parametrize("head", [None, "head"])
-def test_a_tied_head_is_refused_with_what_would_do(head: str | None):
+def test_a_tied_head_is_refused(head: str | None):
     recipe = tokens_recipe(model=partial(Tokens, tied=True))
-    with pytest.raises(InvalidInput) as caught:
+    with refused("head"):
         parted(recipe, head=head)
-    said = str(caught.value)
-    assert "head: head.weight of tokens is outer.embedding.weight: a tied output layer" in said
-    assert "untie it (as gpt-untied does)" in said
-    assert "allreduce" in said
-    assert "\n" not in said
 
 
 def test_nothing_is_described_with_values():
@@ -272,5 +255,5 @@ def test_tokens_are_not_normalised_over_samples():
             return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2))
 
     assert list(parted(tokens_recipe(model=Statistics)).shardings) == ["last"]
-    with pytest.raises(InvalidInput, match="layer 'norm' normalises each of 6 rows of a sample"):
+    with refused("head"):
         parted(tokens_recipe(model=Statistics), head="first")

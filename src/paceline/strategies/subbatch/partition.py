@@ -7,7 +7,7 @@ compute on all columns.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid),
 )
 _METHODS = ("relu", "tanh", "sigmoid")
+_Refusal = Callable[..., InvalidInput]
 _LAYERS = (nn.Linear, nn.BatchNorm1d)
 _FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may compute something else
 
@@ -65,7 +66,11 @@ def partition(
     With `inputs` of a few samples, it may do without tracing. Raises InvalidInput if a layer or a
     connection keeps the head from being split.
     """
-    refusal = f"head: {label} cannot be split from layer {names[0]!r} on"
+
+    def refusal(problem: str, hint: str = "") -> InvalidInput:
+        where = f"{label} cannot be split from layer {names[0]!r} on"
+        return InvalidInput("head", f"{where}: {problem}", hint=hint)
+
     body = None
     if inputs is not None and len(names) == 1:
         body = bypassed(model, names[0], inputs)
@@ -78,27 +83,27 @@ def partition(
     for one in head:  # of a parameter that both parts use, each would train its own copy
         for key, parameter in one.module.named_parameters():
             if id(parameter) in in_body:
-                raise InvalidInput(refusal, f"the body uses {one.name}.{key}, too")
+                raise refusal(f"the body uses {one.name}.{key}, too")
     if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise InvalidInput(refusal, "nothing before it is trained")
+        raise refusal("nothing before it is trained")
     return body, head
 
 
 def _traced(
-    model: nn.Module, names: Sequence[str], refusal: str
+    model: nn.Module, names: Sequence[str], refusal: _Refusal
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
     try:
         nodes = list(_HeadTracer(model, names).trace(model).nodes)
     except Exception as error:
-        raise InvalidInput(
-            refusal, f"the forward pass around it cannot be traced: {first_line(error)}"
+        raise refusal(
+            f"the forward pass around it cannot be traced: {first_line(error)}"
         ) from error
     called = [node.target if node.op == "call_module" else None for node in nodes]
     if names[0] not in called:
-        raise InvalidInput(refusal, "its forward pass never calls that layer")
+        raise refusal("its forward pass never calls that layer")
     border = called.index(names[0])
     if any(node.target is F.dropout for node in nodes):
-        raise InvalidInput(refusal, "it calls dropout() around it", hint="use nn.Dropout")
+        raise refusal("it calls dropout() around it", hint="use nn.Dropout")
     head = _head(model, nodes[border:], names, refusal)
     graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[:border]:
@@ -125,21 +130,20 @@ class _HeadTracer(fx.Tracer):
 
 
 def _head(
-    model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: str
+    model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: _Refusal
 ) -> tuple[TracedLayer, ...]:
     """Return the layers of nodes that follow one another, up to the model's output."""
     chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, nn.Module]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
     for node in nodes:
         if node.all_input_nodes != [value]:
-            raise InvalidInput(
-                refusal,
+            raise refusal(
                 f"{_name(node)} takes something else than the result of {_name(value)}",
                 hint="the head must be a chain",
             )
         if node.op == "output":
             if node.args[0] is not value:
-                raise InvalidInput(refusal, "the model must return its scores, and only these")
+                raise refusal("the model must return its scores, and only these")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -148,27 +152,24 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise InvalidInput(refusal, f"its forward pass does not call layer {left[0]!r} after it")
+        raise refusal(f"its forward pass does not call layer {left[0]!r} after it")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 
-def _layer(module: nn.Module, name: str, refusal: str) -> nn.Linear | nn.BatchNorm1d:
+def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.BatchNorm1d:
     if not isinstance(module, _LAYERS) or type(module).forward not in _FORWARDS:
-        raise InvalidInput(
-            refusal,
+        raise refusal(
             f"layer {name!r} is {type(module).__name__}, which works on all outputs of a sample "
             "together",
             hint="choose Linear and BatchNorm1d, or a head that begins after it",
         )
     frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
     if frozen:
-        raise InvalidInput(
-            refusal, f"{name}.{frozen[0]} is frozen", hint="train all of a head's layers"
-        )
+        raise refusal(f"{name}.{frozen[0]} is frozen", hint="train all of a head's layers")
     return module
 
 
-def _between(model: nn.Module, node: fx.Node, refusal: str) -> nn.Module:
+def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
     """Return the module of a node between two layers, for any part of the columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
@@ -190,8 +191,7 @@ def _between(model: nn.Module, node: fx.Node, refusal: str) -> nn.Module:
         return Elementwise(getattr(torch, str(node.target)), (), {})
     else:
         what = f"{_name(node)} is called"
-    raise InvalidInput(
-        refusal,
+    raise refusal(
         f"{what} there, and only activations of each value and nn.Dropout can stand between "
         "layers that are split",
     )
