@@ -39,10 +39,7 @@ POINT, PARTS = Point("tree", 2, 16, "strong"), {"forward": 1.0, "backward": 2.0}
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("repeats", {"repeats": 0}),
-        ("strategy", {"strategy": ("tree", "ring")}),
         ("workers.1", {"workers": (1, 0)}),
-        ("batch_size", {"batch_size": ()}),
         ("batch_size", {"batch_size": (16, 16)}),
         ("scaling.0", {"scaling": ("strange",)}),
         ("overhead", {"overhead": True, "workers": (2, 4)}),
