@@ -3,23 +3,16 @@
 import json
 import re
 import shutil
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+from processes import Finished, Started
 
-from launched import PROGRAMS
-from processes import DEADLINE_S, Finished, Started
-
-sys.path.append(str(PROGRAMS))
+RECIPES = Path(__file__).parent / "whole" / "programs" / "local_recipes.py"
 NUM_SAMPLES, BATCH_SIZE = 480, 24
-STEPS_PER_EPOCH = NUM_SAMPLES // BATCH_SIZE
 RECIPE = "local_recipes:steady"
 QUICK = ("--batch-size", str(BATCH_SIZE), "--profile-s", "0", "--checkpoint-every", "never")
-WORKER_MODULE = "paceline.strategies.local.worker"
 
 
 @dataclass
@@ -50,21 +43,11 @@ class Run:
         found: dict = json.loads(self.finish().out)
         return found
 
-    def worker(self, number: int) -> int:
-        """Return the process of a worker that the hub has started itself."""
-        until_s = time.monotonic() + DEADLINE_S
-        while time.monotonic() < until_s:
-            for pid, command in self.started.members().items():
-                if WORKER_MODULE in command and f'"workers":[{number}]' in command:
-                    return pid
-            time.sleep(0.05)
-        raise AssertionError(f"no process of worker {number}: {self.started.members()}")
-
     def address(self) -> str:
         """Return where a hub listens."""
-        found = re.search(r"listening on (tcp://\S+);", self.until("listening on"))
+        found = re.search(r"tcp://[0-9.:]+", self.until("listening on"))
         assert found is not None
-        return found[1]
+        return found[0]
 
 
 @dataclass
@@ -75,58 +58,40 @@ class LocalRuns:
     folder: Path
 
     def __post_init__(self) -> None:
-        shutil.copy(PROGRAMS / "local_recipes.py", self.folder)
+        shutil.copy(RECIPES, self.folder)
 
-    def flag(self, name: str) -> Path:
-        """Set a flag that recipes look for."""
-        path = self.folder / name
+    def paceline(self, *arguments: str) -> Run:
+        return Run(self.start("-m", "paceline", *arguments))
+
+    def slow(self) -> Path:
+        """Slow all workers down, until the file is gone."""
+        path = self.folder / "slow"
         path.touch()
         return path
 
     def train(self, *options: str, recipe: str = RECIPE, workers: int = 2, epochs: int = 4) -> Run:
         """Start a run whose workers the hub starts."""
-        sizes = ("--workers", str(workers), *_length(epochs, options))
-        command = ("train", recipe, "--strategy", "local", *QUICK, *sizes)
-        return Run(self.start("-m", "paceline", *command, *options, "--json"))
+        sizes = ("--workers", str(workers), "--epochs", str(epochs))
+        return self.paceline(
+            *("train", recipe, "--strategy", "local", *QUICK, *sizes, *options, "--json")
+        )
 
     def hub(self, *options: str, recipe: str = RECIPE, workers: int = 2, epochs: int = 4) -> Run:
-        """Start a hub that waits for its workers; "--bind" is among the options, or any port."""
-        bind = () if "--bind" in options else ("--bind", "tcp://127.0.0.1:0")
+        """Start a hub that waits for its workers."""
         sizes = ("--workers", str(workers), "--epochs", str(epochs))
-        command = ("hub", recipe, "--strategy", "local", *QUICK, *sizes, *bind)
-        return Run(self.start("-m", "paceline", *command, *options, "--json"))
+        bind = ("--bind", "tcp://127.0.0.1:0")
+        return self.paceline(
+            *("hub", recipe, "--strategy", "local", *QUICK, *sizes, *bind, *options, "--json")
+        )
 
-    def worker(
-        self,
-        address: str,
-        number: int,
-        *options: str,
-        program: tuple[str, ...] = ("-m", "paceline"),
-        folder: Path | None = None,
-    ) -> Run:
+    def worker(self, address: str, number: int, *options: str) -> Run:
         """Start a worker of a hub."""
         own = ("--as", str(number), "--threads", "1", "--device", "cpu")
-        command = (*program, "worker", "--connect", address, *own, *options)
-        return Run(self.start(*command, folder=folder or self.folder))
+        return self.paceline("worker", "--connect", address, *own, *options)
 
     def model(self, result: dict, output: str = "runs") -> bytes:
         """Return the bytes of what a run has learnt."""
         return (self.folder / output / result["id"] / "model.safetensors").read_bytes()
-
-
-def _length(epochs: int, options: tuple[str, ...]) -> tuple[str, ...]:
-    return () if "--steps" in options else ("--epochs", str(epochs))
-
-
-def first_loss() -> float:
-    """Return the loss on the test samples before training: what a worker that begins anew has."""
-    import local_recipes
-
-    torch.manual_seed(0)
-    model = local_recipes.Net().eval()
-    inputs, targets = local_recipes.data(60, seed=1).tensors
-    with torch.no_grad():
-        return float((model(inputs) - targets).square().mean())
 
 
 def check_whole(result: dict, epochs: int) -> None:

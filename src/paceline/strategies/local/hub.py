@@ -236,7 +236,7 @@ class Hub:
         """Let a worker wait for the next round, if it trains the same model."""
         there = b"".join(request.message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput("it has another run than the hub", one_line(found))
+            raise InvalidInput("run", f"differs from the hub's: {one_line(found)}")
         self._drop(request.worker, "begins again")
         self._returning.discard(request.worker)
         self._waiting[request.worker] = request

@@ -30,6 +30,7 @@ from paceline.devices import (
     random_numbers_restored,
 )
 from paceline.exchange.setup import TrainingSetup, setup_for
+from paceline.links.failpoints import reach
 from paceline.links.group import Group, boot_id
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
@@ -117,6 +118,7 @@ class LocalWorker:
         nbytes = sum(one.nbytes for one in self._trainer.exchanged.outer.values)
         # As many steps as fit into the time: training must not depend on what they draw.
         with random_numbers_restored({self._device}):
+            reach("worker.profiling", worker=self._number)
             found = device_profile(self._setup, self._spec, group, exchange, nbytes)
         self._ask(Topic.PROFILE, encode(found))
 
@@ -217,6 +219,7 @@ class LocalWorker:
         self._travelling = Travelling(
             *(self._exchange, fragment, weight, own or (), reply, delay),
         )
+        reach("worker.pushed", worker=self._number, step=self._exchange)
         self._exchange += 1
         if own is None:
             trainer.reset_optimizer()  # which has NaN in it, too

@@ -80,13 +80,13 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     thread may use any model meanwhile. InvalidInput says which layer or connection stops it.
     """
     label = type(model).__name__
-    apart = f"head: {label} cannot be cut before {first!r}"
+    apart = f"{label} cannot be cut before {first!r}"
     layers = layers_of(model)
     choices = [layer.name for layer in layers if layer.name != ROOT]
     is_whole = first == LOSS and LOSS not in choices
     if not is_whole and first not in choices:
         if why := tied(model, first):
-            raise InvalidInput(apart, why)
+            raise _refused(apart, why)
         raise InvalidInput(
             "head", f"{label} has no layer {first!r}", hint=f"choose one of {choices}"
         )
@@ -108,13 +108,17 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in used_by_body & used_by_head:  # each half would have its own
-                raise InvalidInput(apart, f"{name!r} is used on both sides of the cut{_UNTIE}")
+                raise _refused(apart, f"{name!r} is used on both sides of the cut{_UNTIE}")
         if not trainable(body):
-            raise InvalidInput(apart, "nothing before it is trained")
-        crossing = _compared(model, body, head, inputs, f"head: {label}, cut before {first!r}")
+            raise _refused(apart, "nothing before it is trained")
+        crossing = _compared(model, body, head, inputs, f"{label}, cut before {first!r}")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
     return Halves(body, head, in_body, in_head, crossing)
+
+
+def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
+    return InvalidInput("head", f"{of}: {why}", hint=hint)
 
 
 def tied(model: nn.Module, first: str | None) -> str:
@@ -175,11 +179,11 @@ def _compared(
         activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
-            raise InvalidInput(of, f"would hand {kind} across the cut, not a float tensor")
+            raise _refused(of, f"would hand {kind} across the cut, not a float tensor")
         if not activations.requires_grad:
-            raise InvalidInput(of, "hands on what does not depend on the body's parameters")
+            raise _refused(of, "hands on what does not depend on the body's parameters")
         if activations.dim() == 0 or len(activations) != num_samples:
-            raise InvalidInput(
+            raise _refused(
                 of,
                 f"hands on shape {tuple(activations.shape)} of {num_samples} samples",
                 hint="the first dimension must be the samples'",
@@ -189,11 +193,11 @@ def _compared(
         raise
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
-        raise InvalidInput(
+        raise _refused(
             of, f"cannot run on a batch of shape {shapes}: {first_line(error)}"
         ) from error
     if not _is_same(whole, outputs, of):
-        raise InvalidInput(
+        raise _refused(
             of,
             "computes something else than in one piece: its forward pass depends on more than its "
             "input and its modules",
@@ -207,7 +211,7 @@ def _is_same(whole: Any, outputs: Any, of: str) -> bool:
     strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
     if strange:
         kind = type(strange[0]).__name__
-        raise InvalidInput(of, f"returns {kind}, not tensors: its halves cannot be compared")
+        raise _refused(of, f"returns {kind}, not tensors: its halves cannot be compared")
     if tree != other:
         return False
     for one, two in zip(expected, found, strict=True):
@@ -231,7 +235,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
     try:
         found = traced(model, inputs, model.get_submodule(first))
     except Exception as error:
-        raise InvalidInput(
+        raise _refused(
             refusal,
             f"the forward pass around that layer cannot be traced: {first_line(error)}",
             hint=_WHAT_WOULD_DO,
@@ -246,7 +250,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
             uses += [places[user] for user in node.users]
     if not uses:
-        raise InvalidInput(refusal, "its forward pass never calls that layer")
+        raise _refused(refusal, "its forward pass never calls that layer")
     border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
@@ -264,14 +268,14 @@ def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
     used = (value for node in after for value in node.all_input_nodes if value in before)
     crossing = list(dict.fromkeys(used))
     if any(node.op == "placeholder" for node in crossing):
-        raise InvalidInput(
+        raise _refused(
             refusal,
             "the model's input is used behind the cut, too, and only a body has it"
             if len(crossing) > 1
             else "it takes the model's input itself, which leaves nothing for the body",
         )
     if len(crossing) != 1:
-        raise InvalidInput(
+        raise _refused(
             refusal,
             f"{len(crossing)} values are used behind the cut, the results of "
             f"{', '.join(map(_described, crossing))}, and one can cross it; choose a layer that "

@@ -72,7 +72,7 @@ class Gate:
         """Raise InvalidInput with the first difference if a worker has another run than the hub."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput("it has another run than the hub", one_line(found))
+            raise InvalidInput("run", f"differs from the hub's: {one_line(found)}")
 
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""

@@ -17,6 +17,7 @@ from paceline.core.errors import Interrupted, InvalidInput, NonFinite, StepDisca
 from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import Progress
+from paceline.links.failpoints import reach
 from paceline.links.interruption import Interruption
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
@@ -238,6 +239,7 @@ class Hub:
         if reply is not None:
             self._send(request, reply)
         if message.topic in (*_UPDATES, Topic.DONE):
+            reach("hub.updated", version=self._server.version)
             self._go_on()
 
     def _send(self, request: RpcRequest, reply: Message) -> None:

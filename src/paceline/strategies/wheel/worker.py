@@ -29,6 +29,7 @@ from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.data.batch import Batch
 from paceline.devices import device_named, device_of, first_device
+from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
 from paceline.recipes.recipe import Recipe
 from paceline.record.clock import clock_for
@@ -210,6 +211,7 @@ class BodyWorker:
 
         spans = recorder.trace.spans
         with buffers_restored(self._body):
+            reach("worker.profiling", worker=self.worker)
             found = profile_device(device, spec.config, run_step, spans, spec.profile_s)
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
         profile = with_link(found, exchange, max(nbytes, _MIN_PROBE_NBYTES))
@@ -301,7 +303,9 @@ class BodyWorker:
         gradients = protocol.take_gradients(self._halves.body_names, self._parameters)
         vector = protocol.flatten(gradients)
         message = self._endpoint.message(Purpose.GRADIENTS, step, forward.version, vector)
-        return self._client.request(message)
+        pushed = self._client.request(message)
+        reach("worker.pushed", worker=self.worker, step=step)
+        return pushed
 
     def _load(self, step: int) -> Future[Batch] | None:
         """Have the samples of a step read while the device computes."""

@@ -1,0 +1,218 @@
+"""Strategy wheel as real processes: the same training, the formula's bytes, and who may die."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from faults import Pause, failpoints
+from processes import Started
+
+PROGRAMS = Path(__file__).parent / "programs"
+TURNING, LANGUAGE = str(PROGRAMS / "turning.py"), str(PROGRAMS / "language.py")
+TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-s", "0.05")
+HUB = ("-m", "paceline", "hub", "lenet5", "--epochs", "3")
+ONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
+KILLED = {"at": "checkpoint.written", "do": "SIGKILL"}  # the hub, which alone writes any
+
+
+def result_of(run: Started) -> dict:
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    return json.loads(done.out)
+
+
+def address_of(hub: Started) -> str:
+    for text in iter(hub.process.stderr.readline, ""):
+        if found := re.search(r"listening on (tcp://[0-9.:]+)", text):
+            return found[1]
+    raise AssertionError("the hub has ended")
+
+
+def ran(start, program: str, *arguments: object) -> dict:
+    found = result_of(start(program, *map(str, arguments)))
+    assert found["bytes"] == found["formula"]
+    assert (found["faults"], found["lost"]) == ([], [])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["fc1", "loss"])
+def test_one_worker_trains_as_if_nobody_had_cut_the_model(start, head: str):
+    """With the loss alone as the head, too, and then no byte of a head is counted."""
+    found = ran(start, TURNING, "alone", 2, head)
+    assert all(found["same"].values()), found["same"]
+    assert (found["bytes"]["head_gradients"] > 0) == (head == "fc1")
+    assert found["staleness"] == {"0": 60}
+    assert found["samples"] == 2 * 1438
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "lanes", "more"),
+    [(3, 2, {"staleness": 1}), (2, 1, {"staleness": 0}), (3, 2, {"head": "loss", "staleness": 4})],
+)
+def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(
+    start, workers: int, lanes: int, more: dict[str, object]
+):
+    found = ran(start, TURNING, "many", workers, lanes, json.dumps(more))
+    assert min(found["bytes"].values()) > 0 or "head" in more
+    assert found["samples"] == 2 * 1438
+    assert found["steps"] == [60] * workers
+    assert found["accuracy"][-1] > 0.75
+    assert found["losses"][1] < found["losses"][0]
+    travelled = sum(n for purpose, n in found["bytes"].items() if not purpose.startswith("head"))
+    assert sum(found["wire"]) > travelled
+    # Between a worker's fetch and its update nobody else takes more steps than the bound allows.
+    most = (workers - 1) * (2 * more["staleness"] + 1) + (lanes > 1)  # lanes fetch before
+    assert max(map(int, found["staleness"])) <= most
+
+
+@pytest.mark.slow
+def test_a_language_model_trains_as_if_nobody_had_cut_it(start):
+    """Bit for bit, in two and a half epochs, with clipped gradients and tests in between."""
+    more = {"steps": 25, "clip_norm": 0.5, "evaluate_every": 7}
+    found = ran(start, LANGUAGE, "alone", "double", json.dumps(more))
+    assert all(found["same"].values()), found["same"]
+    assert found["moved"] > 0.5
+    assert found["bytes"]["labels"] == 25 * 12 * (6 * 8 + 6 * 8 + 4 + 8 + 6)  # all of a mapping
+    assert found["samples"] == 2 * 120 + 5 * 12
+    assert [row[0] for row in found["evaluations"]] == [7, 10, 14, 20, 21, 25]
+    assert found["tests"] == 3  # within epochs
+    assert [found["evaluations"][i][1] for i in (1, 3, 5)] == found["test_losses"]
+    assert found["accuracy"] == [None] * 3
+    assert found["losses"] == sorted(found["losses"], reverse=True)
+    assert found["steps"] == [25]
+
+
+@pytest.mark.slow
+def test_bfloat16_is_that_of_autocast_in_one_piece(start):
+    found, exact = (
+        ran(start, LANGUAGE, "alone", "single", json.dumps({"steps": 25, "precision": precision}))
+        for precision in ("bfloat16", "float32")
+    )
+    assert found["moved"] > 0.5
+    assert found["error"] < 1e-3  # of values up to 1: what crosses is rounded as inside
+    assert exact["error"] < 1e-5
+    assert exact["losses"] != found["losses"]
+
+
+def test_a_run_from_the_command_line(start, tmp_path: Path):
+    codec = "gradients=dynamic8,activations=dynamic8,activation_gradients=half,parameters=bfloat16"
+    arguments = ("--workers", "2", "--set", "lanes=2", "--codec", codec, "--epochs", "2")
+    result = result_of(start(*TRAIN, *arguments, "--json"))
+    assert result["epochs"][-1]["score"] > 0.8
+    assert [row["nbytes"] for row in result["traffic"]] == [
+        row["planned_nbytes"] for row in result["traffic"]
+    ]
+    assert (result["faults"], result["lost"]) == ([], [])
+    assert result["predicted_step_s"] > 0
+    assert result["step_s"] > 0
+    assert list(result["utilisation"]) == list(result["predicted_utilisation"]) == ["cpu1"]
+    updates = result["updates"]
+    assert sum(updates["staleness"]["all workers"].values()) == updates["count"] == 2 * 2 * 23
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "report.html").exists()
+    assert load_file(folder / "model.safetensors")
+
+
+def joined(start, address: str, *more: str) -> Started:
+    own = ("--connect", address, "--as", "0", "--threads", "1", "--device", "cpu")
+    return start("-m", "paceline", "worker", *own, *more)
+
+
+def test_a_hub_that_was_killed_goes_on_from_its_snapshot(start, paceline, tmp_path: Path):
+    assert paceline("hub", "--generate-keys", "keys").code == 0
+    keys, kept = ("--keys", "keys"), ("--checkpoint-every", "0.05s")
+    with failpoints(KILLED):
+        bind = ("--bind", "tcp://127.0.0.1:0", "--profile-s", "0")
+        hub = start(*HUB, *ONE, *keys, *kept, *bind)
+        address = address_of(hub)
+        worker = joined(start, address, *keys)
+        hub.process.wait()
+    (folder,) = (tmp_path / "runs").iterdir()
+    # Model, data and so on are those of that run, which says them itself.
+    result = result_of(start(*HUB[:3], "--resume", str(folder), "--bind", address, "--json"))
+    assert worker.finish().code == 0
+    assert (result["updates"]["count"], len(result["epochs"])) == (3 * 23, 3)
+    whole = result_of(start(*TRAIN, *ONE, "--epochs", "3", "--output", "whole", "--json"))
+    own = load_file(tmp_path / "runs" / result["id"] / "model.safetensors")
+    other = load_file(tmp_path / "whole" / whole["id"] / "model.safetensors")
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+@pytest.mark.slow
+def test_a_worker_measures_again_for_a_hub_that_was_started_again(start, tmp_path: Path):
+    pause, hub = Pause(tmp_path / "pause"), (*HUB, *ONE, "--profile-s", "0.1", "--bind")
+    first = start(*hub, "tcp://127.0.0.1:0")
+    address = address_of(first)
+    with failpoints(pause.at("worker.profiling", visit=1)):
+        worker = joined(start, address)
+    pause.reached()
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    again = start(*hub, address, "--json")
+    address_of(again)
+    pause.go_on()
+    assert len(result_of(again)["epochs"]) == 3
+    assert worker.finish().code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [(0,), (0, 2)])
+def test_a_killed_body_is_missed_by_nobody(start, killed: tuple[int, ...]):
+    """Until no worker is left."""
+    armed = [{"at": "worker.pushed", "worker": n, "step": 9, "do": "SIGKILL"} for n in killed]
+    with failpoints(*armed):
+        run = start(*TRAIN, "--workers", "4", "--set", "lanes=2", "--epochs", "2", "--json")
+        done = run.finish()
+    assert "Traceback" not in done.err
+    if len(killed) == 2:
+        assert done.code == 1
+        return
+    result = json.loads(done.out)
+    assert {one.split()[1] for one in result["lost"]} == {"0", "1"}  # the lanes of one process
+    assert all("SIGKILL" in one for one in result["lost"])
+    assert len(result["epochs"]) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_hub_takes_the_bodies_of_its_machine_with_it(start):
+    with failpoints(KILLED):
+        run = start(*TRAIN, "--workers", "2", "--epochs", "9", "--checkpoint-every", "0.05s")
+        assert run.process.wait() == -signal.SIGKILL
+    assert not run.members()
+
+
+FAILING = """
+import sys
+from torch import nn
+
+class Bang(nn.Module):
+    calls = 0
+    def forward(self, values):
+        Bang.calls += 1
+        if "worker" in sys.argv[0] and Bang.calls > 50:
+            raise RuntimeError("bang")
+        return values
+
+def net():
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), Bang(), nn.Flatten(), nn.Linear(144, 200)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(200, 10))
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_in_a_body_is_said_in_one_line(paceline, tmp_path: Path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = paceline("train", "failing:net", *TRAIN[4:], "--epochs", "100")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    last = done.err.splitlines()[-1]
+    assert re.search(r"worker [01] .*RuntimeError: bang .* failing\.py:\d+", last)

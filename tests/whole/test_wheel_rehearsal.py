@@ -1,0 +1,146 @@
+"""Rehearsals of strategy wheel and of trees of hubs: the real wire, and layers that take time."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.record.trace import read_trace
+from processes import Started
+
+pytestmark = pytest.mark.slow
+
+FORWARD_S, BACKWARD_S, UPDATE_S, STEPS = 0.010, 0.020, 0.002, 6
+ALL_STEPS = 2 + STEPS + 1  # with those that are not measured
+WORKERS, LANES = 4, 2
+REHEARSE = (
+    *("-m", "paceline", "rehearse", "lenet5", "--strategy", "wheel", "--device", "p100"),
+    *("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", str(STEPS)),
+    *("--profile-s", "0.05", "--json"),
+)
+IN_LANES = ("--workers", str(WORKERS), "--set", f"lanes={LANES}")
+IN_TREE = ("--batch-size", "48", "--workers", "4", "--set", "child_hubs=2")
+# Bodies need 2 of them a step on their device, heads and updates 4 on the hub's; and so both sides
+# cannot be below their shares of all that is to be computed.
+LEAST_S = (LANES * (FORWARD_S + BACKWARD_S) + LANES * UPDATE_S) / (1 + LANES / WORKERS)
+BODY = 6 * 25 + 6 + 16 * 6 * 25 + 16  # values: two convolutions
+HEAD = 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10  # and three matrices
+CROSSING, SHARE = 400, 0.02  # values of a sample; of the body's gradients
+SENT = ("--set", f"gradients=threshold:0.5@{SHARE}")
+
+
+def result_of(run: Started) -> dict:
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    return json.loads(done.out)
+
+
+def listening(hub: Started) -> str:
+    """Return where the hub listens."""
+    for text in iter(hub.process.stderr.readline, ""):
+        if found := re.search(r"listening on (tcp://\S+);", text):
+            return found[1]
+    raise AssertionError("the hub has ended")
+
+
+def check(result: dict) -> None:
+    assert (result["origin"], result["faults"], result["lost"]) == ("rehearsed", [], [])
+    updates = result["updates"]
+    assert list(updates["by_worker"].values()) == [ALL_STEPS] * WORKERS
+    stale = updates["staleness"]["all workers"]
+    assert sum(stale.values()) == updates["count"] == WORKERS * ALL_STEPS
+    for row in result["traffic"]:
+        assert row["nbytes"] == row["planned_nbytes"] > 0, row
+    assert result["step_s"] >= LEAST_S
+    assert result["lower_quartile_s"] <= result["upper_quartile_s"]
+
+
+def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start, tmp_path: Path):
+    result = result_of(start(*REHEARSE, *IN_LANES, *SENT))
+    check(result)
+    assert result["predicted_step_s"] >= 0.95 * LEAST_S  # layers wake up late by turns
+    assert list(result["utilisation"]) == ["cpu1", "cpu2"]
+    (row,) = (row for row in result["traffic"] if row["purpose"] == "gradients")
+    # Tau, and the place of each value that is sent.
+    assert row["nbytes"] == WORKERS * ALL_STEPS * (4 + 4 * round(SHARE * BODY))
+    assert result["sent_share"]["measured"] == round(SHARE * BODY) / BODY
+    assert result["sent_share"]["warning"] is None
+    (folder,) = (tmp_path / "runs").iterdir()
+    files = {"result.json", "trace.json", "report.html", "run.toml"}
+    assert {path.name for path in folder.iterdir()} == files
+    assert set(read_trace(folder / "trace.json")) == {"predicted", "rehearsed"}
+    page = re.sub(r"(?s)<script.*?</script>", "", (folder / "report.html").read_text())
+    assert "measured" not in page.lower()
+
+
+def test_workers_of_elsewhere_learn_from_the_hub_that_they_rehearse(start, paceline):
+    assert paceline("hub", "--generate-keys", "keys").code == 0
+    keys = ("--keys", "keys", "--run", "stage")
+    hub = start(*REHEARSE, *IN_LANES, *keys, "--bind", "tcp://127.0.0.1:0")
+    own = ("--connect", listening(hub), *keys, "--device", "cpu", "--threads", "1", "--as")
+    workers = [start("-m", "paceline", "worker", *own, listed) for listed in ("0,1", "2,3")]
+    check(result_of(hub))
+    assert [worker.finish().code for worker in workers] == [0, 0]
+
+
+def test_a_tree_in_step_sends_the_bytes_of_the_formula_and_of_its_plan(start):
+    in_step = ("--set", "lanes=1", "--set", "staleness=0")
+    result = result_of(start(*REHEARSE, *IN_TREE, *in_step, *SENT))
+    assert (result["origin"], result["lost"], result["faults"]) == ("rehearsed", [], None)
+    # Every child sends the mean of its two workers' gradients once a step.
+    exchanges = 2 * ALL_STEPS
+    assert result["updates"]["count"] == exchanges
+    of_worker = {
+        "labels": 4 * 12,
+        "activations": 4 * 12 * CROSSING,
+        "activation_gradients": 4 * 12 * CROSSING,
+        "parameters": 4 * BODY,
+        "gradients": 4 + 4 * round(SHARE * BODY),
+    }
+    expected = {name: 4 * ALL_STEPS * nbytes for name, nbytes in of_worker.items()}
+    expected |= {
+        "head_parameters": 4 * ALL_STEPS * 4 * HEAD,
+        "head_gradients": 4 * ALL_STEPS * 4 * HEAD,
+        "hubs_gradients": exchanges * 4 * BODY,
+        "hubs_head_gradients": exchanges * 4 * HEAD,
+        # A child fetches them once before the first step.
+        "hubs_parameters": (exchanges + 2) * 4 * BODY,
+        "hubs_head_parameters": (exchanges + 2) * 4 * HEAD,
+    }
+    assert {row["purpose"]: row["nbytes"] for row in result["traffic"]} == expected
+    assert all(row["planned_nbytes"] == row["nbytes"] for row in result["traffic"])
+    # All processes are on one host, whose link with itself carries everything.
+    (planned,) = result["plans"][0]["link_nbytes_per_step"].values()
+    assert planned == 4 * sum(of_worker.values()) + 2 * 2 * 4 * (BODY + HEAD)
+    # Two bodies share a child's head; and the root takes two updates in a step.
+    least_s = FORWARD_S + BACKWARD_S + 2 * UPDATE_S
+    assert result["step_s"] >= least_s
+    assert result["predicted_step_s"] >= 0.95 * least_s
+    assert result["plans"][0]["config"]["child_hubs"] == 2
+
+
+def test_children_that_gather_longer_send_as_much_less(start):
+    result = result_of(start(*REHEARSE, *IN_TREE, "--set", "gather=3"))
+    counted = {row["purpose"]: row["nbytes"] for row in result["traffic"]}
+    # Two workers' steps, three at a time; what is gathered while a mean is away may be more.
+    assert 0 < counted["hubs_gradients"] <= 2 * (2 * ALL_STEPS // 3) * 4 * BODY
+    assert counted["gradients"] == 4 * ALL_STEPS * 4 * BODY
+
+
+def test_hubs_of_elsewhere_rehearse_what_the_root_has_declared(start):
+    bind = ("--bind", "tcp://127.0.0.1:0", "--run", "stage")
+    tree = ("--workers", "2", "--set", "child_hubs=1", "--set", "lanes=2")
+    root = start(*REHEARSE, *tree, *bind)
+    joining = ("-m", "paceline", "hub", "--connect", listening(root), *bind)
+    assert start(*joining, "--workers", "4").finish().code == 2
+    child = start(*joining, "--json")
+    own = ("--run", "stage", "--device", "cpu", "--threads", "1")
+    worker = start("-m", "paceline", "worker", "--connect", listening(child), *own)
+    result, below = result_of(root), result_of(child)
+    assert worker.finish().code == 0
+    assert result["updates"]["count"] == below["num_pushed"] == ALL_STEPS
+    counted = {row["purpose"]: row["nbytes"] for row in result["traffic"]}
+    assert counted["gradients"] == 2 * ALL_STEPS * 4 * BODY
+    assert result["predicted_step_s"] > 0
