@@ -26,6 +26,7 @@ from paceline.strategies.wheel import trial as of_wheel
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.split import split
+from refusals import refused
 
 
 class Passed(nn.Module):
@@ -116,24 +117,26 @@ def test_a_plan_has_the_cut_of_the_training() -> None:
 
 
 def test_a_named_layer_that_will_not_do_is_refused_in_plans_with_one_that_would() -> None:
-    with pytest.raises(InvalidInput, match=r"model's input is used behind .*; head=last would do"):
+    with refused("head") as caught:
         forecast(PASSED, "k40-gigabit", "wheel", options={"head": "wide"}, workers=2)
+    assert "head=last" in str(caught.value)
     ranking = plan(PASSED, "k40-gigabit", strategy="wheel", options={"head": "wide"}, workers=2)
     assert not ranking.forecasts
-    assert "head=last would do" in ranking.refused[0].why
+    assert "head=last" in ranking.refused[0].why
 
 
 def test_subbatch_names_the_layer_that_would_do_in_place_of_the_named_one() -> None:
-    with pytest.raises(InvalidInput, match=r"'4' is LayerNorm.*; head=5 would do"):
+    with refused("head") as caught:
         forecast(NORMALISED, "k40-gigabit", "subbatch", options={"head": 2}, workers=2)
+    assert "head=5" in str(caught.value)
     assert forecast(NORMALISED, "k40-gigabit", "subbatch", options={"head": 5}, workers=2)
 
 
+@pytest.mark.slow
 def test_a_built_in_model_is_tried_where_a_layer_is_named() -> None:
-    with pytest.raises(InvalidInput, match="2 values are used behind the cut"):
-        forecast(
-            "resnet50", "k40-gigabit", "wheel", options={"head": "stages.0.1.conv2.0"}, workers=2
-        )
+    options = {"head": "stages.0.1.conv2.0"}
+    with refused("head"):  # behind the cut two values are used
+        forecast("resnet50", "k40-gigabit", "wheel", options=options, workers=2)
 
 
 def test_a_model_without_a_head_is_not_built_to_be_tried() -> None:
@@ -168,7 +171,10 @@ def test_planning_leaves_a_users_module_as_it_is() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "lenet5" else pytest.mark.slow) for name in names()],
+)
 def test_the_usual_cuts_of_built_in_models_are_possible(name: str) -> None:
     own = workload_of(name, 8)
     for config, trial in ((Wheel(), of_wheel), (SubBatch(), of_subbatch)):
@@ -185,5 +191,5 @@ def test_a_layer_of_sequential_is_named_by_its_number(strategy: str) -> None:
     known = find_strategy(strategy)
     assert check_options(known, fields_of(["head=7"], "--set"), 2).head == "7"
     assert check_options(known, fields_of(['head="7.10"'], "--set"), 2).head == "7.10"
-    with pytest.raises(InvalidInput, match="quotes"):  # 7.10 and 7.1 are the same number
+    with refused("head"):  # 7.10 and 7.1 are the same number
         check_options(known, fields_of(["head=7.10"], "--set"), 2)

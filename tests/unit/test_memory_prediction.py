@@ -84,24 +84,3 @@ def test_tracking_counts_what_a_step_holds() -> None:
     weights, batch = 4 * 1000 * 500, 4 * 10 * 1000
     # Weights, momentum and gradient; scores, their logarithms and gradients are a few KiB each.
     assert found.peak_nbytes == pytest.approx(3 * weights + batch, rel=0.02)
-
-
-def test_the_prediction_does_not_depend_on_where_it_is_traced() -> None:
-    """A model that looks at values is traced with them, and needs as much."""
-
-    class Looking(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if x.abs().sum() >= 0:
-                x = x * 1
-            return super().forward(x)
-
-    class Blind(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x * 1)
-
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
-    batch = torch.zeros(4, 3, 8, 8)
-    seeing, blind = (describe(kind(*layers), batch) for kind in (Looking, Blind))
-    assert [layer.working_nbytes for layer in seeing.layers] == [
-        layer.working_nbytes for layer in blind.layers
-    ]
