@@ -126,7 +126,8 @@ def fork_server() -> str:
     """Return the address of a fork server of tests, which ends with the process that opened it."""
     if SHARED_SERVER in os.environ:
         return os.environ[SHARED_SERVER]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    left_out = ("PYTHONPATH", *SET_BY_IMPORTS)
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     opened = forkserver.open_server(IMPORTED, environment | ENVIRONMENT | KEEPING_MEMORY)
     opened.__enter__()
     _OPENED.append(opened)  # else it would be closed
