@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hogbatch_replicas import on_threads
 from hogbatches import classifying
 from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import Learning
@@ -19,7 +20,6 @@ from paceline.recipes.optimizers import optimizer_of
 from paceline.strategies.hogbatch.dense import MOST_SAMPLES, DenseThread
 from paceline.strategies.hogbatch.replica import tensors_of
 from refusals import refused
-from replicas import on_threads
 
 WIDTHS = (37, 50, 33, 5)  # none of which is a whole number of vectors
 NETWORKS = {"rectifiers": lambda: MLP(WIDTHS), "sigmoids": lambda: SigmoidMLP(WIDTHS)}

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import Dataset
 
+from hogbatch_replicas import on_threads
 from hogbatches import classifying
 from paceline.core.plan import Kind
 from paceline.data.dataset import TensorSamples
@@ -27,7 +28,6 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.policy import rate_factor
 from paceline.strategies.hogbatch.replica import refer, tensors_of, train_next
 from refusals import refused
-from replicas import on_threads
 from simulated_gpus import simulated_gpus
 
 NUM_SAMPLES, TOKENS = 40, 11

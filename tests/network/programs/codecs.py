@@ -12,11 +12,15 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import codec_training  # noqa: F401 - its cases run, too
-from codec_bounds import loss_of, means, momentum, network
+import codec_training
+from codec_training import loss_of, means, momentum, network
+from ranks import CASES, Place, batch, bits, case, main, quick
 
-from ranks import Place, batch, bits, case, main
+CASES.update(codec_training.CASES)
+for _name in codec_training.WAITING:
+    quick(codec_training.CASES[_name])
 
 NUM_STEPS = 5
 
@@ -59,7 +63,7 @@ def many_steps_of_one_bit(place: Place):
     for step in range(24):
         parallel.zero_grad()
         loss_of(parallel, place.rank, step).backward()
-        exact, unit = means(place, oracle, lambda rank, at=step: [loss_of(oracle, rank, at)])
+        exact, unit = means(place.size, oracle, lambda rank, at=step: [loss_of(oracle, rank, at)])
         for lack, parameter, mean in zip(lacks, module.parameters(), exact, strict=True):
             lack += mean - parameter.grad
             largest.append(float(parameter.grad.abs().max()) / unit)

@@ -1,0 +1,277 @@
+"""Training with encoded gradients on ranks, and how far its gradients may be from exact ones.
+
+The cases of `CASES` take a place: a rank that builds models and makes them parallel. They are run
+by a pair of ranks of one machine, and by programs on two hosts.
+"""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from codec_cases import normal
+from paceline import DataParallel
+from paceline.codecs.blockwise import table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.core.errors import NonFinite
+
+ROUNDING = 1e-5  # of float32, in sums of some hundred values
+POISONED, NUM_STEPS = 2, 6  # the step in which a gradient of the last rank is not finite
+Build = Callable[[], nn.Module]
+
+
+@dataclass
+class Place:
+    """A rank of a group: how it makes models, and makes them parallel."""
+
+    rank: int
+    size: int
+    exchange: str = "allreduce"
+    deadline_s: float = 20.0
+
+    @classmethod
+    def here(cls, **options: Any) -> "Place":
+        return cls(dist.get_rank(), dist.get_world_size(), **options)
+
+    def build(self, make: Build) -> tuple[nn.Module, nn.Module]:
+        """Return a module with this rank's own values, and one with those of rank 0."""
+        torch.manual_seed(self.rank)
+        module = make()
+        torch.manual_seed(0)
+        return module, make()
+
+    def parallel(self, module: nn.Module, **options: Any) -> DataParallel:
+        known = {"exchange": self.exchange, "chunk": 1, "deadline_s": self.deadline_s}
+        return DataParallel(module, **known | options)
+
+
+def network() -> nn.Module:
+    """Layers whose gradients leave gaps of all sizes to the next multiple of 64 bytes."""
+    return nn.Sequential(
+        *(nn.Linear(20, 301), nn.Tanh(), nn.Linear(301, 33), nn.Tanh()),
+        *(nn.Linear(33, 7), nn.Tanh(), nn.Linear(7, 3)),
+    )
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    dtype = next(model.parameters()).dtype
+    return model(normal(16 * 20, 1 + 1000 * rank + step).view(16, 20).to(dtype)).square().mean()
+
+
+def momentum(module: nn.Module | Iterator[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
+    parameters = module.parameters() if isinstance(module, nn.Module) else module
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, **options)
+
+
+def bits(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().flatten().clone().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
+    """A digest of the parameters and of what optimizers remember."""
+    tensors = list(module.parameters())
+    for optimizer in optimizers:
+        for kept in optimizer.state.values():
+            tensors += [value for value in kept.values() if isinstance(value, Tensor)]
+    return bits(tensors)
+
+
+def largest_error(codec: str) -> float:
+    """The most that a value in [-1, 1] may lose: half of a gap, or what is above the table."""
+    chosen = four_bit_table(codec) if codec in FOUR_BIT_TABLES else table(codec)
+    magnitudes = chosen.magnitudes.double()
+    return float(torch.cat([magnitudes.diff() / 2, 1 - magnitudes[-1:]]).max())
+
+
+def means(size: int, model: nn.Module, losses: Callable[[int], list[Tensor]]):
+    """The mean gradients of all ranks' losses, and the largest gradient of any rank."""
+    parameters = list(model.parameters())
+    every = [
+        torch.autograd.grad(torch.stack(losses(rank)).sum(), parameters) for rank in range(size)
+    ]
+    largest = max(float(g.abs().max()) for gradients in every for g in gradients)
+    return [torch.stack(one).float().mean(0) for one in zip(*every, strict=True)], largest
+
+
+def compared(
+    place: Place, parallel: nn.Module, codec: str, steps: int = 5, accumulates: bool = True
+) -> dict[str, Any]:
+    """Train, every other step with two micro-batches if told to; compare each step's gradients.
+
+    What is encoded on the way to its owner loses at most E times the largest gradient G; their mean
+    is at most (1 + E) G, and loses E times that on its way to all: (2 + E) E G together. `worst` is
+    relative to that, with some room for rounding.
+    """
+    oracle = copy.deepcopy(getattr(parallel, "module", parallel))  # without hooks
+    for parameter in oracle.parameters():
+        parameter.grad = None
+    optimizer, error = momentum(parallel), largest_error(codec)
+    rounding = max(ROUNDING, torch.finfo(next(oracle.parameters()).dtype).eps)
+    worst, chain, sent = 0.0, [], []
+    for step in range(steps):
+        optimizer.zero_grad()
+        batches = [step, 50 + step] if accumulates and step % 2 else [step]
+        for one in batches:
+            with parallel.no_sync() if one != batches[-1] else nullcontext():
+                loss_of(parallel, place.rank, one).backward()
+        expected, largest = means(
+            place.size, oracle, lambda rank, of=batches: [loss_of(oracle, rank, one) for one in of]
+        )
+        bound = largest * (error * (2 + error) + rounding)
+        found = [parameter.grad for parameter in parallel.parameters()]
+        apart = [float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)]
+        worst = max(worst, *(gap / bound for gap in apart))
+        chain.append(bits(found))
+        if hasattr(parallel, "statistics"):
+            sent.append(parallel.statistics().bytes_sent)
+        optimizer.step()
+        oracle.load_state_dict(parallel.module.state_dict())
+    return {"worst": worst, "bits": chain, "sent": sent}
+
+
+def right_gradients(place: Place) -> dict[str, Any]:
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec="dynamic8")
+    return compared(place, parallel, "dynamic8") | {"codec": parallel.statistics().codec}
+
+
+def _poison(place: Place, module: nn.Module, parameter: str, value: float) -> dict[str, int]:
+    """Have one gradient value of the last rank be so in a step: "step" of what is returned."""
+    now = {"step": 0}
+
+    def spoil(gradient: Tensor) -> Tensor:
+        if now["step"] != POISONED or place.rank != place.size - 1:
+            return gradient
+        spoiled = gradient.clone()
+        spoiled.view(-1)[-1] = value
+        return spoiled
+
+    dict(module.named_parameters())[parameter].register_hook(spoil)
+    return now
+
+
+def _steps(
+    place: Place,
+    parallel: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    now: dict[str, int],
+    scaler: torch.amp.GradScaler | None = None,
+) -> dict[str, Any]:
+    """Train, and tell of each step who raised what, and whether anything changed."""
+    raised: list[list[Any]] = []
+    changed = []
+    for now["step"] in range(NUM_STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = loss_of(parallel, place.rank, now["step"])
+        (scaler.scale(loss) if scaler else loss).backward()
+        before = state(parallel, *optimizers)
+        for number, optimizer in enumerate(optimizers):
+            try:
+                scaler.step(optimizer) if scaler else optimizer.step()
+            except NonFinite as error:
+                raised.append([now["step"], number, str(error)])
+        if scaler:
+            scaler.update()
+        changed.append(before != state(parallel, *optimizers))
+    counts = parallel.statistics()
+    return {
+        "raised": raised,
+        "changed": changed,
+        "finite": all(bool(one.isfinite().all()) for one in parallel.parameters()),
+        "bits": state(parallel, *optimizers),
+        "counts": [counts.num_nonfinite, counts.num_skipped],
+        "scale": scaler.get_scale() if scaler else None,
+    }
+
+
+def _non_finite(parameter: str, value: float, place: Place, **options: Any) -> dict[str, Any]:
+    """Train with a step that is poisoned, and without it: what is left must be the same."""
+    (module, _), (other, _) = place.build(network), place.build(network)
+    parallel = place.parallel(module, codec="dynamic8", **options)
+    now = _poison(place, module, parameter, value)
+    outcome = _steps(place, parallel, [momentum(parallel)], now)
+    parallel.close()
+    alike = place.parallel(other, codec="dynamic8")
+    optimizer = momentum(alike)
+    for step in [step for step in range(NUM_STEPS) if step != POISONED]:
+        optimizer.zero_grad()
+        loss_of(alike, place.rank, step).backward()
+        optimizer.step()
+    return outcome | {"without": state(alike, optimizer)}
+
+
+def _in_parts(turned: bool, scaled: bool, place: Place, **options: Any) -> dict[str, Any]:
+    """Two optimizers have a part of the model each; gradients of one of them are poisoned."""
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec="dynamic8", **options)
+    parameters = list(parallel.parameters())
+    optimizers = [momentum(iter(parameters[:4])), momentum(iter(parameters[4:]))]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    now = _poison(place, module, "0.bias", math.inf)
+    return _steps(place, parallel, optimizers[:: -1 if turned else 1], now, scaler)
+
+
+def _scaled(place: Place, **options: Any) -> dict[str, Any]:
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec="dynamic8")
+    now = _poison(place, module, "2.weight", math.inf)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return _steps(place, parallel, [momentum(parallel, **options)], now, scaler)
+
+
+def auto(place: Place) -> dict[str, Any]:
+    """Long enough for the codec to be tried, and switched off where it does not win."""
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec="auto")
+    compared(place, parallel, "dynamic8", steps=1)
+    before = parallel.statistics().codec
+    outcome = compared(place, parallel, "dynamic8", steps=24)
+    return outcome | {"before": before, "codec": parallel.statistics().codec}
+
+
+def other_codecs(place: Place) -> dict[str, Any]:
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec="half" if place.rank == place.size - 1 else "dynamic8")
+    loss_of(parallel, place.rank, 0).backward()
+    return {"codec": parallel.statistics().codec}
+
+
+def float64(place: Place) -> dict[str, Any]:
+    module, _ = place.build(lambda: network().double())
+    parallel = place.parallel(module, codec="dynamic8")
+    loss_of(parallel, place.rank, 0).backward()
+    return {"codec": parallel.statistics().codec}
+
+
+CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "right_gradients": right_gradients,
+    "auto": auto,
+    "other_codecs": other_codecs,
+    "float64": float64,
+    "nan_raises": partial(_non_finite, "0.weight", math.nan, on_nonfinite="raise"),
+    "infinity_raises_by_default": partial(_non_finite, "6.bias", -math.inf),
+    "nan_is_skipped": partial(_non_finite, "6.weight", math.nan, on_nonfinite="skip"),
+    "infinity_is_skipped": partial(_non_finite, "2.bias", math.inf, on_nonfinite="skip"),
+    "grad_scaler": _scaled,
+    "grad_scaler_of_a_fused_optimizer": partial(_scaled, fused=True),
+}
+for _order, _turned in (("", False), ("_of_whom_the_second_has_it", True)):
+    CASES |= {
+        f"two_optimizers_raise{_order}": partial(_in_parts, _turned, False),
+        f"two_optimizers_skip{_order}": partial(_in_parts, _turned, False, on_nonfinite="skip"),
+        f"two_optimizers_of_a_grad_scaler{_order}": partial(_in_parts, _turned, True),
+    }
+WAITING = ("other_codecs", "float64")  # cases in which some rank may wait in vain

@@ -1,0 +1,327 @@
+"""Rows of all ranks and errors that come back, against one process that has the rows of all.
+
+Rank r works on all rows, by a loss of its own: the gradients that a rank gets are those of the sum
+of all losses.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from codec_cases import normal
+from codec_training import bits
+from faults import failpoints
+from paceline.codecs import Sent, all_gather, reduce_scatter
+from paceline.codecs.blockwise import EightBit
+from paceline.codecs.feedback import OneBit
+from paceline.codecs.gathering import begin_gather, begin_return
+from paceline.codecs.names import find_codec
+from paceline.core.errors import NonFinite
+from paceline.links.failpoints import reach
+from pair import Ranks
+from refusals import refused
+
+slow = pytest.mark.slow
+WIDTH, OUTPUTS, HEADER = 37, 5, 40
+ROWS = {"even": (3, 3, 3), "uneven": (3, 1, 40), "with none": (2, 0, 3)}
+CODECS: tuple[Any, ...] = (
+    *("dynamic8", "static8", "mantissa8", "linear8", "half"),
+    EightBit("dynamic8", 64),  # a fraction of a block, so that several are in a message
+    EightBit("static8", offset=10.0),
+)
+
+
+def values(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    count = torch.Size(shape).numel()
+    return normal(count, 1 + 1000 * rank + step).to(dtype).view(shape)
+
+
+def x_of(rank: int, rows: str, dtype: torch.dtype) -> Tensor:
+    """The rows of a rank, which are not contiguous."""
+    return values(rank, 0, WIDTH, ROWS[rows][rank], dtype=dtype).T.detach().requires_grad_()
+
+
+def loss_of(rank: int, x: Tensor) -> Tensor:
+    """What a rank makes of the rows of all; the gradient is neither contiguous nor of one size."""
+    weights = values(rank, 1, WIDTH, OUTPUTS, dtype=x.dtype)
+    return (x @ weights).tanh().square().sum() * (1 + rank)
+
+
+def parts(sizes: Sequence[int]) -> list[slice]:
+    ends = list(accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def assert_near(one: Tensor, other: Tensor) -> None:
+    assert one.shape == other.shape
+    if one.numel():
+        apart = (one.detach() - other.detach()).abs().max()
+        assert float(apart / other.detach().abs().max().clamp(min=1e-3)) <= 1e-12
+
+
+def exact(rows: str) -> list[list[int]]:
+    """Without a codec, in float64: what autograd makes of all rows in one process."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sizes, sent = ROWS[rows][:size], []
+    own, part = x_of(rank, rows, torch.float64), parts(sizes)[rank]
+    whole = torch.cat([x_of(r, rows, torch.float64) for r in range(size)]).detach()
+    whole.requires_grad_()
+    sum(loss_of(r, whole) for r in range(size)).backward()
+    for given in (None, sizes):
+        own.grad, traffic = None, Sent()
+        found = all_gather(own, sizes=given, traffic=traffic)
+        loss_of(rank, found).backward()
+        assert torch.equal(found, whole)
+        assert own.grad is not None
+        assert_near(own.grad, whole.grad[part])
+        sent.append([traffic.activations_sent, traffic.activations_received])
+        sent.append([traffic.activation_gradients_sent, traffic.activation_gradients_received])
+    every = [values(r, 2, sum(sizes), WIDTH).requires_grad_() for r in range(size)]
+    summed = sum(every)
+    sum(loss_of(r, summed[one]) for r, one in enumerate(parts(sizes))).backward()
+    own = every[rank].detach().requires_grad_()
+    found = reduce_scatter(own, sizes=None if rows == "even" else sizes)
+    loss_of(rank, found).backward()
+    assert_near(found, summed[part])
+    assert_near(own.grad, every[rank].grad)
+    return sent
+
+
+def by_hand(codec: Any, given: Tensor) -> Tensor:
+    """What arrives of values that have travelled."""
+    if codec is None:
+        return given
+    form = find_codec(codec) if isinstance(codec, str) else codec
+    return form.decode(form.encode(given)).view(given.shape)
+
+
+def errors_by_hand(codec: Any, whole: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The sum of what this rank's rows get of each one's loss, in rank order; its own is exact."""
+    own_rank = dist.get_rank()
+    part, total = parts(sizes)[own_rank], torch.zeros(sizes[own_rank], WIDTH)
+    for rank in range(len(sizes)):
+        known = whole.clone().requires_grad_()
+        loss_of(rank, known).backward()
+        own = known.grad[part]
+        total += own if rank == own_rank else by_hand(codec, own)
+    return total
+
+
+def encoded(rows: str) -> tuple[list[list[int]], str]:
+    """Each type: the same bits as values that are encoded and decoded by hand, in both ways."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sizes, every, sent = ROWS[rows][:size], [], []
+    pairs = [(codec, codec) for codec in CODECS]
+    # Errors that travel as they are, of activations that do not; and the other way round.
+    pairs += [("linear8", None), (None, "linear8"), ("dynamic8", "half")]
+    for there, back in pairs:
+        own, traffic = x_of(rank, rows, torch.float32), Sent()
+        found = all_gather(own, there, activation_gradients=back, sizes=sizes, traffic=traffic)
+        loss_of(rank, found).backward()
+        arrived = torch.cat([by_hand(there, x_of(r, rows, torch.float32)) for r in range(size)])
+        assert torch.equal(found, arrived)
+        # Sums without a codec are of the same values in the same order.
+        assert torch.equal(own.grad, errors_by_hand(back, arrived.detach(), sizes))
+        every.append(found)
+        sent.append([traffic.activations_sent, traffic.activation_gradients_sent])
+    return sent[: len(CODECS)], bits(every)
+
+
+def check_exchanges(ranks: Ranks, rows: str) -> None:
+    size = ranks.size
+    sizes = ROWS[rows][:size]
+
+    def lengths_of(nbytes: Callable[[int], int]) -> list[int]:
+        return [HEADER + 8 * -(-nbytes(WIDTH * count) // 8) for count in sizes]
+
+    lengths = lengths_of(lambda count: 8 * count)
+    for rank, sent in enumerate(ranks(exact, rows)):
+        own, others = (size - 1) * lengths[rank], sum(lengths) - lengths[rank]
+        assert sent == [[own, others], [others, own]] * 2
+    outcomes = ranks(encoded, rows)
+    assert len({bits for _, bits in outcomes}) == 1
+    for rank, (sent, _) in enumerate(outcomes):
+        for codec, found in zip(CODECS, sent, strict=True):
+            form = find_codec(codec) if isinstance(codec, str) else codec
+            lengths = lengths_of(form.nbytes)
+            assert found == [(size - 1) * lengths[rank], sum(lengths) - lengths[rank]], form.name
+
+
+@pytest.mark.parametrize("rows", ["uneven", "with none"])
+def test_two_ranks_are_one_process(pair: Ranks, rows: str):
+    check_exchanges(pair, rows)
+
+
+@slow
+@pytest.mark.parametrize("rows", ROWS)
+def test_three_ranks_are_one_process(triple: Ranks, rows: str):
+    check_exchanges(triple, rows)
+
+
+def loss_of_small(x: Tensor) -> Tensor:
+    return (x @ values(dist.get_rank(), 3, 3, 2)).sin().sum()
+
+
+def slopes() -> None:
+    """Torch's own check, of the whole exchange: all ranks move one value of one rank at a time."""
+    own = values(dist.get_rank(), 0, 2, 3).requires_grad_()
+    step = 1e-6
+    loss_of_small(all_gather(own, what="rows")).backward()
+    for owner in range(dist.get_world_size()):
+        for index in range(own.numel()):
+            ends = []
+            for sign in (1, -1):
+                moved = own.detach().clone()
+                if owner == dist.get_rank():
+                    moved.view(-1)[index] += sign * step
+                total = loss_of_small(all_gather(moved)).detach()
+                dist.all_reduce(total)
+                ends.append(float(total))
+            if owner == dist.get_rank():
+                slope = (ends[0] - ends[1]) / (2 * step)
+                assert abs(slope - float(own.grad.view(-1)[index])) < 1e-7
+
+
+def beside_other_work() -> list[int]:
+    """Several at once, of values that change meanwhile, waited for in another order than begun."""
+    rank, sizes = dist.get_rank(), ROWS["uneven"][: dist.get_world_size()]
+    rows = values(rank, 0, sizes[rank], WIDTH, dtype=torch.float32)
+    errors = values(rank, 1, sum(sizes), WIDTH, dtype=torch.float32)
+    labels = torch.arange(sizes[rank]) + 100 * rank
+    expected = [
+        begin_gather(rows, "dynamic8", None, sizes).wait(),
+        begin_return(errors, "dynamic8", None, sizes).wait(),
+        begin_gather(labels).wait(),
+    ]
+    begun = [
+        begin_gather(rows, "dynamic8", None, sizes),
+        begin_return(errors, "dynamic8", None, sizes),
+        begin_gather(labels, None, None, sizes),
+    ]
+    for one in (rows, errors, labels):
+        one.zero_()
+    found = [one.wait() for one in reversed(begun)][::-1]
+    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+    return found[2].tolist()
+
+
+def in_bfloat16() -> None:
+    """Without a codec sums are of float32, and rounded once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = values(rank, 0, 2, 3).bfloat16().requires_grad_()
+    whole = all_gather(own)
+    (whole * values(rank, 4, 2 * size, 3).bfloat16()).sum().backward()
+    every = [values(r, 4, 2 * size, 3).bfloat16()[2 * rank :][:2].float() for r in range(size)]
+    assert (whole.dtype, own.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert torch.equal(own.grad, sum(every).bfloat16())
+
+
+def test_rows_have_slopes_of_all_losses_and_several_are_under_way_at_once(pair: Ranks):
+    pair(slopes)
+    labels = [100 * rank + n for rank in range(2) for n in range(ROWS["uneven"][rank])]
+    assert pair(beside_other_work) == [labels] * 2
+    pair(in_bfloat16)
+
+
+def names_of(call: Callable[[], object]) -> str:
+    with pytest.raises(NonFinite) as caught:
+        call()
+    return str(caught.value)
+
+
+def not_finite() -> list[str]:
+    """In the activations of one rank, in the gradients of another, and too large for a codec."""
+    rank = dist.get_rank()
+    x = torch.ones(2, 3, requires_grad=True)
+    bad = x.detach().clone()
+    if rank == 1:
+        bad[0, 1:] = torch.tensor([torch.nan, -torch.inf])
+    large = x.detach() * (1e5 if rank == 0 else 1.0)
+
+    def backward(codec: str | None) -> None:
+        gathered = all_gather(x, codec, activation_gradients=codec, what="fc1")
+        scale = torch.ones(4, 3)  # not of its own rows, which do not travel
+        if rank == 1:
+            scale[0] = torch.inf
+        (gathered * scale).sum().backward()
+
+    said = [
+        names_of(lambda: all_gather(bad, "dynamic8", what="fc1")),
+        names_of(lambda: all_gather(bad, what="fc1")),
+        names_of(lambda: all_gather(large, "half", what="fc1")),
+        names_of(lambda: backward("dynamic8")),
+        names_of(lambda: backward(None)),
+    ]
+    all_gather(x, "dynamic8")  # they have all gone on from there
+    return said
+
+
+def test_what_is_not_finite_is_an_error_on_all_ranks_that_names_one(pair: Ranks):
+    first, second = pair(not_finite)
+    assert first == second
+    for said, facts in zip(
+        first,
+        [
+            ("fc1", "2 values", "rank 1", "dynamic8/1024"),
+            ("fc1", "2 values", "rank 1", "float32"),
+            ("fc1", "6 values", "rank 0", "half"),
+            ("gradient of fc1", "3 values", "rank 1", "dynamic8/1024"),
+            ("gradient of fc1", "3 values", "rank 1", "float32"),
+        ],
+        strict=True,
+    ):
+        assert all(fact in said for fact in facts), said
+
+
+def wrong_rows() -> None:
+    """What all ranks ask for, and what no two do alike."""
+    x, is_last = torch.ones(2, 3), dist.get_rank() == 1
+    for field, call in (
+        ("codec", lambda: all_gather(x, "onebit")),
+        ("codec", lambda: all_gather(x, activation_gradients="threshold:0.1")),
+        ("codec", lambda: all_gather(x, "auto")),
+        ("codec", lambda: all_gather(x.double(), "dynamic8")),
+        ("codec", lambda: all_gather(x.double(), activation_gradients="half", sizes=[2, 2])),
+        ("sizes", lambda: all_gather(x, sizes=[2, 2, 2])),
+        ("x", lambda: all_gather(torch.tensor(1.0), what="x")),
+        ("x", lambda: all_gather(x, "half" if is_last else "bfloat16", what="x")),
+        ("x", lambda: all_gather(torch.ones(2, 4 if is_last else 3), what="x")),
+        ("x", lambda: reduce_scatter(torch.ones(4, 3).long(), what="x")),
+    ):
+        with refused(field):
+            call()
+    with refused("x"):  # both have two rows
+        all_gather(x, sizes=[3, 3], what="x")
+    all_gather(x, OneBit())  # which remembers nothing
+
+
+def test_what_does_not_fit_is_refused(pair: Ranks):
+    pair(wrong_rows)
+
+
+def without_rank_1() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        all_gather(torch.ones(2, 3), "dynamic8", sizes=[2, 2], group=group)
+
+
+def gathers_until_struck() -> None:
+    for step in range(100):
+        x = torch.ones(4, 1000, requires_grad=True)
+        gathered = all_gather(x, "dynamic8", activation_gradients="dynamic8")
+        reach("test.gathered", rank=dist.get_rank(), step=step)
+        gathered.sum().backward()
+
+
+@slow
+def test_nobody_waits_for_a_rank_that_does_not_come_or_dies(pair: Ranks):
+    assert pair(without_rank_1, errors=True)[0].kind == "RuntimeError"
+    with failpoints({"at": "test.gathered", "rank": 1, "step": 5, "do": "SIGKILL"}):
+        other, died = pair(gathers_until_struck, errors=True)
+    assert (other.kind, died.kind) == ("RuntimeError", "Died")

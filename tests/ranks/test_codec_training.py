@@ -1,0 +1,473 @@
+"""Training with encoded gradients, by DistributedDataParallel with our hook and by DataParallel."""
+
+import math
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import codec_training
+import paceline
+from codec_training import (
+    POISONED,
+    WAITING,
+    Place,
+    compared,
+    loss_of,
+    momentum,
+    network,
+    state,
+)
+from faults import failpoints
+from paceline import DataParallel
+from paceline.codecs.feedback import OneBit
+from paceline.core.errors import NonFinite
+from paceline.exchange import codec_choice
+from paceline.exchange.all_reduce import HookState
+from paceline.links.failpoints import reach
+from pair import RankFailed, Ranks
+from refusals import refused
+
+slow = pytest.mark.slow
+TINY_MB = 1e-3  # so that each of the larger parameters has a bucket of its own
+LOST_S = 3.0
+
+
+def same(outcomes: list[Any]) -> Any:
+    for outcome in outcomes:
+        assert outcome == outcomes[0]
+    return outcomes[0]
+
+
+class Hooked:
+    """A model in DistributedDataParallel, with our hook, and the buckets it was called with."""
+
+    def __init__(self, place: Place, codec: Any, make=network, **options: Any) -> None:
+        self.module, _ = place.build(make)
+        self.buckets: list[tuple[int, int]] = []
+        hook_options = {"deadline_s": place.deadline_s} | {
+            name: options.pop(name) for name in ("on_nonfinite", "process_group") if name in options
+        }
+        self.state, self._hook = paceline.ddp_hook(codec, **hook_options)
+        group = hook_options.get("process_group")
+        self.parallel = DistributedDataParallel(self.module, process_group=group, **options)
+        self.parallel.register_comm_hook(self.state, self._noted)
+
+    def _noted(self, state: HookState, bucket: dist.GradBucket):
+        self.buckets.append((bucket.index(), len(bucket.buffer())))
+        return self._hook(state, bucket)
+
+
+def case(name: str) -> dict[str, Any]:
+    """One of the cases that two hosts run, too."""
+    return codec_training.CASES[name](Place.here(deadline_s=2.0 if name in WAITING else 20.0))
+
+
+def right_by_hook(codec: str, view: bool, cap_mb: float | None) -> dict[str, Any]:
+    options = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
+    place = Place.here()
+    hooked = Hooked(place, codec, gradient_as_bucket_view=view, **options)
+    outcome = compared(place, hooked.parallel, codec)
+    steps: list[list[int]] = []
+    for index, count in hooked.buckets:
+        if index == 0:
+            steps.append([])
+        steps[-1].append(count)
+    return outcome | {"buckets": steps}
+
+
+@slow
+@pytest.mark.parametrize("codec", ["dynamic8", "linear8", "e3m0"])
+@pytest.mark.parametrize(("view", "cap_mb"), [(True, TINY_MB), (False, TINY_MB), (False, None)])
+def test_gradients_are_nearly_those_of_one_process(triple: Ranks, codec: str, view, cap_mb):
+    """Through two micro-batches a step, and buckets that torch makes anew after the first."""
+    outcome = same(triple(right_by_hook, codec, view, cap_mb))
+    assert 0.05 < outcome["worst"] <= 1
+    assert len(outcome["bits"]) == len(outcome["buckets"]) == 5
+    lengths = [1] * 5 if cap_mb is None else [1, 4, 4, 4, 4]
+    assert [len(buckets) for buckets in outcome["buckets"]] == lengths
+    assert {sum(buckets) for buckets in outcome["buckets"]} == {16_549}
+
+
+def test_exchange_allreduce_has_the_same_bits_as_the_hook(pair: Ranks):
+    outcome = same(pair(case, "right_gradients"))
+    by_hook = same(pair(right_by_hook, "dynamic8", True, None))
+    assert 0.05 < by_hook["worst"] <= 1
+    assert outcome["bits"] == by_hook["bits"]
+    assert outcome["codec"].startswith("dynamic8/1024: ")
+    whole = 4 * 16_549  # a ring's bytes of float32 with two ranks
+    shares = [sent / (step * whole) for step, sent in enumerate(outcome["sent"], 1)]
+    assert shares == pytest.approx([0.25] * 5, rel=0.02)
+
+
+def in_a_group() -> float:
+    """All but the first rank train together, and the first rank alone."""
+    groups = [dist.new_group([0]), dist.new_group([1, 2])]
+    own, rank = groups[min(dist.get_rank(), 1)], max(dist.get_rank() - 1, 0)
+    members = Place(rank, dist.get_world_size(own))
+    hooked = Hooked(members, "dynamic8", process_group=own)
+    return compared(members, hooked.parallel, "dynamic8")["worst"]
+
+
+def in_bfloat16() -> None:
+    place = Place.here()
+    hooked = Hooked(place, "dynamic8", lambda: network().bfloat16())
+    outcome = compared(place, hooked.parallel, "dynamic8", accumulates=False)
+    assert outcome["worst"] <= 1
+    assert {parameter.grad.dtype for parameter in hooked.module.parameters()} == {torch.bfloat16}
+
+
+@slow
+def test_groups_of_some_ranks_and_bfloat16_are_trained_too(triple: Ranks):
+    first, *others = triple(in_a_group)
+    assert 0.05 < first <= 1
+    assert 0.05 < same(others) <= 1
+    triple(in_bfloat16)
+
+
+def float64_by_hook() -> None:
+    place = Place.here(deadline_s=2.0)
+    loss_of(
+        Hooked(place, "dynamic8", lambda: network().double()).parallel, place.rank, 0
+    ).backward()
+
+
+def codec_on_rank(codecs: list[str]) -> str:
+    """Give each rank another codec for the hook; return the field of the refusal."""
+    before = threading.active_count()
+    with refused("codec") as caught:
+        paceline.ddp_hook(codecs[dist.get_rank()], deadline_s=2.0)
+    assert threading.active_count() == before
+    return caught.value.problem
+
+
+def test_what_ranks_cannot_do_is_refused_on_all(pair: Ranks):
+    for call in ((float64_by_hook,), (case, "float64"), (case, "other_codecs")):
+        for failure in pair(*call, errors=True):
+            assert (failure.kind, failure.fields["field"]) == ("InvalidInput", "codec")
+    for codecs in (["half", "dynamic8"], ["auto", "dynamic8"]):
+        for rank, problem in enumerate(pair(codec_on_rank, codecs)):
+            assert f"rank {1 - rank} " in problem
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("codec", {"codec": "fp8"}),
+        ("codec", {"codec": "threshold:-1"}),
+        ("codec", {"codec": 8}),
+        ("codec", {"codec": OneBit}),
+        ("codec", {"codec": "half", "exchange": "tree"}),
+        ("on_nonfinite", {"codec": "half", "on_nonfinite": "ignore"}),
+    ],
+)
+def test_what_is_no_codec_is_refused(field: str, options: dict[str, Any]):
+    with refused(field):
+        DataParallel(nn.Linear(3, 2), **options)
+
+
+def refused_by_hook() -> None:
+    before = threading.active_count()
+    for codec in ("fp8", 8, None, OneBit):
+        with refused("codec"):
+            paceline.ddp_hook(codec)
+    with refused("on_nonfinite"):
+        paceline.ddp_hook("half", on_nonfinite="ignore")  # type: ignore[arg-type]
+    assert threading.active_count() == before
+
+
+def is_poisoned(place: Place, step: int) -> bool:
+    return step == POISONED and place.rank == place.size - 1
+
+
+def by_grad_scaler(codec: str, init_scale: float) -> dict[str, Any]:
+    """Train with a scale; one rank's loss is infinite in a step, and all gradients if too large."""
+    place = Place.here()
+    hooked = Hooked(place, codec, bucket_cap_mb=TINY_MB)
+    optimizer = momentum(hooked.parallel)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+    scales, changed, counts = [], [], [0]
+    for step in range(7):
+        optimizer.zero_grad()
+        scaled = scaler.scale(loss_of(hooked.parallel, place.rank, step))
+        (scaled * (math.inf if is_poisoned(place, step) else 1.0)).backward()
+        before = state(hooked.module, optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        changed.append(before != state(hooked.module, optimizer))
+        scales.append(scaler.get_scale())
+        counts.append(hooked.state.num_nonfinite)
+    assert all(bool(parameter.isfinite().all()) for parameter in hooked.module.parameters())
+    return {"scales": scales, "changed": changed, "counts": counts, "bits": state(hooked.module)}
+
+
+@slow
+@pytest.mark.parametrize(("codec", "scale"), [("dynamic8", 2.0**10), ("half", 2.0**21)])
+def test_all_ranks_skip_what_a_grad_scaler_skips(triple: Ranks, codec: str, scale: float):
+    outcome = same(triple(by_grad_scaler, codec, scale))
+    skipped = [late > early for early, late in pairwise(outcome["counts"])]
+    assert outcome["changed"] == [not one for one in skipped]
+    expected = []
+    for one in skipped:
+        scale /= 2 if one else 1
+        expected.append(scale)
+    assert outcome["scales"] == expected
+    assert skipped[POISONED]
+    if codec == "dynamic8":
+        assert skipped.count(True) == 1
+    else:  # which cannot hold what is scaled so much: the scale is halved until it can
+        assert skipped[0]
+        assert skipped[POISONED + 1 :] == [False] * 4
+
+
+def two_scaled_models() -> str:
+    """Two models and two optimizers: what the scaler skips for one is no error for the other."""
+    place = Place.here()
+    one, other = (Hooked(place, "dynamic8") for _ in range(2))
+    optimizers = momentum(one.module), momentum(other.module)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(5):
+        before = [state(hooked.module) for hooked in (one, other)]
+        for hooked, optimizer in zip((one, other), optimizers, strict=True):
+            optimizer.zero_grad()
+            scaled = scaler.scale(loss_of(hooked.parallel, place.rank, step))
+            is_bad = hooked is one and is_poisoned(place, step)
+            (scaled * (math.inf if is_bad else 1.0)).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        pairs = zip(before, (one, other), strict=True)
+        assert [was != state(hooked.module) for was, hooked in pairs] == [step != POISONED, True]
+    return state(one.module) + state(other.module)
+
+
+def by_closure(policy: str) -> str:
+    """Gradients are computed in a closure, which the optimizer calls."""
+    place = Place.here()
+    hooked = Hooked(place, "dynamic8", on_nonfinite=policy, bucket_cap_mb=TINY_MB)
+    optimizer = torch.optim.SGD(hooked.module.parameters(), lr=0.1, momentum=0.9)
+    raised = []
+    for step in range(5):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(hooked.parallel, place.rank, step)
+            (loss * (math.nan if is_poisoned(place, step) else 1.0)).backward()
+            return loss
+
+        before = state(hooked.module)
+        try:
+            assert optimizer.step(closure) is not None
+        except NonFinite:
+            raised.append(step)
+        assert (before != state(hooked.module)) == (step != POISONED)
+    assert raised == ([POISONED] if policy == "raise" else [])
+    assert hooked.state.num_skipped == (1 if policy == "skip" else 0)
+    return state(hooked.module)
+
+
+def feedback_after_a_skipped_step() -> None:
+    """What a skipped step has lost is not made up for: its gradients may be of any size."""
+    place = Place.here()
+    hooked = Hooked(place, "onebit", on_nonfinite="skip")
+    optimizer = momentum(hooked.module)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(hooked.parallel, place.rank, step)
+        if is_poisoned(place, step):
+            loss = loss + hooked.module[0].weight[0, 0] * math.inf
+        (loss * (1e20 if step == POISONED else 1.0)).backward()
+        optimizer.step()
+        assert max(float(p.detach().abs().max()) for p in hooked.module.parameters()) < 10
+    assert hooked.state.num_skipped == 1
+
+
+def buckets_made_anew() -> None:
+    """The second step has the parameters in another order, and gradients that are all zero."""
+    place = Place.here()
+    hooked = Hooked(place, "onebit")
+    loss_of(hooked.parallel, place.rank, 0).backward()
+    assert max(float(error.abs().max()) for error in hooked.state.state_dict().values()) > 0.01
+    hooked.parallel.zero_grad()
+    (loss_of(hooked.parallel, place.rank, 0) * 0).backward()
+    assert max(float(one.grad.abs().max()) for one in hooked.module.parameters()) == 0
+    assert len({count for _, count in hooked.buckets}) == 1
+
+
+@slow
+def test_the_hook_leaves_out_what_nobody_takes(triple: Ranks):
+    triple(refused_by_hook)
+    same(triple(two_scaled_models))
+    for policy in ("raise", "skip"):
+        same(triple(by_closure, policy))
+    triple(feedback_after_a_skipped_step)
+    triple(buckets_made_anew)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(20, 40, bias=False)
+
+
+def state_of_the_hook() -> list[str]:
+    """Go on from parameters, momentum and errors; a single bucket is the same from the start."""
+    place = Place.here()
+    one = Hooked(place, "onebit", linear)
+    optimizer = momentum(one.module)
+
+    def train(hooked: Hooked, optimizer: torch.optim.Optimizer, steps: range) -> str:
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(hooked.parallel, place.rank, step).backward()
+            optimizer.step()
+        return state(hooked.module)
+
+    train(one, optimizer, range(4))
+    saved = [one.module.state_dict(), optimizer.state_dict(), one.state.state_dict()]
+    saved = torch.utils._pytree.tree_map_only(Tensor, Tensor.clone, saved)
+    chains = [train(one, optimizer, range(4, 8))]
+    for errors in (saved[2], {}):
+        other = Hooked(place, "onebit", linear)
+        again = momentum(other.module)
+        other.module.load_state_dict(saved[0])
+        again.load_state_dict(saved[1])
+        other.state.load_state_dict(errors)
+        chains.append(train(other, again, range(4, 8)))
+    return chains
+
+
+def test_the_state_of_the_hook_is_what_it_takes_to_go_on(pair: Ranks):
+    going_on, loaded, without = same(pair(state_of_the_hook))
+    assert loaded == going_on
+    assert without != going_on
+
+
+def poisoned(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What came of six steps, one of which nobody takes, on any rank."""
+    outcome = same(outcomes)
+    assert outcome["changed"] == [step != POISONED for step in range(6)]
+    assert outcome["finite"]
+    assert outcome["counts"][0] >= 1
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "num_raised"),
+    [
+        ("nan_raises", 1),
+        pytest.param("infinity_raises_by_default", 1, marks=slow),
+        ("nan_is_skipped", 0),
+        pytest.param("infinity_is_skipped", 0, marks=slow),
+    ],
+)
+def test_what_is_not_finite_raises_or_is_skipped_on_all_ranks(pair: Ranks, name, num_raised):
+    outcome = poisoned(pair(case, name))
+    assert [step for step, _, _ in outcome["raised"]] == [POISONED] * num_raised
+    assert outcome["counts"] == [1, 1 - num_raised]
+    assert outcome["bits"] == outcome["without"]
+
+
+@slow
+@pytest.mark.parametrize("order", ["", "_of_whom_the_second_has_it"])
+def test_two_optimizers_take_a_step_together_or_not_at_all(triple: Ranks, order: str):
+    skipped = poisoned(triple(case, f"two_optimizers_skip{order}"))
+    assert (skipped["raised"], skipped["counts"][1]) == ([], 1)
+    raised = poisoned(triple(case, f"two_optimizers_raise{order}"))
+    assert {step for step, _, _ in raised["raised"]} == {POISONED}
+    scaled = poisoned(triple(case, f"two_optimizers_of_a_grad_scaler{order}"))
+    assert (scaled["raised"], scaled["scale"]) == ([], 512.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["grad_scaler", pytest.param("grad_scaler_of_a_fused_optimizer", marks=slow)]
+)
+def test_a_grad_scaler_skips_the_step_without_an_error(pair: Ranks, name: str):
+    outcome = poisoned(pair(case, name))
+    assert (outcome["raised"], outcome["scale"]) == ([], 512.0)
+
+
+def host_on_one_machine() -> list[str]:
+    """Nothing travels between machines, and so nothing is encoded."""
+    digests = []
+    place = Place.here(exchange="host")
+    for codec in (None, "onebit"):
+        module, _ = place.build(network)
+        parallel = place.parallel(module, codec=codec)
+        optimizer = momentum(parallel)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(parallel, place.rank, step).backward()
+            optimizer.step()
+        digests.append(state(module, optimizer))
+        assert parallel.statistics().codec is None
+    return digests
+
+
+def test_the_host_of_one_machine_encodes_nothing(pair: Ranks):
+    first, second = same(pair(host_on_one_machine))
+    assert first == second
+
+
+def codec_that_pays() -> dict[str, Any]:
+    """Through the steps in which both ways are tried, whatever wins."""
+    place, pays = Place.here(), codec_choice.AutoCodec._pays
+    codec_choice.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
+    hooked = Hooked(place, "auto")
+    worst, sent = 0.0, [hooked.state.bytes_sent]
+    for _ in range(24):
+        worst = max(worst, compared(place, hooked.parallel, "dynamic8", steps=1)["worst"])
+        sent.append(hooked.state.bytes_sent)
+    codec_choice.AutoCodec._pays = pays  # type: ignore[method-assign]
+    return {"worst": worst, "sent": sent, "verdict": hooked.state.why.split(",")[0]}
+
+
+@slow
+def test_ranks_try_both_ways_together_and_stay_with_one(triple: Ranks):
+    outcome = same(triple(codec_that_pays))
+    assert outcome["worst"] <= 1
+    assert outcome["sent"][0] == 0  # what was measured is no gradient
+    sent = [late - early for early, late in pairwise(outcome["sent"])]
+    encoded, plain = min(sent), max(sent)
+    assert plain > 3.9 * encoded
+    assert set(sent) == {encoded, plain}
+    assert min(sent[4:20].count(encoded), sent[4:20].count(plain)) >= 7
+    winner = {"dynamic8": encoded, "none": plain}[outcome["verdict"]]
+    assert set(sent[20:]) == {winner}
+    by_exchange = same(triple(case, "auto"))
+    assert by_exchange["worst"] <= 1
+    assert by_exchange["before"].startswith("dynamic8 ")
+    assert by_exchange["codec"].partition(",")[0] in ("dynamic8", "none")
+
+
+def trains_until_struck(codec: str) -> None:
+    place = Place.here(deadline_s=LOST_S)
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec=codec)
+    optimizer, now = momentum(parallel), {"step": 0}
+    module[4].weight.register_hook(
+        lambda gradient: reach("test.backward", rank=place.rank, step=now["step"])
+    )
+    for now["step"] in range(100):
+        optimizer.zero_grad()
+        loss_of(parallel, place.rank, now["step"]).backward()
+        optimizer.step()
+
+
+@slow
+@pytest.mark.parametrize("codec", ["dynamic8", "onebit"])
+def test_when_a_rank_dies_the_others_raise(triple: Ranks, codec: str):
+    with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGKILL"}):
+        outcomes = triple(trains_until_struck, codec, errors=True)
+    assert [one.kind for one in outcomes] == ["RuntimeError", "Died", "RuntimeError"]
+
+
+@slow
+def test_when_a_rank_stops_the_others_raise(triple: Ranks):
+    stop = {"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}
+    with failpoints(stop), pytest.raises(RankFailed) as caught:
+        triple(trains_until_struck, "onebit", deadline_s=3 * LOST_S)
+    assert [f"rank {rank} hangs" in str(caught.value) for rank in range(3)] == [False, True, False]

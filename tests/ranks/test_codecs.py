@@ -1,0 +1,375 @@
+"""The all-reduce of encoded values, against one process that knows the values of all ranks."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from codec_cases import normal
+from codec_training import bits
+from paceline.codecs.codec import Cast, Codec, Payload
+from paceline.codecs.feedback import OneBit, Threshold
+from paceline.codecs.names import CODECS, find_codec
+from paceline.exchange import codec_choice, compressed
+from paceline.exchange.codec_choice import AutoCodec
+from paceline.exchange.compressed import CompressedAllReduce, Work
+from pair import Ranks
+
+PIECE, HEADER = 1 << 13, 40
+SENT = (70_001, PIECE + 17)  # lengths whose bytes are looked at
+LENGTHS = (0, 1, 2, 3, 5, 1023, 1025, *SENT)
+TAU, STEPS, FAULT = 0.5, range(45), 123.0
+FORGETFUL: dict[str, Callable[[], Codec]] = {
+    "onebit": OneBit,
+    "threshold:0.5": lambda: Threshold(TAU),
+    "dynamic4+feedback": lambda: find_codec("dynamic4"),
+}
+
+
+def same(outcomes: list[Any]) -> Any:
+    for outcome in outcomes:
+        assert outcome == outcomes[0]
+    return outcomes[0]
+
+
+def made(name: str) -> Codec:
+    return Cast("float32") if name == "float32" else find_codec(name)
+
+
+@contextmanager
+def all_reduce() -> Iterator[CompressedAllReduce]:
+    """An all-reduce of this rank, of short pieces."""
+    before, compressed.PIECE = compressed.PIECE, PIECE
+    found = CompressedAllReduce(range(dist.get_world_size()), torch.device("cpu"), 20.0)
+    yield found
+    found.close()
+    compressed.PIECE = before
+
+
+class Oracle:
+    """What the ranks ought to end up with: one process encodes for all of them."""
+
+    def __init__(self, make: Callable[[], Codec]) -> None:
+        self._make, self._size = make, dist.get_world_size()
+        self._codecs: dict[tuple[object, ...], Codec] = {}
+
+    def mean(self, key: str, values: list[Tensor]) -> Tensor:
+        """The mean of what the ranks have, piece by piece and shard by shard."""
+        means = torch.empty_like(values[0])
+        for begin in range(0, len(means), PIECE):
+            count = min(PIECE, len(means) - begin)
+            if not self._make().encodes_sums:
+                own = slice(begin, begin + count)
+                sent = [self._sent((key, begin, rank), one[own]) for rank, one in enumerate(values)]
+                means[own] = sum(sent[1:], sent[0]) / self._size
+                continue
+            size = -(-count // self._size)
+            for owner in range(self._size):
+                first, end = (min(count, size * place) for place in (owner, owner + 1))
+                own = slice(begin + first, begin + end)
+                total = values[owner][own].clone()
+                for rank in range(self._size):
+                    if rank != owner:
+                        total += self._sent((key, begin, owner, rank), values[rank][own])
+                means[own] = self._sent((key, begin, owner, owner), total / self._size)
+        return means
+
+    def _sent(self, place: tuple[object, ...], values: Tensor) -> Tensor:
+        """What arrives of these values, of a rank's codec for this shard."""
+        codec = self._codecs.setdefault(place, self._make())
+        return codec.decode(codec.encode(values))
+
+
+def values_of(rank: int, step: int, count: int) -> Tensor:
+    """Values of several magnitudes, block by block; no two ranks or steps have the same."""
+    values = normal(count, 1 + 1000 * rank + 100 * step + count % 97)
+    return values * torch.logspace(-2, 1, -(-count // 700)).repeat_interleave(700)[:count]
+
+
+def nearly_exact(means: Tensor, values: list[Tensor]) -> bool:
+    """Whether they are the means but for the rounding of each addition and of the division."""
+    exact = torch.stack(values).double()
+    bound = (len(values) + 1) * 2.0**-24 * exact.abs().sum(0) / len(values)
+    return bool(((means.double() - exact.mean(0)).abs() <= bound).all())
+
+
+def right_means(name: str) -> tuple[list[int], str]:
+    """Two steps of all lengths at once; return the bytes that some have sent, and all bits."""
+
+    def make() -> Codec:
+        return made(name)
+
+    rank, size, oracle = dist.get_rank(), dist.get_world_size(), Oracle(make)
+    every: list[Tensor] = []
+    order: list[str] = []
+    ends: list[str] = []
+    with all_reduce() as reduce:
+        for step in range(2):
+            works = []
+            for count in LENGTHS:
+                work = reduce.begin(f"{name}{count}", values_of(rank, step, count), make, size)
+                order.append(work.key)
+                work.future.then(lambda _, key=work.key: ends.append(key))
+                works.append(work)
+            found = [work.future.wait() for work in works]
+            every += found
+            for count, means in zip(LENGTHS, found if rank == 0 else (), strict=False):
+                values = [values_of(other, step, count) for other in range(size)]
+                expected = oracle.mean(f"{name}{count}", values)
+                assert torch.equal(means.view(torch.int32), expected.view(torch.int32)), count
+                assert name != "float32" or nearly_exact(means, values)
+        sent = []
+        for count in SENT:
+            before = reduce.bytes_sent
+            work = reduce.begin(f"{name}{count}", values_of(rank, 2, count), make, size)
+            work.future.wait()
+            sent.append(reduce.bytes_sent - before)
+    assert ends == order  # callbacks of the works before the last ones have run
+    return sent, bits(every)
+
+
+def check_right_means(ranks: Ranks, name: str) -> None:
+    sent, _ = same(ranks(right_means, name))
+    if name.startswith("threshold"):  # whose bytes depend on the values
+        return
+    codec, size = made(name), ranks.size
+    for count, nbytes in zip(SENT, sent, strict=True):
+        pieces = [min(PIECE, count - begin) for begin in range(0, count, PIECE)]
+        if codec.encodes_sums:  # each shard to its owner, and its mean to all
+            pieces, times = [-(-piece // size) for piece in pieces], 2
+        else:
+            times = 1
+        rows = [HEADER + 8 * -(-codec.nbytes(piece) // 8) for piece in pieces]
+        assert nbytes == times * (size - 1) * sum(rows)
+
+
+@pytest.mark.parametrize("name", [*CODECS, "threshold:0.5", "float32"])
+def test_means_are_those_of_one_process_bit_for_bit(pair: Ranks, name: str):
+    check_right_means(pair, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dynamic8", "half", "onebit", "threshold:0.5", "e3m0", "float32"])
+def test_means_of_three_are_those_of_one_process_bit_for_bit(triple: Ranks, name: str):
+    check_right_means(triple, name)
+
+
+def steady(rank: int, step: int, count: int) -> Tensor:
+    """Values with means of their own that are not zero; none is greater than TAU."""
+    noise = normal(count, 2 + 1000 * rank + step).clamp(-3, 3) * 0.1
+    return torch.linspace(-0.05, 0.05, count).roll(37 * rank) + noise
+
+
+def owed_of(reduce: CompressedAllReduce, count: int, is_whole: bool) -> Tensor:
+    """The mean that has not arrived yet: what senders owe to owners, and owners to all.
+
+    Where no sum is encoded, it is what all owe to each other.
+    """
+    rank, size, state, owed = dist.get_rank(), dist.get_world_size(), reduce.state_dict(), []
+    for piece in range(-(-count // PIECE)):
+        if is_whole:
+            owed.append(state[f"all/{piece}/{rank}"].double() / size)
+            continue
+        for shard in range(size):
+            error = state[f"all/{piece}/{shard}"].double()
+            owed.append(error if shard == rank else error / size)
+    total = torch.cat(owed)
+    dist.all_reduce(total)
+    return total
+
+
+def run(reduce: CompressedAllReduce, make: Callable[[], Codec], steps: range, count: int):
+    """Yield what arrived in each step less the true mean, float64."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in steps:
+        reduce.begin_step()
+        means = reduce.begin("all", steady(rank, step, count), make, size).future.wait()
+        every = torch.stack([steady(other, step, count) for other in range(size)])
+        yield means.double() - every.double().mean(0)
+
+
+def feedback(name: str) -> dict[str, Any]:
+    """What the sum of many steps lacks, with feedback and without, and whether somebody owes it."""
+    count = 700
+    with all_reduce() as reduce:
+        missing = torch.stack(list(run(reduce, lambda: made(name), STEPS, count))).cumsum(0)
+        owed = owed_of(reduce, count, not made(name).encodes_sums)
+        assert (missing[-1] + owed).abs().max() < 1e-5
+        if name == "threshold:0.5":
+            # As long as no value exceeds it, senders owe tau at most, and owners of means, too.
+            assert missing.abs().max() <= TAU * ((1 - 1 / dist.get_world_size()) + 1) + 1e-5
+        reduce.load_state_dict({})
+        without = torch.stack(list(run(reduce, FORGETFUL[name], STEPS, count))).cumsum(0)
+    return {
+        "missing": missing.square().mean(1).sqrt()[[14, 44]].tolist(),
+        "without": without.square().mean(1).sqrt()[[14, 44]].tolist(),
+    }
+
+
+def chains(name: str) -> list[str]:
+    """Go on from the state of each rank in a new all-reduce, and in one without that state."""
+    count = PIECE + 301
+    with all_reduce() as reduce:
+        for _ in run(reduce, lambda: made(name), range(4), count):
+            pass
+        state = reduce.state_dict()
+        found = [bits(run(reduce, lambda: made(name), range(4, 8), count))]
+    for loaded in (state, {}):
+        with all_reduce() as other:
+            other.load_state_dict(loaded)
+            found.append(bits(run(other, lambda: made(name), range(4, 8), count)))
+    return found
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_what_has_not_arrived_is_owed_and_goes_into_the_state(pair: Ranks, name: str):
+    outcome = same(pair(feedback, name))
+    early, late = outcome["missing"]
+    assert late < 1.5 * early
+    # Without feedback the same steps lose something in the same direction, over and over; of four
+    # bits most losses have the sign of chance, whose sum grows with the root of the steps.
+    early, late = outcome["without"]
+    assert late > (1.5 if name.startswith("dynamic4") else 1.8) * early
+    assert late > 3 * outcome["missing"][-1]
+    going_on, loaded, without = same(pair(chains, name))
+    assert loaded == going_on
+    assert without != going_on
+
+
+def remembered() -> list[list[str]]:
+    """Which keys are remembered after steps that use some of them."""
+    found = []
+    with all_reduce() as reduce:
+        for used in (("a", "b"), ("a",), ("a", "c"), ("c",), ()):
+            reduce.begin_step()
+            for key in used:
+                values = steady(dist.get_rank(), 0, 100)
+                reduce.begin(key, values, lambda: made("onebit"), 2.0).future.wait()
+            found.append(sorted({key.partition("/")[0] for key in reduce.state_dict()}))
+    return found
+
+
+def test_what_a_step_does_not_use_is_forgotten_after_it(pair: Ranks):
+    assert same(pair(remembered)) == [["a", "b"], ["a", "b"], ["a", "c"], ["a", "c"], ["c"]]
+
+
+class Faulty(Cast):
+    """A codec that fails when it is told to."""
+
+    def encode(self, values: Tensor) -> Payload:
+        if values.numel() and bool((values == FAULT).any()):
+            raise ValueError("this cannot be encoded")
+        return super().encode(values)
+
+
+def broken() -> list[str]:
+    """What becomes of three exchanges of one size, of which the first fails on one rank alone."""
+    reduce = CompressedAllReduce((0, 1), torch.device("cpu"), 2.0)
+    kinds = []
+    for number in range(3):
+        fails = number == 0 and dist.get_rank() == 0
+        values = torch.full((40,), FAULT if fails else 10.0 * number + dist.get_rank())
+        work = reduce.begin("all", values, lambda: Faulty("float32"))
+        try:
+            kinds.append(str(work.future.wait().unique().tolist()))
+        except Exception as error:
+            kinds.append(type(error).__name__)
+    reduce.close()
+    return kinds
+
+
+def test_no_exchange_meets_that_which_has_failed_before_it_on_one_rank(pair: Ranks):
+    """All have one size: a rank that went on would mix its second with the others' first."""
+    assert pair(broken) == [["ValueError"] * 3, ["RuntimeError"] * 3]
+
+
+def test_both_threads_may_fail_at_once():
+    """As they do when a rank is lost; a thread that ended then would leave later ones waiting."""
+    raised = []
+
+    def fail(work: Work, together: threading.Barrier) -> None:
+        together.wait()
+        try:
+            work.fail(ValueError("lost"))
+        except Exception as error:
+            raised.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            work = Work("", torch.empty(0), lambda: None, 1.0, torch.futures.Future(), None)
+            both = threading.Barrier(2)
+            threads = [threading.Thread(target=fail, args=(work, both)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            with pytest.raises(ValueError, match="lost"):
+                work.future.wait()
+    finally:
+        sys.setswitchinterval(interval)
+    assert raised == []
+
+
+class Clocked:
+    """An all-reduce that takes a time in proportion to the values, after a latency."""
+
+    device = torch.device("cpu")
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def begin(self, key: str, values: Tensor, codec, divisor: float) -> SimpleNamespace:
+        plain = codec().name == "float32"
+        latency_s, seconds_per_value = (1e-3, 4e-9) if plain else (2e-3, 1e-9)
+        self.now += latency_s + seconds_per_value * len(values)
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(values)
+        return SimpleNamespace(future=future)
+
+    def agree(self, values: list[float]) -> list[float]:
+        return list(values)
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    one = Clocked()
+    monkeypatch.setattr(codec_choice, "time", one)
+    return one
+
+
+def test_the_codec_pays_from_a_size_on(clocked: Clocked):
+    """2 ms + 1 ns a value are 98 % of 1 ms + 4 ns a value at 349,315 values."""
+    choice = AutoCodec(clocked)
+    names = [choice.codec_of(count)[0] for count in (1, 349_000, 350_000, 1 << 24)]
+    assert names == ["float32", "float32", "dynamic8", "dynamic8"]
+
+
+@pytest.mark.parametrize(
+    ("with_s", "without_s", "winner"),
+    [(0.010, 0.020, "dynamic8"), (0.020, 0.010, "float32"), (0.0099, 0.0100, "float32")],
+)
+def test_steps_are_tried_both_ways_and_the_faster_stays(clocked, with_s, without_s, winner):
+    choice = AutoCodec(clocked)
+    used = []
+    for step in range(40):
+        choice.begin_step()
+        used.append(choice.codec_of(1 << 22)[0])
+        # The first steps of a run are slow, whatever they exchange; so is one now and then.
+        clocked.now += 1.0 if step < 4 or step in (7, 15) else 0.0
+        clocked.now += with_s if used[-1] == "dynamic8" else without_s
+    tried, kept = used[4:21], used[21:]
+    assert min(tried.count("dynamic8"), tried.count("float32")) >= 7
+    assert set(kept) == {winner}
+    assert choice.why.startswith("dynamic8," if winner == "dynamic8" else "none,")
+    for seconds in (with_s, without_s):
+        assert f"{seconds * 1e3:.3g} ms" in choice.why
