@@ -1,3 +1,5 @@
+"""The page of a run: its structure, figures, tables and tiles, and that hostile text is text."""
+
 import json
 import re
 from html.parser import HTMLParser
@@ -6,11 +8,12 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs_version
 
+from boxes import box, link
+from command_line import write_run as run_folder
+from findings import numbers
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Device, Host, Machine
-from paceline.core.network import Link
 from paceline.core.outcome import Epoch, Traffic, Updates
 from paceline.core.plan import Cost, Plan
 from paceline.core.settings import TrainSettings
@@ -19,7 +22,7 @@ from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.record.trace import write_trace
-from paceline.records.result import RunResult
+from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.figures import PARTS
 from paceline.report.format import duration, share
@@ -32,24 +35,7 @@ HOSTILE = '<script>alert("model")</script>&<b>'
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
-def machine() -> Machine:
-    host = Host(
-        name="host", cores=2, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e10, source="test"
-    )
-    devices = tuple(
-        Device(
-            name=f"cpu{i}",
-            host="host",
-            kind="cpu",
-            flops_per_s=1e10,
-            memory_bytes=1e9,
-            memory_bandwidth_bytes_per_s=1e10,
-            source="test",
-        )
-        for i in range(2)
-    )
-    link = Link(between=("host", "host"), bandwidth_bytes_per_s=1e9, latency_s=1e-5, source="test")
-    return Machine(name="test", hosts=(host,), devices=devices, links=(link,))
+TWO_CORES = box("cpu", "cpu", links=[link("h", "h", 1e9, 1e-5)])
 
 
 def workload(layer: str) -> Workload:
@@ -68,8 +54,8 @@ def workload(layer: str) -> Workload:
 
 def timelines(layer: str = "first") -> tuple[Plan, Timeline, Timeline]:
     """Return a plan of 6 steps, its prediction, and one that is half as fast, as if measured."""
-    tasks = plan(workload(layer), machine(), AllReduce(workers=2, bucket_mb=1), Window(6))
-    predicted = simulate(tasks, Roofline.of(machine()))
+    tasks = plan(workload(layer), TWO_CORES, AllReduce(workers=2, bucket_mb=1), Window(6))
+    predicted = simulate(tasks, Roofline.of(TWO_CORES))
     measured = Timeline(
         (
             span._replace(
@@ -183,16 +169,12 @@ def page(html: str) -> Page:
 
 
 class TestPage:
-    def test_is_well_formed(self, page: Page) -> None:
+    def test_is_well_formed_and_opens_without_a_network(self, page: Page) -> None:
         assert page.open == []
-
-    def test_opens_without_a_network(self, page: Page) -> None:
         for tag, attributes in page.tags:
             assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
         assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
-        styles = "".join(page.texts)
-        assert "@import" not in styles
-        assert "url(" not in styles
+        assert not any(one in page.text for one in ("@import", "url("))
 
     def test_brings_plotly_along_once_and_stays_small(self, html: str, page: Page) -> None:
         # The version that plotly's Python part composes figures for.
@@ -210,18 +192,13 @@ class TestPage:
         assert figure["data"]
         assert figure["layout"]["height"] == float(height)
 
-    @pytest.mark.parametrize(
-        "value",
-        [
+    def test_holds_the_values_of_the_result(self, page: Page) -> None:
+        for value in (
             *("96.25 %", "12.3 ms", "15.0 ms", "-18.0 %", "4,267"),
             *("20260102-030405-test-0a1b", "2026-01-02 03:04:05"),
             *("bucket_mb = 1", "Some & Processor", "1.00 GiB", "avx2, fma", "30.0 s"),
-        ],
-    )
-    def test_says(self, page: Page, value: str) -> None:
-        assert value in page.text
-
-    def test_tables_hold_the_plans_and_epochs(self, page: Page) -> None:
+        ):
+            assert value in page.text
         why = "computes 73 % of the step"
         chosen = ["allreducethis run", "2", "12.3 ms", "5,203", "1.50 MiB", why]
         assert chosen in page.rows
@@ -229,7 +206,7 @@ class TestPage:
         assert ["2", "0.7500", "0.8125", "96.25 %", "3.50 s"] in page.rows
 
     def test_compares_all_quantities_under_the_names_of_their_origins(self, page: Page) -> None:
-        assert ["per step", "predicted", "measured", "error of predicted"] in page.rows
+        assert any(row[1:3] == ["predicted", "measured"] for row in page.rows)
         for row in result().comparison.rows:
             label = PARTS[row.quantity].label if row.quantity in PARTS else row.quantity
             error = "-" if row.error is None else share(row.error, signed=True)
@@ -240,113 +217,134 @@ class TestPage:
         assert write_run(tmp_path, result(), predicted, measured) == html
 
 
-class TestConformity:
-    def test_is_stated(self, tmp_path: Path) -> None:
-        tasks, predicted, _ = timelines()
-        assert conform(tasks, predicted) == []
-        faultless = result().model_copy(update={"faults": ()})
-        assert "The trace conforms to the plan." in Page(write_run(tmp_path, faultless)).text
-
-    def test_faults_are_listed_and_those_left_out_are_counted(self, tmp_path: Path) -> None:
-        faults = tuple(f"fault {i} <here>" for i in range(25))
-        text = Page(write_run(tmp_path, result().model_copy(update={"faults": faults}))).text
-        assert "in 25 places" in text
-        assert "fault 19 <here>" in text
-        assert "fault 20" not in text
-        assert "and 5 more, in result.json" in text
+def sections(html: str) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", html)
 
 
-class TestHostileText:
-    def test_stays_text(self, tmp_path: Path) -> None:
-        _, predicted, measured = timelines(HOSTILE)
-        html = write_run(tmp_path, result(HOSTILE, HOSTILE), predicted, measured)
-        page = Page(html)
-        assert page.open == []
-        assert HOSTILE in page.text
-        # Neither the page nor what plotly draws may contain the tag itself.
-        assert "<script>alert" not in html.lower()
-
-    def test_in_attributes_and_cells_is_escaped(self) -> None:
-        assert element("p", "<&", title='"x"') == '<p title="&quot;x&quot;">&lt;&amp;</p>'
-        assert element("p", Html("<br>")) == "<p><br></p>"
-        assert "<td" in table(["a"], [["<td>"]])
-        assert "&lt;td&gt;" in table(["a"], [["<td>"]])
+def test_faults_are_listed_and_those_left_out_are_counted(tmp_path: Path) -> None:
+    tasks, predicted, _ = timelines()
+    assert conform(tasks, predicted) == []
+    faults = tuple(f"fault {i} <here>" for i in range(25))
+    text = Page(write_run(tmp_path, result().model_copy(update={"faults": faults}))).text
+    assert "fault 19 <here>" in text
+    assert "fault 20" not in text
+    counts = numbers(text[text.index("Conformity") :])
+    assert (counts[0], 5 in counts) == (25, True)
+    faultless = write_run(tmp_path, result().model_copy(update={"faults": ()}))
+    assert "Conformity" in sections(faultless)
+    assert 'class="faults"' not in faultless
 
 
-class TestAsynchronous:
-    """The page of a run whose workers update a shared model, each when it is done."""
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    _, predicted, measured = timelines(HOSTILE)
+    html = write_run(tmp_path, result(HOSTILE, HOSTILE), predicted, measured)
+    page = Page(html)
+    assert page.open == []
+    assert HOSTILE in page.text
+    # Neither the page nor what plotly draws may contain the tag itself.
+    assert "<script>alert" not in html.lower()
+    assert element("p", "<&", title='"x"') == '<p title="&quot;x&quot;">&lt;&amp;</p>'
+    assert element("p", Html("<br>")) == "<p><br></p>"
+    assert "<td" in table(["a"], [["<td>"]])
+    assert "&lt;td&gt;" in table(["a"], [["<td>"]])
 
-    @pytest.fixture
-    def shared(self, tmp_path: Path) -> Page:
-        updates = Updates(
-            count=4,
-            by_worker={"w0": 3, "w1": 1},
-            staleness={"w0": {0: 3}, "w1": {2: 1}},
-            mean_staleness=0.5,
-            gaps=((0.5, 1), (1.0, 2)),
-        )
-        content = RunResult(
-            origin="measured",
-            id="shared",
-            settings=TrainSettings(model="test", strategy="wheel"),
-            strategy="wheel",
-            config={"lanes": 2, "head": "fc6"},
-            machine={},
-            epochs=(Epoch(0, 1.5, 1.25, 0.5, 4.0),),
-            accuracy=0.5,
-            samples_per_s=100.0,
-            traffic=(Traffic("activations", 4096, 8192), Traffic("loss", 8, 8, travels=False)),
-            wire_nbytes=(2**20, 2**21),
-            updates=updates,
-            utilisation={"cpu0": 0.75},
-            predicted_utilisation={"cpu0": 0.8},
-            lost=("worker 1 was ended",),
-        )
-        return Page(write_run(tmp_path, content))
 
-    @pytest.mark.parametrize(
-        "value",
-        [
-            *("strategy wheel, lanes 2, head fc6, 2 workers", "1.2500", "at the end"),
-            *("1.00 MiB", "2.00 MiB", "0.50 on average", "worker 1 was ended"),
-        ],
+def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path: Path) -> None:
+    updates = Updates(4, {"w0": 3, "w1": 1}, {"w0": {0: 3}, "w1": {2: 1}}, 0.5, ((0.5, 1), (1, 2)))
+    content = RunResult(
+        origin="measured",
+        id="shared",
+        settings=TrainSettings(model="test", strategy="wheel"),
+        strategy="wheel",
+        config={"lanes": 2, "head": "fc6"},
+        machine={},
+        epochs=(Epoch(0, 1.5, 1.25, 0.5, 4.0),),
+        accuracy=0.5,
+        samples_per_s=100.0,
+        traffic=(Traffic("activations", 4096, 8192), Traffic("loss", 8, 8, travels=False)),
+        wire_nbytes=(2**20, 2**21),
+        updates=updates,
+        utilisation={"cpu0": 0.75},
+        predicted_utilisation={"cpu0": 0.8},
+        lost=("worker 1 was ended",),
     )
-    def test_says(self, shared: Page, value: str) -> None:
-        assert value in shared.text
+    html = write_run(tmp_path, content)
+    page = Page(html)
+    assert page.open == []
+    for value in ("lanes 2", "head fc6", "1.2500", "1.00 MiB", "2.00 MiB", "0.50", *content.lost):
+        assert value in page.text
+    # Bytes in all, planned and measured, and of an update.
+    (row,) = [one for one in page.rows if one[0] == "activations"]
+    assert row[2:] == ["8.00 KiB", "4.00 KiB", "1.00 KiB"]
+    # There is no step in common.
+    assert "Where a step goes" not in sections(html)
+    assert not any(label.startswith("predicted") for label in tiles(html))
 
-    def test_bytes_are_shown_of_an_update_too(self, shared: Page) -> None:
-        row = ["activations", "between processes", "8.00 KiB", "4.00 KiB", "1.00 KiB"]
-        assert row in shared.rows
-        assert shared.open == []
 
-    def test_says_nothing_of_a_step_in_common(self, shared: Page) -> None:
-        assert "Where a step goes" not in shared.text
-        assert "predicted step" not in shared.text
+@pytest.mark.parametrize("missing", ["result.json", "trace.json"])
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_inputs_that_are_missing_or_damaged_are_named(tmp_path, missing, content) -> None:
+    write_run(tmp_path, result())
+    (tmp_path / "report.html").unlink()
+    (tmp_path / missing).unlink()
+    if content is not None:
+        (tmp_path / missing).write_text(content)
+    with pytest.raises(InvalidInput) as caught:
+        write_report(tmp_path)
+    assert caught.value.field.startswith(str(tmp_path / missing))
+    assert not (tmp_path / "report.html").exists()
 
 
-class TestInputs:
-    @pytest.mark.parametrize("missing", ["result.json", "trace.json"])
-    @pytest.mark.parametrize("content", [None, "{", "[]"])
-    def test_that_are_missing_or_damaged_are_named(
-        self, tmp_path: Path, missing: str, content: str | None
-    ) -> None:
-        write_run(tmp_path, result())
-        (tmp_path / "report.html").unlink()
-        (tmp_path / missing).unlink()
-        if content is not None:
-            (tmp_path / missing).write_text(content)
-        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path / missing))):
-            write_report(tmp_path)
-        assert not (tmp_path / "report.html").exists()
+def test_rehearsed_timelines_are_labelled_as_such(tmp_path: Path) -> None:
+    _, predicted, measured = timelines()
+    rehearsed = Timeline(measured.spans, "rehearsed")
+    content = result().model_copy(update={"comparison": compare(predicted, rehearsed)})
+    page = Page(write_run(tmp_path, content, predicted, rehearsed))
+    assert any(row[1:3] == ["predicted", "rehearsed"] for row in page.rows)
+    assert any("rehearsed: 2 of 6 steps" in script for script in page.scripts)
+    assert not any("measured: 2 of 6" in script for script in page.scripts)
 
-    def test_without_a_timeline_say_so(self, tmp_path: Path) -> None:
-        assert "holds no timeline" in Page(write_run(tmp_path, result())).text
 
-    def test_rehearsed_timelines_are_labelled_as_such(self, tmp_path: Path) -> None:
-        _, predicted, measured = timelines()
-        rehearsed = Timeline(measured.spans, "rehearsed")
-        content = result().model_copy(update={"comparison": compare(predicted, rehearsed)})
-        page = Page(write_run(tmp_path, content, predicted, rehearsed))
-        assert ["per step", "predicted", "rehearsed", "error of predicted"] in page.rows
-        assert any("rehearsed: 2 of 6 steps" in script for script in page.scripts)
-        assert not any("measured: 2 of 6" in script for script in page.scripts)
+def tiles(html: str) -> dict[str, tuple[str, str]]:
+    """The value and the note of each tile, by its label."""
+    found = re.findall(r'<div class="tile"><span>(.*?)</span><b>(.*?)</b><small>(.*?)</sm', html)
+    return {label: (value, note) for label, value, note in found}
+
+
+def page_of(folder: Path, **changes: object) -> str:
+    """The page of a run of which these fields are changed."""
+    found = read_run(folder).model_copy(update=changes)
+    (folder / "result.json").write_text(found.model_dump_json())
+    return write_report(folder).read_text()
+
+
+@pytest.mark.parametrize("origin", ["measured", "rehearsed"])
+@pytest.mark.parametrize(
+    ("step_s", "lies"), [(0.86, "outside"), (0.88, "within"), (1.12, "within"), (1.14, "outside")]
+)
+def test_the_median_lies_within_the_range_or_outside(tmp_path, step_s, lies, origin) -> None:
+    found = tiles(page_of(run_folder(tmp_path / "run", 1.0, step_s), origin=origin))
+    value, note = found["predicted step"]
+    assert (value, numbers(note)) == ("1.00 s", [9, 10, 870, 1.13])  # 13 % around 1 s
+    assert f"{origin} step" in found
+    assert f" {lies} " in found["prediction error"][1]
+
+
+def test_without_a_range_nothing_lies_within_it(tmp_path) -> None:
+    """As after a search on the way, whose prediction no plan has."""
+    found = tiles(page_of(run_folder(tmp_path / "run", 1.0, 2.0), predicted_step_s=1.5))
+    assert found["predicted step"][0] == "1.50 s"
+    value, note = found["prediction error"]
+    assert (value, numbers(found["predicted step"][1] + note)) == ("-25.0 %", [])
+    assert "within" not in note
+
+
+def test_a_topic_stands_once_with_all_that_is_said_about_it(tmp_path) -> None:
+    usual = {"train_loss": 2, "score": 0.5, "seconds": 3}
+    epochs = tuple(Epoch(i, test_loss=loss, **usual) for i, loss in enumerate((2.0, 1.0)))
+    text = page_of(run_folder(tmp_path / "run", 1.0, 1.0), epochs=epochs)
+    items = re.findall(r'<li><span class="topic">(.*?)</span>(.*?)</li>', text)
+    assert len(items) == len({topic for topic, _ in items})
+    (both,) = [said for topic, said in items if topic == "what next"]
+    # Of the step, and then of the epochs: the loss fell by half.
+    assert numbers(re.sub("<.*?>", " ", both)).index(50.0) > 0
