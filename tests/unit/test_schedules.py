@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from paceline.core.errors import InvalidInput
 from paceline.recipes.schedules import schedule_of
+from refusals import refused
 
 RATE = 0.3
 NAMES = ("constant", "cosine", "linear")
@@ -75,18 +75,13 @@ def test_every_step_has_the_rate_of_the_closed_form(name: str, data: st.DataObje
     warmup = data.draw(st.integers(0, total - 1))
     optimizer = sgd()
     schedule = schedule_of(name, warmup)(optimizer, total)
-    rates = []
-    for _ in range(total):
-        rates.append([group["lr"] for group in optimizer.param_groups])
-        optimizer.step()
-        schedule.step()
-    for step, (first, second) in enumerate(rates):
+    for step in range(total):
+        first, second = (group["lr"] for group in optimizer.param_groups)
         assert first == pytest.approx(expected(name, step, warmup, total), abs=1e-15)
         assert second == pytest.approx(2 * first)
         assert first > 0  # no step is wasted
-    if warmup:
-        assert rates[0][0] == pytest.approx(RATE / warmup)
-        assert rates[warmup - 1][0] == pytest.approx(RATE)
+        optimizer.step()
+        schedule.step()
     if name != "constant":  # and after the last one nothing is left
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-15)
 
@@ -137,27 +132,22 @@ def test_cosine_and_linear_are_those_of_torch(warmup: int, total: int):
 
 
 @pytest.mark.parametrize(
-    ("name", "warmup", "message"),
+    ("name", "warmup", "field"),
     [
-        ("cosin", 0, r"^schedule: 'cosin' is not known; did you mean 'cosine'\? Known are const"),
-        ("", 0, r"^schedule: '' is not known\. Known are constant, cosine, linear, and your own"),
-        ("own_schedules:halve", 0, "has no 'halve'; did you mean 'halved'"),
-        ("own_schedules:halved", 3, "^warmup_steps: own_schedules:halved has its own; leave"),
-        ("own_schedules:plateau", 0, "follows a loss, and here it is told of steps"),
-        ("own_schedules:number", 0, "returned int, not torch's LRScheduler"),
-        ("own_schedules:broken", 0, "^schedule: own_schedules:broken: RuntimeError: first line$"),
-        ("cosine", 10, "^warmup_steps: 10, and the run has 10 steps; the rate has to reach"),
-        ("constant", 11, "^warmup_steps: 11, and the run has 10 steps"),
+        *((name, 0, "schedule") for name in ("cosin", "", "own_schedules:halve")),
+        *((f"own_schedules:{name}", 0, "schedule") for name in ("plateau", "number", "broken")),
+        ("own_schedules:halved", 3, "warmup_steps"),
+        ("cosine", 10, "warmup_steps"),
+        ("constant", 11, "warmup_steps"),
     ],
 )
-def test_what_cannot_be_is_named_in_one_line(own, name: str, warmup: int, message: str):
-    with pytest.raises(InvalidInput, match=message) as error:
+def test_schedules_are_refused(own, name: str, warmup: int, field: str):
+    with refused(field):
         schedule_of(name, warmup)(sgd(), 10)
-    assert "\n" not in str(error.value)
 
 
 def test_an_optimizer_that_is_only_like_torchs_has_no_schedule():
-    with pytest.raises(InvalidInput, match=r"^schedule: TypeError: .* is not an Optimizer$"):
+    with refused("schedule"):
         schedule_of("cosine", 0)(SimpleNamespace(param_groups=[]), 10)
 
 
