@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import (
     HEADER_NBYTES,
     PIECE_NBYTES,
@@ -23,6 +22,7 @@ from paceline.rpc.frames import (
     split,
     unpack,
 )
+from refusals import refused
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=24)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -43,7 +43,6 @@ def received(sent: list[MessagePiece]) -> Message | None:
     return message
 
 
-@settings(max_examples=60)
 @given(
     topic=NAMES,
     codec=NAMES,
@@ -96,7 +95,7 @@ def test_every_corrupted_byte_is_detected():
     assert unpack(frame, payload) == header
     for at in range(len(frame)):
         wrong = bytearray(frame)
-        for flip in range(1, 256):
+        for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255):
             wrong[at] = frame[at] ^ flip
             with pytest.raises(ProtocolError):
                 unpack(wrong, payload)
@@ -104,7 +103,7 @@ def test_every_corrupted_byte_is_detected():
         broken = bytearray(payload)
         for flip in (1, 2, 64, 128, 255):
             broken[at] = payload[at] ^ flip
-            with pytest.raises(ProtocolError, match="checksum"):
+            with pytest.raises(ProtocolError):
                 unpack(frame, broken)
 
 
@@ -156,30 +155,27 @@ def test_pieces_of_several_messages_are_not_mixed():
     one = list(split(FrameHeader(MessageKind.REQUEST, sequence=1), Message("a", parts=parts)))
     other = list(split(FrameHeader(MessageKind.REQUEST, sequence=2), Message("a", parts=parts)))
     for wrong in ([one[0], other[1]], [one[1]], [one[0], one[0]]):
-        with pytest.raises(ProtocolError, match="was to follow"):
+        with pytest.raises(ProtocolError):
             received(wrong)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("field", "value"),
     [
-        ({"topic": "x" * 25}, "topic"),
-        ({"topic": "é"}, "topic"),
-        ({"topic": "a", "codec": "a\nb"}, "codec"),
-        ({"topic": "a", "step": 2**63}, "step"),
-        ({"topic": "a", "version": -(2**63) - 1}, "version"),
-        ({"topic": "a", "parts": (b"",) * 9}, "parts"),
+        ("topic", "x" * 25),
+        ("topic", "é"),
+        ("codec", "a\nb"),
+        ("step", 2**63),
+        ("version", -(2**63) - 1),
+        ("parts", (b"",) * 9),
     ],
 )
-def test_messages_that_do_not_fit_are_refused(values, said):
-    with pytest.raises(InvalidInput, match=said):
-        Message(**values)
+def test_messages_that_do_not_fit_are_refused(field: str, value: object):
+    with refused(field):
+        Message(**({"topic": "a"} | {field: value}))
 
 
 def test_a_part_with_gaps_is_refused():
-    with pytest.raises(InvalidInput, match="contiguous"):
-        list(
-            split(
-                FrameHeader(MessageKind.REQUEST), Message("a", parts=(np.zeros((4, 4))[:, 1].data,))
-            )
-        )
+    message = Message("a", parts=(np.zeros((4, 4))[:, 1].data,))
+    with refused("parts"):
+        list(split(FrameHeader(MessageKind.REQUEST), message))

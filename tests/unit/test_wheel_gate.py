@@ -6,7 +6,6 @@ from math import nan
 import pytest
 
 from paceline.core.cost import compute_lane
-from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
@@ -16,6 +15,7 @@ from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.membership import Workers
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.trace import MessageTime, Trace
+from refusals import refused
 
 NUM_STEPS, VERSION = 20, 7
 PROFILE = DeviceProfile(
@@ -46,20 +46,21 @@ def of(topic: Topic, *parts: bytes, step: int = 0, version: int = 0) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("message", "why"),
+    ("message", "field"),
     [
-        (Message("gossip", 0), "a message about 'gossip', which there is not"),
-        (of(Topic.GRADIENTS, version=VERSION + 1), "version 8; the server has made 7"),
-        (of(Topic.GRADIENTS, version=-1), "version -1; the server has made 7"),
-        (of(Topic.BEGIN, step=-1), "begin: step -1 is none of 20"),
-        (of(Topic.BEGIN, step=NUM_STEPS + 1), "begin: step 21 is none of 20"),
-        (of(Topic.PARAMETERS, step=6), "step 6 of a worker that has reached 4"),
-        (of(Topic.ACTIVATIONS, step=6), "step 6 of a worker that has reached 4"),
+        (Message("gossip", 0), "topic"),
+        (of(Topic.GRADIENTS, version=VERSION + 1), "gradients"),
+        (of(Topic.GRADIENTS, version=-1), "gradients"),
+        (of(Topic.BEGIN, step=-1), "begin"),
+        (of(Topic.BEGIN, step=NUM_STEPS + 1), "begin"),
+        (of(Topic.PARAMETERS, step=6), "parameters"),
+        (of(Topic.ACTIVATIONS, step=6), "activations"),
     ],
 )
-def test_a_request_that_no_honest_worker_makes_is_refused(gate, workers, message, why: str):
+def test_a_request_that_no_honest_worker_makes_is_refused(gate, workers, message, field: str):
+    """Worker 0 has reached step 4 of 20, and the server version 7."""
     workers.of(0).next_step = 4
-    with pytest.raises(InvalidInput, match=why):
+    with refused(field):
         gate.check(0, message)
 
 
@@ -67,6 +68,7 @@ def test_steps_and_versions_that_may_be_pass(gate, workers):
     gate.begins(1, 12)  # a worker that goes on after others
     workers.of(0).next_step = 4
     gate.check(0, of(Topic.PARAMETERS, step=5, version=VERSION))
+    gate.check(0, of(Topic.BEGIN, step=NUM_STEPS))
     gate.check(1, of(Topic.PARAMETERS, step=13))
     gate.check(1, of(Topic.PROBE, step=2**30))
 
@@ -79,9 +81,15 @@ def test_versions_that_a_child_hub_has_had_before_its_parent_began_anew_pass(wor
     gate.check(0, of(Topic.GRADIENTS, version=9))
 
 
-@pytest.mark.parametrize("layout", [b"{" * 10_000, b"[]", b"null", b"\xff", b""])
-def test_a_layout_that_is_none_is_refused(gate, layout: bytes):
-    with pytest.raises(InvalidInput, match="what it says of its run"):
+@pytest.mark.parametrize(
+    ("layout", "field"),
+    [
+        *((one, "what it says of its run") for one in (b"{" * 10_000, b"\xff", b"")),
+        *((one, "run") for one in (b"[]", b"null", b'{"samples":[5]}')),
+    ],
+)
+def test_a_layout_that_is_none_is_refused(gate, layout: bytes, field: str):
+    with refused(field):
         gate.check_layout(of(Topic.BEGIN, layout))
     gate.check_layout(of(Topic.BEGIN, b'{"samples":[4]}'))
 
@@ -92,9 +100,11 @@ def test_profiles_that_cannot_be_are_refused(gate, field: str, value: str):
     told = json.loads(PROFILE.model_dump_json())
     data = json.dumps(told | {field: "here"}).replace('"here"', value).encode()
     if (field, value) == ("lost_beside", "0"):
-        return
-    with pytest.raises(InvalidInput, match=rf"^profile.*{field}"):
         gate.profile(of(Topic.PROFILE, data))
+        return
+    with refused("profile") as caught:
+        gate.profile(of(Topic.PROFILE, data))
+    assert field in str(caught.value)
 
 
 def test_a_profile_arrives_as_it_was_sent(gate):
@@ -110,9 +120,9 @@ def trace(**changes: object) -> bytes:
 
 
 def test_a_worker_is_done_after_its_last_step_alone(gate, workers):
-    with pytest.raises(InvalidInput, match="done: it has completed 0 steps of 20"):
+    with refused("done"):
         gate.trace(0, of(Topic.DONE, trace()), is_child=False)
-    with pytest.raises(InvalidInput, match="done: it has completed 12 steps of 20"):
+    with refused("done"):
         gate.trace(0, of(Topic.DONE, trace(), step=12), is_child=True)
     gate.trace(0, of(Topic.DONE, trace(), step=NUM_STEPS), is_child=True)
     workers.of(0).next_step = NUM_STEPS
@@ -120,32 +130,25 @@ def test_a_worker_is_done_after_its_last_step_alone(gate, workers):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "told",
     [
-        {"worker": 1},
-        {"purpose": "nonsense"},
-        {"at_s": nan},
-        {"at_s": -1.0},
-        {"step": -1},
-        {"start_s": nan},
+        trace(worker=1),
+        trace(purpose="nonsense"),
+        trace(at_s=nan),
+        trace(at_s=-1.0),
+        trace(step=-1),
+        trace(start_s=nan),
+        trace().replace(b'"load"', b'"nonsense"'),
     ],
 )
-def test_traces_that_cannot_be_are_refused(gate, workers, changes: dict[str, object]):
+def test_traces_that_cannot_be_are_refused(gate, workers, told: bytes):
     workers.of(0).next_step = NUM_STEPS
-    with pytest.raises(InvalidInput, match=r"^trace"):
-        gate.trace(0, of(Topic.DONE, trace(**changes)), is_child=False)
-
-
-def test_a_kind_of_span_that_there_is_not_is_refused(gate, workers):
-    workers.of(0).next_step = NUM_STEPS
-    data = trace().replace(b'"load"', b'"nonsense"')
-    assert data != trace()
-    with pytest.raises(InvalidInput, match=r"^trace: spans\.0\.0: Input should be "):
-        gate.trace(0, of(Topic.DONE, data), is_child=False)
+    with refused("trace"):
+        gate.trace(0, of(Topic.DONE, told), is_child=False)
 
 
 @pytest.mark.parametrize("parts", [(), (b"{}", b"{}")])
 def test_a_message_has_one_part(gate, parts: tuple[bytes, ...]):
     for read in (gate.profile, gate.buffers, gate.words):
-        with pytest.raises(InvalidInput, match=f"{len(parts)} parts, and not 1"):
+        with refused("failed"):
             read(of(Topic.FAILED, *parts))

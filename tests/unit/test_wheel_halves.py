@@ -1,7 +1,8 @@
-"""Halves of models: they are the model, to the last bit."""
+"""Halves of models: they are the model, to the last bit, or the model is not cut."""
 
 import copy
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor, nn
 
 from halved import CASES, equal
 from paceline.models import describe, layers_of
-from paceline.models.networks import AlexNet
 from paceline.strategies.wheel.cut import Halves, cut
-from paceline.strategies.wheel.protocol import flatten, load_vector
+from paceline.strategies.wheel.protocol import flatten, load_vector, views
 from paceline.strategies.wheel.split import Split
+from refusals import refused
 
 CUTS = [(name, first) for name, case in CASES.items() for first in case.cuts]
 DTYPES = (torch.float32, torch.float64)
@@ -64,19 +65,6 @@ def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: 
     assert equal(state(model).values(), state(other).values())
 
 
-@pytest.mark.parametrize(("name", "first"), CUTS)
-def test_halves_share_out_the_models_parameters(name: str, first: str):
-    case = CASES[name]
-    model = case.model()
-    halves = cut(model, case.inputs(), first)
-    named = dict(model.named_parameters())
-    names = (*halves.body_names, *halves.head_names)
-    own = (*halves.body_parameters, *halves.head_parameters)
-    assert sorted(names) == sorted(named)
-    assert all(named[key] is parameter for key, parameter in zip(names, own, strict=True))
-    assert any(key.rpartition(".")[0] == first for key in halves.head_names)
-
-
 @pytest.mark.parametrize("name", ["lenet5", "mlp", "dropping", "resnet"])
 def test_the_plan_and_the_run_cut_alike(name: str):
     """What the plan says is in the body, and crosses the cut, is what the halves do."""
@@ -87,18 +75,14 @@ def test_the_plan_and_the_run_cut_alike(name: str):
     numbers = {layer.name: index for index, layer in enumerate(workload.layers)}
     for first in case.cuts:
         halves, parts = cut(model, example, first), Split.before(workload, numbers[first])
+        named = dict(model.named_parameters())
+        names = (*halves.body_names, *halves.head_names)
+        own = (*halves.body_parameters, *halves.head_parameters)
+        assert sorted(names) == sorted(named)
+        assert all(named[key] is parameter for key, parameter in zip(names, own, strict=True))
         planned = {p.name for layer in parts.body.layers for p in layer.parameters}
         assert set(halves.body_names) == planned
         assert parts.head.input_nbytes == 4 * len(example) * prod(halves.crossing)
-
-
-def test_alexnet_is_cut_before_its_fully_connected_layers():
-    """Table 1 of the paper: 2.4 M values cross for 256 samples."""
-    model = AlexNet(10)
-    halves = cut(model, torch.zeros(2, 3, 227, 227), "classifier.1")
-    assert halves.crossing == (256 * 6 * 6,)
-    assert sum(p.numel() for p in halves.body_parameters) == 2_334_080
-    assert {name.partition(".")[0] for name in halves.body_names} == {"features"}
 
 
 def test_cutting_leaves_everything_as_it_was():
@@ -117,21 +101,18 @@ def test_cutting_leaves_everything_as_it_was():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_that_is_cut_before_it_trains_is_cut_as_it_trains():
+def test_halves_follow_the_mode_of_the_model():
+    case = CASES["resnet"]
+    model = case.model()
+    halves = cut(model, case.inputs(), "classifier.2")
+    model.eval()
+    assert torch.equal(halves.head(halves.body(case.inputs(2))), model(case.inputs(2)))
     case = CASES["dropping"]
     model, other = case.model().eval(), case.model()
     halves = cut(model, case.inputs(), "fc1")
     model.train()
     scores, _ = in_halves(halves, model, case.inputs())
     assert torch.equal(scores, in_one_piece(other, case.inputs())[0])
-
-
-def test_modules_in_halves_follow_the_mode_of_the_model():
-    case = CASES["resnet"]
-    model = case.model()
-    halves = cut(model, case.inputs(), "classifier.2")
-    model.eval()
-    assert torch.equal(halves.head(halves.body(case.inputs(2))), model(case.inputs(2)))
 
 
 def test_hooks_of_layers_run_in_the_halves():
@@ -176,3 +157,106 @@ def test_tensors_that_a_forward_pass_makes_stay_out_of_the_model():
     assert torch.equal(halves.head(halves.body(samples)), model(samples))
     assert set(vars(model)) == attributes
     assert list(model.state_dict()) == names
+
+
+class Base(nn.Module):
+    """Two layers, of which subclasses connect the second in ways that cannot be cut before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        return self.last(self.first(samples))
+
+
+class Skip(Base):
+    def forward(self, samples: Tensor) -> Tensor:
+        early = self.first(samples)
+        return self.last(torch.relu(early)) + early[:, :3]
+
+
+class Input(Base):
+    def forward(self, samples: Tensor) -> Tensor:
+        return super().forward(samples) + samples[:, :3]
+
+
+class Branching(Base):
+    def forward(self, samples: Tensor) -> Tensor:
+        hidden = self.first(samples)
+        return self.last(hidden if hidden.sum() > 0 else -hidden)
+
+
+class Uncalled(Base):
+    def forward(self, samples: Tensor) -> Tensor:
+        return self.first(samples)
+
+
+class Detached(Base):
+    def forward(self, samples: Tensor) -> Tensor:
+        return self.last(self.first(samples).detach())
+
+
+class Counting(Base):
+    calls = 0
+
+    def forward(self, samples: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(samples) * self.calls
+
+
+class Strange(Base):
+    def forward(self, samples: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(scores=super().forward(samples))
+
+
+class Summed(Base):
+    def forward(self, samples: Tensor) -> Tensor:
+        return self.last(self.first(samples).sum(0, keepdim=True))
+
+
+class Tied(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+
+class Frozen(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+
+
+CONNECTED = (Skip, Input, Branching, Uncalled, Detached, Counting, Strange, Summed, Tied, Frozen)
+
+
+@pytest.mark.parametrize("kind", CONNECTED)
+def test_what_cannot_be_cut_is_refused(kind: type[nn.Module]):
+    torch.manual_seed(1)
+    with refused("head"):
+        cut(kind(), torch.randn(4, 6), "last")
+
+
+@pytest.mark.parametrize(("first", "width"), [("first", 6), ("middle", 6), ("last", 7)])
+def test_names_and_batches_that_do_not_fit_are_refused(first: str, width: int):
+    """The first layer leaves nothing for the body; there is no middle one."""
+    with refused("head"):
+        cut(Base(), torch.randn(4, width), first)
+
+
+def test_parameters_of_two_types_are_refused():
+    model = Base()
+    model.last.half()
+    with refused("model"):
+        cut(model, torch.randn(4, 6), "last")
+
+
+def test_vectors_that_do_not_fit_are_refused():
+    case = CASES["mlp"]
+    parameters = cut(case.model(), case.inputs(), "layers.3").body_parameters
+    flat = flatten(parameters)
+    assert equal(views(flat, parameters), parameters)
+    for wrong in (flat[:-1], flat.float(), flat.view(1, -1)):
+        with refused("parameters"):
+            load_vector(parameters, wrong)
