@@ -4,14 +4,21 @@ from dataclasses import fields, replace
 
 import pytest
 
-from boxes import box, chain, link
+from boxes import box, chain, codec_speed, link, ring
+from findings import numbers
+from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
-from paceline.core.strategy import Strategy
+from paceline.core.simulate import period
+from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, search
 from paceline.planner.search import placements
 from paceline.strategies import STRATEGIES, find_exchange
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.plan import plan, sizes
+from refusals import refused
+from subbatches import BATCH, NET
 
 ALLREDUCE = find_exchange("allreduce")
 SECONDS = 8.0  # of backward for a batch of 8
@@ -43,41 +50,41 @@ def test_more_workers_gain_until_the_link_takes_what_they_save():
     rate = (SECONDS + update_s) / (SECONDS / 2 + 2 + update_s)
     # Less than 13 % and 17 % of their steps, the ranges of both, would have to be apart; of four it
     # is 23 %.
-    assert found.workers_sentence == (
-        f"2 workers may be worth using, {rate:.2f}x one worker; 4 may lose 25 %"
-    )
+    assert figures(found) == [2, round(rate, 2), 4, 25]
+    assert verbs(found) == ["may", "may"]
+    # Two that gain more than predictions err: 4 + 0.2 s, for 8.
+    sure = ranked(joined(["cpu"] * 2, 4e7))
+    assert (figures(sure), verbs(sure)) == ([2, 1.90], [])
+    slow = ranked(joined(["cpu"] * 2, 1e5))
+    assert slow[0].workers == slow.worth == 1
+    assert (figures(slow)[:2], verbs(slow)) == ([1, 2], ["would"])
 
 
-def test_workers_that_gain_more_than_predictions_err_are_worth_using():
-    found = ranked(joined(["cpu"] * 2, 4e7))  # 4 + 0.2 s, for 8
-    assert found.workers_sentence.startswith("2 workers are worth using, 1.90x one worker")
+def figures(found: Ranking) -> list[float]:
+    return numbers((found.workers_sentence or "").replace("x ", " "))
 
 
-def test_one_worker_is_worth_it_where_the_link_is_too_slow():
-    found = ranked(joined(["cpu"] * 2, 1e5))
-    assert found[0].workers == found.worth == 1
-    assert found.workers_sentence.startswith("1 worker is worth using; 2 would lose 9")
+def verbs(found: Ranking) -> list[str]:
+    """Return how sure the sentence about workers is."""
+    words = (found.workers_sentence or "").split()
+    return [word for word in words if word in ("may", "would", "slower", "faster")]
 
 
 @pytest.mark.parametrize(
-    ("ring_s", "says"),
+    ("ring_s", "percent", "verb"),
     [
-        (1.0, "; 4 are predicted to be as fast"),  # 4 + 1 and 2 + 3 s
-        (0.97, "; 4 may gain 1 %"),  # 4.97 for 4.91 s
-        (1.05, "; 4 may lose 2 %"),  # 5.05 for 5.15 s
+        (1.0, [], []),  # 4 + 1 and 2 + 3 s: as fast
+        (0.97, [1], ["may"]),  # 4.97 for 4.91 s
+        (1.05, [2], ["may"]),  # 5.05 for 5.15 s
     ],
 )
-def test_what_more_workers_gain_is_within_the_ranges(ring_s, says):
+def test_what_more_workers_gain_is_within_the_ranges(ring_s, percent, verb):
     """It is 2 % at most, or more of them would be worth using."""
     found = ranked(joined(["cpu"] * 4, 8e6 / ring_s))
-    assert found.workers_sentence == f"2 workers are worth using, {_times_one(found)}{says}"
+    times = round(found.best_of[1].step_s / found.best_of[2].step_s, 2)
+    assert (figures(found), verbs(found)) == ([2, times, 4, *percent], verb)
     sure = replace(found, forecasts=tuple(map(certain, found.forecasts)))
-    assert sure.workers_sentence.endswith(says.replace("may", "would"))
-
-
-def _times_one(found: Ranking) -> str:
-    best = found.best_of
-    return f"{best[1].step_s / best[2].step_s:.2f}x one worker"
+    assert verbs(sure) == ["would"] * len(verb)
 
 
 class Certain(Forecast):
@@ -91,48 +98,49 @@ def certain(one: Forecast) -> Certain:
 
 
 @pytest.mark.parametrize(
-    ("nbytes_per_s", "workers", "says"),
+    ("nbytes_per_s", "workers", "times", "verb"),
     [
-        (1e5, 2, "2 workers are slower than one (0.10x)"),
-        (4e6, 4, "4 workers are no faster than one (1.00x)"),  # 2 + 6 s, for 8
-        (4e6, 2, "2 workers are 1.33x one worker"),
-        (1e9, 4, "4 workers are 3.95x one worker"),  # 8.004 s for 2 + 0.024 + 0.004
+        (1e5, 2, 0.10, ["slower"]),
+        (4e6, 4, 1.00, ["faster"]),  # no faster: 2 + 6 s, for 8
+        (4e6, 2, 1.33, []),
+        (1e9, 4, 3.95, []),  # 8.004 s for 2 + 0.024 + 0.004
     ],
 )
-def test_a_number_that_was_asked_for_is_set_beside_one_worker(nbytes_per_s, workers, says):
+def test_a_number_that_was_asked_for_is_set_beside_one_worker(nbytes_per_s, workers, times, verb):
     """It is never "worth using": of those that were not looked at, another may be faster."""
     machine = joined(["cpu"] * workers, nbytes_per_s)
     found = ranked(machine, workers=workers)
     assert {one.workers for one in found} == {workers}
     assert found.alone.step_s == ranked(machine).best_of[1].step_s
     assert found.worth is None
-    assert found.workers_sentence == f"{says}; other numbers of workers were not compared"
+    assert (figures(found), verbs(found)) == ([workers, times], verb)
+
+
+def gpus(count: int, nbytes_per_s: float) -> Machine:
+    links = [link(f"gpu{i}", "h", nbytes_per_s) for i in range(count)]
+    return box(*["gpu"] * count, links=links)
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_the_gain_of_workers_that_wait_for_nobody_stands_beside_that_of_others(workers):
+def test_the_gain_of_workers_that_wait_for_nobody_is_beside_that_of_others(workers):
     """Eight GPUs were "worth using, 7.2x one": with an asynchronous strategy, which it hid."""
-    links = [link("gpu0", "h", 4e6), link("gpu1", "h", 4e6)]
-    machine = box("gpu", "gpu", links=links)
-    found = ranked(machine, ALLREDUCE, STRATEGIES["hogbatch"], workers=workers)
+    found = ranked(gpus(2, 4e6), ALLREDUCE, STRATEGIES["hogbatch"], workers=workers)
     first, one = found[0], found.alone or found.best_of[1]
     assert (first.strategy, first.workers) == ("hogbatch", 2)
     same = next(one for one in found if one.strategy == "allreduce" and one.workers == 2)
-    gain, plain = (each.samples_per_s / one.samples_per_s for each in (first, same))
-    says = f" with hogbatch, which is not the same training, and {plain:.2f}x with allreduce"
-    assert f"{gain:.2f}x one worker{says}" in found.workers_sentence
+    gain, plain = (round(each.samples_per_s / one.samples_per_s, 2) for each in (first, same))
+    assert figures(found) == [2, gain, plain]
+    sentence = found.workers_sentence
+    assert sentence.index("hogbatch") < sentence.index("allreduce")
     for each in found:
         differs = each.strategy == "hogbatch" and each.workers > 1
         assert each.is_same_training is not differs
-        assert any("not the same training" in note for note in each.notes) is differs
-
-
-def test_without_one_worker_to_compare_with_it_is_said_what_training_is_meant():
-    links = [link(f"gpu{i}", "h", 4e9) for i in range(3)]
-    found = ranked(box("gpu", "gpu", "gpu", links=links), STRATEGIES["hogbatch"])
-    several = replace(found, forecasts=tuple(one for one in found if one.workers > 1))
-    says = "3 workers are worth using with hogbatch, which is not the same training"
-    assert several.workers_sentence == says
+        assert bool(each.notes) is differs
+    # Without one worker to compare with it is said what training is meant.
+    three = ranked(gpus(3, 4e9), STRATEGIES["hogbatch"])
+    several = replace(three, forecasts=tuple(one for one in three if one.workers > 1))
+    assert figures(several) == [3]
+    assert "hogbatch" in several.workers_sentence
 
 
 def test_nothing_is_said_of_a_number_that_nothing_is_beside():
@@ -147,7 +155,8 @@ def test_nothing_is_said_of_a_number_that_nothing_is_beside():
         found = search(kept, machine, [ALLREDUCE], 8, asked)
         assert [one.workers for one in found] == [2]
         assert (found.worth, found.workers_sentence) == (None, None)
-    assert ranked(joined(["cpu"], 4e6), workers=1).workers_sentence == "1 worker is worth using"
+    alone = ranked(joined(["cpu"], 4e6), workers=1)
+    assert (figures(alone), verbs(alone)) == ([1], [])
     assert Ranking((), (), 8).workers_sentence is None
 
 
@@ -166,7 +175,7 @@ def test_what_does_not_fit_in_memory_is_refused_and_the_rest_planned():
     found = ranked(small)
     assert not found.forecasts
     assert {refusal.workers for refusal in found.refused} == {1, 2}
-    assert found.refused[0].why.startswith("cpu0 needs 0.012 GB and has 0.012 GB; a smaller batch")
+    assert found.refused[0].why.startswith("cpu0 ")
     assert ranked(joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000})).forecasts
 
 
@@ -199,29 +208,68 @@ def test_of_unequal_devices_the_fastest_are_found():
     assert (best.workers, best.devices, best.placement) == (1, ("cpu2",), "fastest")
 
 
-def names(machine: Machine, workers: int) -> dict[str, list[str]]:
-    return {
-        name: [device.name for device in placed.devices[:workers]]
-        for name, placed in placements(machine, workers).items()
-    }
-
-
 def test_workers_may_be_spread_over_hosts_or_stay_on_one():
-    machine = box("cpu", "cpu", "cpu", "cpu", hosts="aabb")
-    assert names(machine, 2) == {
-        "as listed": ["cpu0", "cpu1"],
-        "spread": ["cpu0", "cpu2"],
-    }
-    assert names(machine, 4) == {"as listed": ["cpu0", "cpu1", "cpu2", "cpu3"]}
+    def names(machine: Machine, workers: int) -> dict[str, list[str]]:
+        found = placements(machine, workers)
+        return {name: [device.name for device in one.devices] for name, one in found.items()}
+
+    machine, listed = box(*["cpu"] * 4, hosts="aabb"), ["cpu0", "cpu1", "cpu2", "cpu3"]
     # The other devices stay, after those that are taken.
-    spread = placements(machine, 2)["spread"]
-    assert [device.name for device in spread.devices] == ["cpu0", "cpu2", "cpu1", "cpu3"]
-
-
-def test_placements_that_take_the_same_devices_are_looked_at_once():
+    spread = ["cpu0", "cpu2", "cpu1", "cpu3"]
+    assert names(machine, 2) == {"as listed": listed, "spread": spread}
+    # Placements that take the same devices are looked at once.
+    assert names(machine, 4) == {"as listed": listed}
     assert list(names(box("cpu", "cpu"), 2)) == ["as listed"]
 
 
 def test_as_many_workers_as_samples_at_most():
-    with pytest.raises(InvalidInput, match=r"workers: 9 do not fit; .* allows 1 to 8"):
+    with refused("workers"):
         ranked(joined(["cpu"] * 9, 4e6), workers=9)
+
+
+WORKERS = 8
+
+
+def net(samples: int) -> Workload:
+    return replace(NET, batch_size=samples)
+
+
+def searched(latency_s: float, **options: int) -> tuple[Machine, Ranking]:
+    """Return a ring of GPUs, and what is found for strategy subbatch on it."""
+    device = {"codecs": {"eightbit": codec_speed(1e4, 1e4)}}
+    links = ring([f"gpu{i}" for i in range(WORKERS)], 1e4, latency_s)
+    machine = box(*["gpu"] * WORKERS, links=links, device=device)
+    found = search(net, machine, [STRATEGIES["subbatch"]], WORKERS * BATCH, WORKERS, options)
+    return machine, found
+
+
+def test_the_sizes_of_sub_batches_are_the_step_its_halves_and_a_kth():
+    found = [one.sub_batch for one in sizes(net(BATCH), SubBatch(WORKERS))]
+    assert found == [WORKERS * BATCH, 48, 24, None]
+    assert [one.sub_batch for one in sizes(NET, SubBatch(3, sub_batch=10))] == [10]
+    assert [one.sub_batch for one in sizes(net(1), SubBatch(WORKERS))] == [None]
+
+
+@pytest.mark.parametrize("latency_s", [1e-6, 1.0])
+def test_the_sub_batches_of_the_shortest_step_are_found_for_each_codec(latency_s: float):
+    machine, found = searched(latency_s)
+    assert {one.codec for one in found} == {None, "dynamic8"}
+
+    def step_s(config: SubBatch) -> float:
+        tasks = lambda n: plan(net(BATCH), machine, config, Window(n))  # noqa: E731
+        return period(tasks, Roofline.of(machine), 2)
+
+    for one in found:
+        named = one.config.activations, one.config.activation_gradients, one.config.gradients
+        asked = SubBatch(WORKERS, None, *named)
+        shortest = min(step_s(other) for other in sizes(net(BATCH), asked))
+        assert step_s(one.config) == pytest.approx(shortest, rel=1e-3)
+        assert any("sub_batch=" in note for note in one.notes) == bool(one.config.sub_batch)
+    # Messages that cost much make them larger.
+    whole = (found[0].config.sub_batch or BATCH) == WORKERS * BATCH
+    assert whole is (latency_s == 1.0)
+
+
+def test_a_size_that_is_asked_for_is_the_only_one():
+    _, found = searched(1.0, sub_batch=20)
+    assert {one.config.sub_batch for one in found} == {20}

@@ -1,0 +1,259 @@
+"""Trees of hubs, and servers in main memory that lend a head its parameters (section 3.4.2)."""
+
+from itertools import product
+
+import pytest
+
+from boxes import FLOPS_PER_S, after, box, link
+from paceline.core.cost import Roofline, compute_lane, link_lane, update_cost
+from paceline.core.machine import Machine
+from paceline.core.plan import Kind, Plan
+from paceline.core.simulate import period
+from paceline.core.strategy import Window
+from paceline.core.wire_format import Purpose
+from paceline.planner import forecast, search
+from paceline.strategies.wheel import STRATEGY
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.plan import memory, place, placements, plan
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
+from refusals import refused
+from wheels import BODY, CROSSING, HEAD, SAMPLES, model
+
+WHOLE = BODY + HEAD
+HEAD_FEATURES = 16000 + 400 + 16400
+UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
+FAST, INNER, MEMORY, BUS = 1e15, 20 * CROSSING, 10 * WHOLE, 1e6  # bytes a second
+
+
+def rooms(num_rooms: int, num_bodies: int, between: float = FAST, inner: float = INNER) -> Machine:
+    """A root, and rooms of a child hub and its bodies: a host each, whose links are a tree."""
+    hosts, links = ["root"], []
+    for room in range(num_rooms):
+        bodies = [f"body{room}{i}" for i in range(num_bodies)]
+        links += [link("root", f"hub{room}", between)]
+        links += [link(f"hub{room}", body, inner) for body in bodies]
+        hosts += [f"hub{room}", *bodies]
+    memory = {"memory_bandwidth_bytes_per_s": MEMORY}
+    return box(*["cpu"] * len(hosts), links=links, hosts=hosts, host=memory)
+
+
+def period_of(machine: Machine, config: Wheel, steps: int = 24, **of_model: float) -> float:
+    work = model(**of_model)
+    return period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), steps)
+
+
+@pytest.mark.parametrize(
+    ("workers", "lanes", "gather", "num_exchanges"),
+    [(2, 1, None, 12), (4, 2, None, 12), (8, 2, 8, 6), (4, 1, 3, 8), (6, 2, 1, 36), (4, 2, 20, 1)],
+)
+@pytest.mark.parametrize("staleness", [0, 16])
+def test_links_carry_the_bytes_of_the_formulas(workers, lanes, gather, num_exchanges, staleness):
+    lanes = lanes if staleness else 1
+    config = Wheel(workers, lanes, child_hubs=2, gather=gather, staleness=staleness)
+    work, of_hub = model(), workers // 2
+    tasks = plan(work, rooms(2, -(-of_hub // lanes)), config, Window(12)).tasks
+    sent = messages(split(work, config), config)
+
+    def carried(one: str, other: str) -> int:
+        return sum(task.cost.nbytes for task in tasks if link_lane(one, other) in task.on)
+
+    for room in range(2):
+        hub, bodies = f"hub{room}", [f"body{room}{i}" for i in range(-(-of_hub // lanes))]
+        # Each child sends the mean of so many steps, with both halves of the model.
+        assert carried(hub, "root") == carried("root", hub) == num_exchanges * WHOLE
+        up, down = (
+            12 * of_hub * sum(sent[purpose].nbytes for purpose in way) for way in (TO_HUB, FROM_HUB)
+        )
+        assert sum(carried(body, hub) for body in bodies) == up
+        assert sum(carried(hub, body) for body in bodies) == down
+    updates = [task for task in tasks if task.kind is Kind.STEP]
+    assert {task.on for task in updates} == {(compute_lane("cpu0"),)}
+    assert len(updates) == 2 * num_exchanges
+
+
+@pytest.mark.parametrize("num_rooms", [1, 2, 3])
+def test_children_in_step_take_a_worker_s_step_the_sum_the_way_and_all_updates(num_rooms):
+    machine = rooms(num_rooms, 1, WHOLE / 2.0)  # an exchange takes two seconds each way
+    config = Wheel(num_rooms, lanes=1, child_hubs=num_rooms, staleness=0)
+    fetched_s = 2 * (BODY + CROSSING) / INNER  # the labels are on their way beside forward
+    copies_s = (3 + 2) * WHOLE / MEMORY  # a sum, and the parameters that come back
+    step_s = 3.0 + 0.3 + fetched_s + copies_s + 4.0 + num_rooms * UPDATE_S
+    assert period_of(machine, config) == pytest.approx(step_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("gather", [2, 20])
+def test_a_slow_way_to_the_root_sets_the_pace_of_an_exchange_and_not_of_a_step(gather):
+    # 40 s each way, one exchange of a child at a time: of one step of each worker, or of ten.
+    exchange_s = 80 + UPDATE_S + 2 * WHOLE / MEMORY
+    config = Wheel(4, lanes=2, child_hubs=2, gather=gather)
+    found = period_of(rooms(2, 1, WHOLE / 40.0), config, steps=60)
+    assert found == pytest.approx(max(6.0, exchange_s * 2 / gather), rel=0.02)
+
+
+def test_heads_of_two_children_are_computed_side_by_side():
+    # A head takes 2.4 s, and four bodies 3 s a step each: one hub computes four heads, two two.
+    flat = box(*["cpu"] * 5, hosts="abcde", links=[link("a", one, FAST) for one in "bcde"])
+    alone_s = period_of(flat, Wheel(4, lanes=1), head_s=0.8)
+    assert alone_s == pytest.approx(4 * (2.4 + UPDATE_S), rel=1e-3)
+    tree_s = period_of(rooms(2, 2, inner=FAST), Wheel(4, lanes=1, child_hubs=2), head_s=0.8)
+    # A worker waits for both heads, and then computes.
+    assert 2 * 2.4 <= tree_s < 0.7 * alone_s
+
+
+def test_a_forecast_covers_whole_means():
+    config = Wheel(4, lanes=2, child_hubs=2, gather=20)
+    found = forecast(model(), rooms(2, 1), STRATEGY, config, 4 * SAMPLES)
+    # A child has two steps of workers in each step, and so a mean in every tenth.
+    assert found.link_nbytes["hub0->root"] == pytest.approx(WHOLE / 10, rel=1e-9)
+    assert found.step_s == pytest.approx(6.0, rel=0.02)
+
+
+def test_devices_are_taken_hub_by_hub_in_the_machines_order():
+    found = place(rooms(2, 2), Wheel(8, lanes=2, child_hubs=2))
+    assert found.hub.host == "root"
+    assert [one.host for one in found.heads] == ["hub0"] * 4 + ["hub1"] * 4
+    bodies = [f"body{room}{i}" for room in (0, 1) for i in (0, 1) for _ in range(2)]
+    assert [one.host for one in found.bodies] == bodies
+
+
+def test_the_memory_of_root_and_children():
+    found = memory(model(), rooms(2, 1), Wheel(4, lanes=2, child_hubs=2))
+    assert found["cpu0"] == (2 + 2) * WHOLE
+    assert found["cpu1"] == found["cpu3"] == 3 * WHOLE + 2 * (WHOLE + CROSSING) + HEAD_FEATURES
+    assert found["cpu2"] == memory(model(), rooms(1, 1), Wheel(2, child_hubs=1))["cpu2"]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "waits"),
+    [
+        # Step 2 begins with the sum of step 1 full, and step 0's exchange must be back.
+        (16, {"s1/reduce[sum]@worker0", "s0/reduce[copy]@worker0"}),
+        (0, {"s1/reduce[copy]@worker0"}),
+    ],
+)
+def test_parameters_that_are_fetched_hold_the_exchange_before_the_full_sum(staleness, waits):
+    config = Wheel(1, lanes=1, child_hubs=1, staleness=staleness)
+    fetch = plan(model(), rooms(1, 1), config, Window(4))[f"s2/send[{Purpose.PARAMETERS}]@worker0"]
+    assert waits <= set(after(fetch))
+    if staleness:
+        assert waits == set(after(fetch))
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"workers": 3, "child_hubs": 2}, "child_hubs"),  # cannot be shared equally
+        ({"workers": 8, "child_hubs": 4}, "workers"),
+        ({"gather": 3}, "gather"),  # without child_hubs
+        ({"workers": 2, "child_hubs": 2, "staleness": 0}, "staleness"),  # lanes fetch a step ahead
+    ],
+)
+def test_what_is_no_tree_is_refused(config, field):
+    with refused(field):
+        plan(model(), rooms(2, 2), Wheel(**config), Window(1))
+
+
+LENT, KEPT = Wheel(workers=2, server_memory="host"), Wheel(workers=2)
+
+
+def two_gpus(**facts) -> Machine:
+    """A GPU on each of two hosts, which a fast link joins."""
+    links = [link("a", "b", 1e12), *(link(f"gpu{i}", host, BUS) for i, host in enumerate("ab"))]
+    return box("gpu", "gpu", links=links, hosts="ab", **facts)
+
+
+def planned(config: Wheel, machine: Machine | None = None, steps: int = 2) -> Plan:
+    return plan(model(), machine or two_gpus(), config, Window(steps))
+
+
+def test_each_answer_copies_the_heads_parameters_there_and_its_gradients_back():
+    tasks = planned(LENT)
+    there, back = tasks["s1/h2d[head_parameters]@worker0"], tasks["s1/d2h[head_gradients]@worker0"]
+    assert there.cost.nbytes == back.cost.nbytes == HEAD
+    # As soon as the body's outputs are there; and before the reply.
+    assert set(after(there)) == {"s1/h2d[labels]@worker0", "s1/h2d[activations]@worker0"}
+    assert after(tasks["s1/forward[f0]@worker0"]) == (there.name,)
+    assert after(tasks["s1/d2h[activation_gradients]@worker0"]) == (back.name,)
+    # The hub's thread waits for both: nothing else is computed there meanwhile.
+    for one in (there, back):
+        assert "gpu0/compute" in map(str, one.on)
+    # Updates are made by the memory of the host.
+    update = tasks["s0/step@worker0"]
+    assert [str(on) for on in update.on] == ["gpu0/compute", "a/reduce"]
+    slow = two_gpus(host={"memory_bandwidth_bytes_per_s": 1e3})
+    assert Roofline.of(slow).seconds(update) == pytest.approx(5 * WHOLE / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("config", "crossings"),
+    [(KEPT, {(Kind.D2H, "parameters"), (Kind.H2D, "gradients")}), (LENT, set())],
+)
+def test_the_bodys_parameters_and_gradients_never_cross_the_bus_of_the_hub(config, crossings):
+    own = [t for t in planned(config, steps=1).tasks if "gpu0" in {on.owner for on in t.on}]
+    copied = {(t.kind, t.part) for t in own if t.kind in (Kind.D2H, Kind.H2D)}
+    assert {one for one in copied if one[1] in ("parameters", "gradients")} == crossings
+
+
+def test_a_hub_that_limits_is_later_by_its_copies():
+    lent_s, kept_s = (
+        period_of(two_gpus(), config, steps=8, body_s=0.01, head_s=1.0) for config in (LENT, KEPT)
+    )
+    # Of two workers, there and back.
+    assert lent_s - kept_s == pytest.approx(2 * 2 * HEAD / BUS, rel=0.1)
+
+
+def test_the_device_needs_one_head_and_the_host_the_rest():
+    found, kept = (memory(model(), two_gpus(), config) for config in (LENT, KEPT))
+    assert found["gpu0"] == 2 * HEAD + 2 * CROSSING + HEAD_FEATURES
+    assert found["a"] == 2 * WHOLE + 2 * WHOLE
+    assert kept["gpu0"] + 2 * HEAD == found["gpu0"] + found["a"]
+    assert "a" not in kept
+    assert kept["gpu1"] == found["gpu1"]
+    # Cores keep everything in main memory anyway.
+    cpus = box("cpu", "cpu", links=[link("a", "b", 1e12)], hosts="ab")
+    assert planned(LENT, cpus).tasks == planned(KEPT, cpus).tasks
+    assert memory(model(), cpus, LENT) == memory(model(), cpus, KEPT)
+
+
+def test_a_body_of_cores_on_the_servers_host_exchanges_through_its_memory():
+    send = planned(LENT, box("gpu", "cpu", links=[link("gpu0", "h", BUS)]))[
+        "s0/send[gradients]@worker0"
+    ]
+    assert [str(on) for on in send.on] == ["h/reduce", "cpu1/upload"]
+    assert send.cost.nbytes == 2 * BODY
+
+
+def test_child_hubs_sum_in_their_hosts_memory():
+    links = [link("a", "b", 1e12), *(link(f"gpu{i}", h, BUS) for i, h in enumerate("aabbb"))]
+    machine = box(*["gpu"] * 5, links=links, hosts="aabbb")
+    config = Wheel(workers=2, lanes=1, child_hubs=2, server_memory="host")
+    tasks = planned(config, machine)
+    added = tasks["s0/reduce[sum]@worker0"]
+    assert [str(on) for on in added.on] == ["gpu1/compute", "a/reduce"]
+    names = {task.name for task in tasks.tasks}
+    assert "s0/d2h[hubs_gradients]@worker1" not in names
+    assert "s0/send[hubs_gradients]@worker1" in names
+    needed = memory(model(), machine, config)
+    assert (needed["a"], needed["b"]) == ((3 + 1 + 2 + 2) * WHOLE, (3 + 1) * WHOLE)
+
+
+def test_the_planner_lends_the_head_where_the_device_is_too_small():
+    least = max(memory(model(), two_gpus(), LENT)[name] for name in ("gpu0", "gpu1"))
+    assert least < memory(model(), two_gpus(), KEPT)["gpu0"]
+    found = []
+    for facts in ({}, {"memory_bytes": least}, {"memory_bytes": 1000}):
+        ranking = search(lambda _: model(), two_gpus(device=facts), [STRATEGY], 2 * SAMPLES, 2)
+        found.append([one for one in ranking if one.codec is None])
+    (usual,), (small,), none = found
+    assert (usual.config.server_memory, small.config.server_memory) == ("device", "host")
+    assert any("server_memory=host" in note for note in small.notes)
+    assert not none
+
+
+def test_child_hubs_are_tried_with_their_servers_in_either_memory():
+    def tried(**options) -> list[tuple[int, str]]:
+        found = placements(model(), Wheel(workers=4, **options))
+        return sorted((one.child_hubs, one.server_memory) for one in found)
+
+    assert tried() == sorted(product((0, 2, 4), ("device", "host")))
+    assert tried(child_hubs=2, server_memory="host") == [(2, "host")]
