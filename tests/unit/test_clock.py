@@ -1,15 +1,26 @@
-"""The clocks: how a device's tells times, and how long they stay exact."""
+"""The clocks: how a device's tells times, how long they stay exact, and unrest between steps."""
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from boxes import chain
+from groups import group_of
+from paceline.core.cost import compute_lane, exchange_lane
+from paceline.core.machine import DeviceKind
+from paceline.core.plan import Kind
+from paceline.core.timeline import Span
 from paceline.devices.simulated_tensors import devices
+from paceline.links.group import Group
+from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of, unrest_of_traced
 from paceline.record import clock as module
 from paceline.record.clock import DeviceClock, HostClock, clock_for
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_device
 
 HOUR_S = 3600.0
 
@@ -48,7 +59,7 @@ def device(monkeypatch) -> CountsInFloat32:
     return device
 
 
-@pytest.mark.parametrize("after_s", [0.0, 60.0, HOUR_S, 100 * HOUR_S])
+@pytest.mark.parametrize("after_s", [0.0, 60.0, 10 * HOUR_S])
 def test_microseconds_are_told_apart_however_long_a_run_takes(device, after_s: float):
     clock = DeviceClock(device)
     start_s, taken = device.now_s, []
@@ -63,16 +74,8 @@ def test_microseconds_are_told_apart_however_long_a_run_takes(device, after_s: f
     assert times == pytest.approx([time_s for _, time_s in taken], rel=0, abs=1e-3)
     gaps = [later - earlier for earlier, later in zip(times[-50:], times[-49:], strict=False)]
     assert gaps == pytest.approx([3e-6] * 49, rel=0.2)
-
-
-def test_marks_may_be_asked_for_in_any_order_and_again(device):
-    clock, marks = DeviceClock(device), []
-    for _ in range(5):
-        marks.append(clock.mark())
-        device.now_s += 4.0
-    forward = clock.seconds(marks)
-    assert forward == pytest.approx([1000, 1004, 1008, 1012, 1016])
-    assert clock.seconds(marks[::-1]) == forward[::-1]
+    # In any order, and again.
+    assert clock.seconds(marks[::-1]) == times[::-1]
     assert clock.seconds([]) == []
 
 
@@ -85,14 +88,105 @@ def test_its_origin_is_the_event_of_which_the_host_was_told_soonest(device):
         assert time_s - device.now_s == pytest.approx(1e-4, abs=1e-6)
 
 
-def test_the_host_clock_is_the_monotonic_one():
-    clock = HostClock()
+def test_the_clock_of_a_cpu_is_the_monotonic_one_and_that_of_a_gpu_its_own():
+    clock = clock_for(torch.device("cpu"))
     before = time.monotonic()
     (mark,) = clock.seconds([clock.mark()])
     assert before - 1e-6 <= mark <= time.monotonic() + 1e-6
-
-
-def test_the_clock_is_that_of_the_device():
-    assert isinstance(clock_for(torch.device("cpu")), HostClock)
+    assert isinstance(clock, HostClock)
     (simulated,) = devices(1)
     assert isinstance(clock_for(simulated.torch_device), DeviceClock)
+
+
+CALM: Rounds = [[1.0, 9.0]] * 8
+RESTLESS: Rounds = [[1.0, 9.0], [2.0, 9.0]] * 4  # quartiles 1 and 2 around 1.5
+# The slowest of each round: 4, 5, 6, 7, 8, with quartiles 5 and 7 around 6; no exchange counts.
+FIRST = [[own, 100.0] for own in (4.0, 1.0, 6.0, 1.0, 8.0)]
+SECOND = [[own, 0.0] for own in (1.0, 5.0, 1.0, 7.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "unrest"),
+    [
+        ([[[1.0, 9.0]] * 8, [[2.0, 7.0]] * 8], 0.0),
+        ([FIRST, SECOND], 2 / 12),
+        ([[[1.0]] * 9 + [[50.0]]], 0.0),  # a single pause
+    ],
+)
+def test_unrest_is_between_the_quartiles_of_the_slowest_ranks_steps(rounds, unrest):
+    assert unrest_of(rounds) == pytest.approx(unrest)
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [
+        ([CALM, RESTLESS], CALM),
+        ([RESTLESS, CALM, CALM], RESTLESS + CALM),
+        ([RESTLESS, RESTLESS, CALM], RESTLESS + RESTLESS),
+    ],
+)
+def test_rounds_are_taken_once_more_if_the_first_are_restless(taken: Sequence[Rounds], expected):
+    left = list(taken)
+    assert rounds_of_all(lambda: left.pop(0), group_of()) == [expected]
+    assert len(left) == 1
+
+
+class BesideRestless(Group):
+    """A rank whose neighbour, on the same host, is disturbed."""
+
+    def gather(self, value: Rounds) -> list[Rounds]:
+        return [value, [[10 * step, other] for step, other in RESTLESS]]
+
+
+def test_a_calm_rank_takes_more_rounds_with_a_restless_one():
+    """Exchanges are collectives: a rank that stopped by itself would leave the others waiting."""
+    own, other = rounds_of_all(lambda: CALM, group_of(0, 2, kind=BesideRestless))
+    assert (own, len(other)) == (CALM + CALM, 2 * len(RESTLESS))
+
+
+def span(step: int, device: str, seconds: float, kind: Kind = Kind.FORWARD) -> Span:
+    lane = exchange_lane(device) if kind is Kind.REDUCE else compute_lane(device)
+    return Span(kind, step, kind.value, 0, (lane,), 5.0, 5.0 + seconds)
+
+
+def test_the_unrest_of_traced_steps_is_that_of_what_the_slowest_device_computes():
+    # In turns 2 + 3 and 2 + 1: of the first device 5, of the second one 4 where that is more.
+    spans = []
+    for step in range(8):
+        spans += [span(step, "cpu0", 2.0), span(step, "cpu0", 3.0 - 2 * (step % 2), Kind.BACKWARD)]
+        spans += [span(step, "cpu1", 4.0), span(step, "cpu1", 100.0 * step, Kind.REDUCE)]
+    assert unrest_of_traced(spans) == pytest.approx(1 / (2 * 4.5))
+    assert unrest_of_traced(spans[:1]) == 0.0
+
+
+def test_a_device_of_wheel_tells_how_restless_its_steps_are():
+    spans: list[Span] = []
+
+    def run_step(number: int) -> None:
+        spans.append(span(number, "cpu1", 1.0 + number % 2))
+
+    found = profile_device(torch.device("cpu"), Wheel(), run_step, spans, 0.0)
+    # After two to warm up three steps of 1, 2 and 1 s, with quartiles 1 and 1.5.
+    assert found.unrest == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(3, 0.4), (2, 0.0)])
+def test_bodies_of_wheel_with_a_core_each_widen_the_range(cores: int, expected: float):
+    """Those that share cores disturb each other; any pause is many of a hub's short parts."""
+
+    def device(unrest: float) -> DeviceProfile:
+        return DeviceProfile(
+            kind=DeviceKind.CPU,
+            host="1",
+            seconds=((Kind.FORWARD, "l0", 0.5),),
+            codecs={},
+            cores=cores,
+            unrest=unrest,
+            link_bytes_per_s=1e8,
+        )
+
+    work, config = chain((1.0, 4), (1.0, 4)), Wheel(workers=2, lanes=1)
+    bodies = {0: device(0.1), 1: device(0.4)}
+    found = calibrate(work, config, device(9.0), bodies, is_paced=False)
+    assert found is not None
+    assert found.machine.usual_losses.unrest == expected

@@ -1,14 +1,25 @@
-import copy
+"""What a recorder writes down: by a clock that stands still unless a layer works."""
 
+import copy
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+from boxes import box
+from paceline.core.compare import conform
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
+from paceline.core.strategy import Window
 from paceline.exchange.step import SGD, Share, train_step
+from paceline.models import describe
 from paceline.models.networks import LeNet5
 from paceline.record.clock import HostClock
+from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
+from paceline.strategies.allreduce.config import AllReduce
+from paceline.strategies.allreduce.plan import plan
 from ticking import Ticking, Timed
 
 
@@ -60,20 +71,29 @@ def test_a_layer_that_is_entered_twice_has_one_share():
     assert shares[Kind.BACKWARD] == [("2", 10, 22), ("1", 22, 27), ("0", 27, 28)]
 
 
+class Net(nn.Module):
+    """A model of these parts, which `compute` puts together."""
+
+    def __init__(self, compute: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._compute(self, x)
+
+
 def test_a_layer_ends_with_the_last_of_its_gradients():
-    class Pair(nn.Module):
-        def __init__(self, first: nn.Module, second: nn.Module) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(()))
-            self.bias = nn.Parameter(torch.zeros(()))
-            self.first, self.second = first, second
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x * self.weight)) + self.bias
-
     clock = Ticking()
-    shares = traced(Pair(Timed(clock, 1, 5), Timed(clock, 1, 7)), clock)
-    backward = shares[Kind.BACKWARD]
+    pair = Net(
+        lambda net, x: net.second(net.first(x * net.weight)) + net.bias,
+        weight=nn.Parameter(torch.ones(())),
+        bias=nn.Parameter(torch.zeros(())),
+        first=Timed(clock, 1, 5),
+        second=Timed(clock, 1, 7),
+    )
+    backward = traced(pair, clock)[Kind.BACKWARD]
     assert [(part, end - start) for part, start, end in backward] == [
         ("second", 7),
         ("first", 5),
@@ -131,7 +151,7 @@ def test_a_traced_step_is_numbered_from_the_start_of_the_trace():
     ]
 
 
-def test_a_second_trace_forgets_the_first():
+def test_a_second_trace_forgets_the_first_and_a_pass_outside_of_a_phase_leaves_no_mark():
     clock = Ticking()
     model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 0)
     for _ in range(2):
@@ -140,11 +160,6 @@ def test_a_second_trace_forgets_the_first():
         recorder.leave_exchange(recorder.join_exchange("0"))
         recorder.stop_trace()
     assert len(recorder.spans()) == 5
-
-
-def test_a_forward_pass_outside_of_a_phase_leaves_no_mark():
-    clock = Ticking()
-    model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 0)
     recorder.start_trace(model)
     model(torch.ones(1)).backward()
     assert recorder.spans() == []
@@ -197,3 +212,64 @@ def test_recording_changes_no_result():
     optimizer.step()
     for one, other in zip(bare.parameters(), recorded.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def linear(outputs: int = 8, **options: bool) -> nn.Linear:
+    return nn.Linear(8, outputs, **options)
+
+
+def tied() -> nn.Module:
+    """Two layers with one weight, the second without anything of its own."""
+    net = Net(
+        lambda net, x: net.last(net.other(net.one(x).relu())),
+        one=linear(),
+        other=linear(bias=False),
+        last=linear(3),
+    )
+    net.other.weight = net.one.weight
+    return net
+
+
+def attention() -> nn.Module:
+    """torch's attention uses the weights of `out_proj` without calling it."""
+    return Net(
+        lambda net, x: net.last(net.heads(*[x.unsqueeze(1)] * 3, need_weights=False)[0].squeeze(1)),
+        heads=nn.MultiheadAttention(8, 2, batch_first=True),
+        last=linear(3),
+    )
+
+
+def of_two(compute: Callable[..., Tensor], **more: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: Net(compute, one=linear(), other=linear(), last=linear(3), **more)
+
+
+MODELS = {
+    "as usual": LeNet5,
+    "tied": tied,
+    "twice": of_two(lambda net, x: net.last(net.one(net.other(net.one(x).relu())))),
+    # One layer is never entered, and one does not lead to the loss.
+    "unused": of_two(lambda net, x: net.last(net.one(x)) + 0 * net.aside(x).detach().sum(),
+                     aside=linear()),
+    # A layer of which one of two parameters gets no gradient.
+    "half used": of_two(lambda net, x: net.last(net.other(x) * net.one.bias)),
+    "attention": attention,
+    # Weights of layers that are never entered.
+    "functional": of_two(lambda net, x: x @ net.one.weight @ net.last.weight.t() + net.last.bias),
+    # Branches run in the opposite order of their registration.
+    "branched": of_two(lambda net, x: net.last(net.other(x) + net.one(x))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_recorded_steps_conform_to_the_plan(make):
+    torch.manual_seed(0)
+    model = make()
+    inputs = torch.randn(2, 1, 32, 32) if make is LeNet5 else torch.randn(2, 8)
+    workload = describe(model, inputs)
+    recorder = Recorder(HostClock(), "cpu0", 0)
+    recorder.start_trace(model)
+    for _ in range(2):
+        step_of(model, inputs, recorder)
+    recorder.stop_trace()
+    tasks = plan(workload, box("cpu"), AllReduce(workers=1), Window(2))
+    assert conform(tasks, merge([recorder.spans()], "measured")) == []

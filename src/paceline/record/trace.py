@@ -108,9 +108,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
     Raises InvalidInput that names the file if it is missing or is not such a file.
     """
     found: dict[Origin, dict[TaskId, tuple[Span, list[Resource]]]] = {}
-    trace = read_record(
-        _TRACE, read_file(path, limits.TRACE), f"{path}: not a trace that Paceline wrote"
-    )
+    trace = read_record(_TRACE, read_file(path, limits.TRACE), str(path))
     for event in trace.events:
         if event.ph != "X":
             continue
