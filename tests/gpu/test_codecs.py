@@ -12,6 +12,7 @@ from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 needs_triton = pytest.mark.skipif(

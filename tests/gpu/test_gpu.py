@@ -3,12 +3,14 @@
 Everything is skipped on a machine without one.
 """
 
+import copy
 import json
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,17 +32,21 @@ from paceline.record.clock import DeviceClock, clock_for
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
+from paceline.records.machine_file import read_machine
 from paceline.records.settings import validated_settings
 from paceline.report.terminal import console
 from paceline.runs.progress import TerminalProgress
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
+from paceline.strategies.wheel.lent import LentHead
 from refusals import refused_field
 
+SHARED_GPU = Path(__file__).parent / "programs" / "shared_gpu.py"
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
@@ -223,6 +229,66 @@ def test_more_workers_than_gpus_are_refused_and_train_on_cores_where_gpus_are_hi
     result = trained(paceline, "--workers", str(NUM_GPUS + 1), "--epochs", "2")
     assert result["machine"]["device"] == "cpu"
     assert result["faults"] == []
+
+
+def test_the_gpu_has_the_parameters_of_an_answer_and_nothing_afterwards() -> None:
+    device = torch.device("cuda")
+    kept = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.Linear(512, 10))
+    own = copy.deepcopy(kept)
+    lent = LentHead(own, own, kept, device)
+    inputs = torch.randn(64, 512)
+    before = None  # the first product allocates a workspace of cuBLAS, which stays
+    for _ in range(3):
+        lent.fill()
+        lent.head(inputs.to(device)).sum().backward()
+        found = lent.done([one.grad for one in lent.parameters if one.grad is not None])
+        whole = sum(one.nbytes for one in kept.parameters())
+        filled = torch.cuda.memory_allocated()
+        lent.empty()
+        before = torch.cuda.memory_allocated() if before is None else before
+        assert torch.cuda.memory_allocated() == before
+        assert filled - before >= 2 * whole
+    kept(inputs).sum().backward()
+    expected = [one.grad for one in kept.parameters()]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_gpus_are_measured_with_their_links(paceline, tmp_path):
+    done = paceline("probe", "--seconds", "1", "--output", "gpus.toml")
+    assert done.code == 0, done.err
+    machine = read_machine(tmp_path / "gpus.toml")
+    (host,) = machine.hosts
+    assert len(machine.devices) == torch.cuda.device_count()
+    assert set(host.codecs) == {"eightbit", "cast", "onebit"}
+    for index, device in enumerate(machine.devices):
+        assert (device.name, device.kind) == (f"gpu{index}", "gpu")
+        assert device.memory_bytes == torch.cuda.get_device_properties(index).total_memory
+        assert 1e11 < device.flops_per_s < 1e16
+        assert 1e10 < device.memory_bandwidth_bytes_per_s < 2e13
+        (hop,) = machine.route(device, host)
+        assert 1e8 < hop.link.bandwidth_bytes_per_s < 1e12
+        assert 0 <= hop.link.latency_s < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "dtype", "tolerance", "clip"),
+    [
+        (2, "float64", 1e-12, "clip"),
+        (2, "float32", 1e-4, "as it is"),
+        (3, "float64", 1e-12, "as it is"),
+        (3, "float32", 1e-4, "clip"),
+    ],
+)
+def test_ranks_on_gpus_train_as_one_process_does(start, num_ranks, dtype, tolerance, clip):
+    ranks = ["--standalone", f"--nproc-per-node={num_ranks}"]
+    done = start("-m", "torch.distributed.run", *ranks, str(SHARED_GPU), dtype, clip).finish()
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert sorted(row["rank"] for row in rows) == list(range(num_ranks))
+    assert max(row["error"] for row in rows) < tolerance
+    assert len({tuple(row["bits"]) for row in rows}) == 1
+    names = {name.partition("[")[0] for row in rows for name in row["spans"]}
+    assert {"d2h", "reduce", "h2d"} <= names
 
 
 @pytest.mark.skipif(NUM_GPUS < 2, reason="there is no second CUDA device")

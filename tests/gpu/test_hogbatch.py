@@ -14,6 +14,7 @@ from paceline.strategies.hogbatch.replica import tensors_of, train_next
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

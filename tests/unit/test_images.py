@@ -22,9 +22,10 @@ def save(path: Path, colour: tuple[int, ...] = RED, side: int = 5) -> Path:
     return path
 
 
-def encoded(file_format: str) -> bytes:
-    """A noisy image of 40x40 pixels."""
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+
+
+def encoded(file_format: str, pixels: np.ndarray = NOISE) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, file_format)
     return stream.getvalue()
@@ -85,57 +86,39 @@ def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
     assert torch.allclose(one_image(tmp_path / "a" / f"red.{suffix}"), expected, atol=0.02)
 
 
-def deep(root: Path) -> None:
-    Image.fromarray(np.full((4, 4), 1000, np.uint16)).save(root / "a" / "deep.png")
-
-
-def both(root: Path, train: str, test: str, broken: str = "") -> None:
-    """Write train and test folders of these classes, and a file that is no image."""
-    make(root / "train", dict.fromkeys(train, 1))
-    make(root / "test", dict.fromkeys(test, 1))
-    if broken:
-        (root / broken).write_bytes(encoded("GIF"))
-
-
-REFUSED = {
-    "no folder": (lambda root: root.rmdir(), "data"),
-    "train alone": (lambda root: make(root / "train", {"a": 2, "b": 2}), "data"),
-    "test alone": (lambda root: make(root / "test", {"a": 2, "b": 2}), "data"),
-    "no class": (lambda root: None, ""),
-    "one class": (lambda root: make(root, {"a": 2}), ""),
-    "an empty class": (lambda root: (make(root, {"a": 2, "b": 2}) / "c").mkdir(), "c"),
-    "a class for training alone": (lambda root: both(root, "abc", "ab"), "data"),
-    "a class for testing alone": (lambda root: both(root, "ab", "abd"), "data"),
-    "a note": (lambda root: (make(root, {"a": 2, "b": 2}) / "a/notes.txt").touch(), "a/notes.txt"),
-    "a folder in a class": (
-        lambda root: save(make(root, {"a": 2, "b": 2}) / "a/inner/x.png"),
-        "a/inner",
-    ),
-    "a GIF": (lambda root: (make(root, {"a": 2, "b": 2}) / "a/x.gif").touch(), "a/x.gif"),
-    "an image of no class": (lambda root: save(make(root, {"a": 2, "b": 2}) / "x.png"), "x.png"),
-    "an empty image": (
-        lambda root: (make(root, {"a": 2, "b": 2}) / "a/x.png").write_bytes(b""),
-        "a/x.png",
-    ),
-    "text as an image": (
-        lambda root: (make(root, {"a": 2, "b": 2}) / "a/x.png").write_bytes(b"not an image"),
-        "a/x.png",
-    ),
-    "a GIF for training": (
-        lambda root: both(root, "ab", "ab", "train/b/x.png"),
-        "train/b/x.png",
-    ),
-    "a GIF for testing": (lambda root: both(root, "ab", "ab", "test/b/x.png"), "test/b/x.png"),
-    "16 bits": (lambda root: deep(make(root, {"a": 2, "b": 2})), "a/deep.png"),
+TWO = {"a": 2, "b": 2}
+BOTH = {"train/a": 1, "train/b": 1, "test/a": 1, "test/b": 1}
+REFUSED = {  # classes, other files, and the field: "data" or a path in the folder
+    "no folder": (None, {}, "data"),
+    "train alone": ({"train/a": 2, "train/b": 2}, {}, "data"),
+    "test alone": ({"test/a": 2, "test/b": 2}, {}, "data"),
+    "no class": ({}, {}, ""),
+    "one class": ({"a": 2}, {}, ""),
+    "an empty class": (TWO, {"c/.hidden": b""}, "c"),
+    "a class for training alone": (BOTH | {"train/c": 1}, {}, "data"),
+    "a class for testing alone": (BOTH | {"test/c": 1}, {}, "data"),
+    "a note": (TWO, {"a/notes.txt": b""}, "a/notes.txt"),
+    "a folder in a class": (TWO | {"a/inner": 1}, {}, "a/inner"),
+    "a GIF": (TWO, {"a/x.gif": b""}, "a/x.gif"),
+    "an image of no class": (TWO, {"x.png": encoded("PNG")}, "x.png"),
+    "an empty image": (TWO, {"a/x.png": b""}, "a/x.png"),
+    "text as an image": (TWO, {"a/x.png": b"not an image"}, "a/x.png"),
+    "a GIF for training": (BOTH, {"train/b/x.png": encoded("GIF")}, "train/b/x.png"),
+    "a GIF for testing": (BOTH, {"test/b/x.png": encoded("GIF")}, "test/b/x.png"),
+    "16 bits": (TWO, {"a/x.png": encoded("PNG", np.full((4, 4), 1000, np.uint16))}, "a/x.png"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_folders_and_files_are_refused_when_they_are_loaded(tmp_path: Path, case: str) -> None:
-    prepare, field = REFUSED[case]
+    classes, files, field = REFUSED[case]
     root = tmp_path / "root"
-    root.mkdir()
-    prepare(root)
+    if classes is not None:
+        root.mkdir()
+        make(root, classes)
+    for name, content in files.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(content)
     with refused(field if field == "data" else root / field):
         loaded(root)
 
