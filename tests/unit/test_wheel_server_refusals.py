@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
-from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.errors import NonFinite
 from paceline.exchange.step import Learning
 from paceline.strategies.wheel.protocol import all_finite, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
+from refusals import refused
 
 CUT = "layers.3"
 
@@ -57,10 +58,10 @@ def test_all_finite_is_whether_each_value_is(numbers: list[float], dtype: torch.
 def test_sparse_and_missing_gradients_are_refused():
     table, layer = nn.Embedding(4, 3, sparse=True), nn.Linear(3, 2)
     table(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(InvalidInput, match=r"'table.weight' has sparse gradients"):
-        take_gradients(["table.weight"], [table.weight])
-    with pytest.raises(InvalidInput, match=r"'fc.bias' got no gradient"):
-        take_gradients(["fc.bias"], [layer.bias])
+    for name, parameter in (("table.weight", table.weight), ("fc.bias", layer.bias)):
+        with refused("model") as caught:
+            take_gradients([name], [parameter])
+        assert name in str(caught.value)
 
 
 class Unused(nn.Module):
@@ -79,8 +80,9 @@ class Unused(nn.Module):
 def test_a_head_without_a_gradient_is_refused_by_name():
     case = Case(Unused, (6,), 3, ("head",))
     server, (hand,) = serve(case, "head")
-    with pytest.raises(InvalidInput, match=r"worker 0, step 0: parameter 'head.extra' got no"):
+    with refused("worker 0, step 0") as caught:
         hand.step(0, case.inputs(), case.labels())
+    assert "'head.extra'" in str(caught.value)
     assert all(parameter.grad is None for parameter in server.model.parameters())
 
 
@@ -90,44 +92,36 @@ def test_what_does_not_fit_is_refused(mlp):
     version = hand.fetch()
     gradients, _ = hand.forward(0, version, *batch)
     activations, labels = torch.zeros(4, 9, dtype=torch.float64), batch[1]
-
-    def refused(message: str, given: Tensor = activations, of: Tensor = labels, version: int = 0):
-        with pytest.raises(InvalidInput, match=message):
-            server.answer(0, 0, version, given, of, 1.0)
-
-    refused("of shape \\(8,\\) a sample", activations[:, :8])
-    refused("activations torch.float32", activations.float())
-    refused("targets of 3 samples with weight 1.0, and activations of 4", of=labels[:3])
-    fails = "worker 0, step 0: loss of the recipe: fails on outputs float64 4x4 and targets"
-    refused(f"{fails} int64 4: IndexError", of=labels + 4)
-    refused(f"{fails} bool 4x5: RuntimeError", of=torch.ones(4, 5, dtype=torch.bool))
-    refused("parameters of version 1; the server has made 0", version=1)
-    with pytest.raises(InvalidInput, match="worker 3: there are 3, numbered from 0"):
+    for activated, targets, asked in [
+        (activations[:, :8], labels, 0),
+        (activations.float(), labels, 0),
+        (activations, labels[:3], 0),
+        (activations, labels + 4, 0),
+        (activations, torch.ones(4, 5, dtype=torch.bool), 0),
+        (activations, labels, 1),
+    ]:
+        with refused("worker 0, step 0"):
+            server.answer(0, 0, asked, activated, targets, 1.0)
+    with refused("worker 3"):
         server.may_begin(3, 0)
-    with pytest.raises(InvalidInput, match="worker 0, step 0: a tensor of 116 values"):
+    with refused("worker 0, step 0"):
         server.update(0, 0, version, gradients[:-1])
     assert server.version == 0
 
 
 @pytest.mark.parametrize(
-    ("loss", "message"),
+    "loss",
     [
-        (
-            lambda scores, labels: (scores.sum(1) - labels).square(),
-            "is float64 4; it must be",
-        ),
-        (lambda scores, labels: 0.5, "loss of the recipe: is float; it must be a scalar"),
-        (
-            lambda scores, labels: labels.double().mean(),
-            "recipe: does not depend on",
-        ),
-        (lambda scores, labels: scores["logits"], "fails on outputs float64 4x4 .*: IndexError"),
+        lambda scores, labels: (scores.sum(1) - labels).square(),
+        lambda scores, labels: 0.5,
+        lambda scores, labels: labels.double().mean(),
+        lambda scores, labels: scores["logits"],
     ],
 )
-def test_a_loss_that_is_no_scalar_of_the_outputs_is_refused_by_the_workers_name(loss, message):
+def test_a_loss_that_is_no_scalar_of_the_outputs_is_refused_by_the_workers_name(loss):
     case = CASES["mlp"]
     server, (hand,) = serve(case, CUT, learning=Learning(loss))
-    with pytest.raises(InvalidInput, match=f"worker 0, step 0: .*{message}"):
+    with refused("worker 0, step 0"):
         hand.step(0, case.inputs(), case.labels())
     assert server.version == 0
 
@@ -137,26 +131,26 @@ class Nothing(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
 
-def test_an_optimizer_without_a_rate_has_none_to_divide_by_the_updates_of_a_step():
-    def make(model: nn.Module) -> torch.optim.Optimizer:
-        return Nothing(model.parameters())
-
-    serve(CASES["mlp"], CUT, make)
-    with pytest.raises(InvalidInput, match=r"Nothing has no learning rate .* 2 updates of a step"):
-        serve(CASES["mlp"], CUT, make, num_workers=2, updates_per_step=2)
+def nothing(model: nn.Module) -> torch.optim.Optimizer:
+    return Nothing(model.parameters())
 
 
 @pytest.mark.parametrize(
-    ("make", "decay", "message"),
+    ("field", "make", "options"),
     [
-        (lambda model: torch.optim.LBFGS(model.parameters()), 0.0, "LBFGS cannot be used"),
-        (lambda model: torch.optim.SparseAdam(model.parameters()), 0.0, "SparseAdam cannot"),
-        (lambda model: plain(model.layers[:2]), 0.0, "does not have parameter 'layers.3.weight'"),
-        (lambda model: Nothing(model.parameters()), 1.0, "has no learning rate"),
-        (plain, -1.0, "staleness_decay: -1.0"),
-        (plain, nan, "staleness_decay: nan"),
+        ("optimizer", lambda model: torch.optim.LBFGS(model.parameters()), {}),
+        ("optimizer", lambda model: torch.optim.SparseAdam(model.parameters()), {}),
+        ("optimizer", lambda model: plain(model.layers[:2]), {}),
+        ("optimizer", nothing, {"num_workers": 2, "updates_per_step": 2}),
+        ("staleness_decay", nothing, {"staleness_decay": 1.0}),
+        ("staleness_decay", plain, {"staleness_decay": -1.0}),
+        ("staleness_decay", plain, {"staleness_decay": nan}),
+        ("staleness", plain, {"staleness": -1}),
     ],
 )
-def test_optimizers_that_cannot_update_all_are_refused(make: Make, decay: float, message: str):
-    with pytest.raises(InvalidInput, match=message):
-        serve(CASES["mlp"], CUT, make, staleness_decay=decay)
+def test_optimizers_and_settings_that_cannot_be_are_refused(
+    field: str, make: Make, options: dict[str, object]
+):
+    serve(CASES["mlp"], CUT, nothing)
+    with refused(field):
+        serve(CASES["mlp"], CUT, make, **options)

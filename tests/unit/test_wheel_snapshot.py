@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from halved import CASES, Case, Make, ManualWorker, batches, equal
 from paceline.checkpoints.folder import CheckpointFolder, Loaded
 from paceline.checkpoints.writer import BackgroundWriter
-from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
 from paceline.models.networks import MLP
 from paceline.strategies.wheel.checkpoint import Checkpoints, ServerProgress, load, state_of
 from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
+from refusals import refused
 
-PROGRAM = Path(__file__).parent / "programs" / "snapshots.py"
 OPTIMIZERS: dict[str, Make] = {
     "momentum": lambda model: torch.optim.SGD(model.parameters(), 0.05, momentum=0.9),
     "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01, amsgrad=True),
@@ -103,29 +102,22 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     assert after.updates.by_worker == {"worker0": 10, "worker1": 10}
 
 
-def test_a_step_that_the_snapshot_has_is_not_applied_again(tmp_path: Path):
+def test_a_step_that_the_snapshot_has_is_not_applied_again_and_a_half_done_one_is_not_kept(
+    tmp_path: Path,
+):
     case, server = CASES["mlp"], mlp()
     hands = hands_of(server, case, "layers.3")
     train(server, hands, case, range(3))
+    hands[1].forward(3, hands[1].fetch(), case.inputs(), case.labels())
     save_here(tmp_path, server)
     after = mlp()
     load_here(tmp_path, after)
     before = state(after)
-    hand = ManualWorker(after, hands[0].halves)
+    assert after.workers.of(1).half is None
+    assert not after.workers.of(1).is_live
     assert after.workers.of(0).next_step == 3
-    assert hand.step(2, case.inputs(), case.labels())[0] == 5
+    assert ManualWorker(after, hands[0].halves).step(2, case.inputs(), case.labels())[0] == 5
     assert equal(state(after), before)
-
-
-def test_half_done_steps_are_not_kept(tmp_path: Path):
-    case, server = CASES["mlp"], mlp()
-    hand = hands_of(server, case, "layers.3")[0]
-    hand.forward(0, hand.fetch(), case.inputs(), case.labels())
-    save_here(tmp_path, server)
-    after = mlp()
-    load_here(tmp_path, after)
-    assert after.workers.of(0).half is None
-    assert not after.workers.of(0).is_live
 
 
 def test_a_snapshot_replaces_the_one_before_the_last(tmp_path: Path):
@@ -149,24 +141,18 @@ def test_a_damaged_snapshot_is_skipped_for_the_one_before(tmp_path: Path):
     model.write_bytes(model.read_bytes()[:-8])
     loaded, progress = load_here(tmp_path, mlp())
     assert progress.version == 1
-    assert "step-00000002: model.safetensors has" in loaded.skipped[0]
+    assert "step-00000002: model.safetensors" in loaded.skipped[0]
 
 
-def test_there_is_none_in_an_empty_folder(tmp_path: Path):
-    with pytest.raises(InvalidInput, match="there is no snapshot"):
+def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, caplog):
+    with refused(tmp_path):  # there is none yet
         load_here(tmp_path, mlp())
-
-
-def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
     (tmp_path / "file").touch()
     server = mlp()
     checkpoints = Checkpoints(tmp_path / "file" / "kept", 0.0, server, RUN, LAYOUT)
     server.version = 1
     checkpoints.close([])
-    assert "the checkpoint of step 1 cannot be written: Not a directory" in caplog.text
-    assert "the run goes on" in caplog.text
+    assert "Not a directory" in caplog.text
 
 
 def test_one_is_written_when_it_is_due_and_at_the_end(tmp_path: Path):
@@ -186,15 +172,6 @@ def test_one_is_written_when_it_is_due_and_at_the_end(tmp_path: Path):
         shutil.rmtree(folder.path)
 
 
-def test_as_many_are_kept_as_the_settings_say(tmp_path: Path):
-    server = mlp()
-    checkpoints = Checkpoints(tmp_path, 0.0, server, RUN, LAYOUT, 3)
-    for version in (1, 2, 3, 4):
-        server.version = version
-        checkpoints.close([])
-    assert CheckpointFolder(tmp_path).steps == (2, 3, 4)
-
-
 def test_a_resumed_server_has_the_epochs_that_all_have_completed_and_says_what_it_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -210,17 +187,9 @@ def test_a_resumed_server_has_the_epochs_that_all_have_completed_and_says_what_i
     after, found = mlp(), []
     line = Checkpoints(tmp_path, 60.0, after, RUN, LAYOUT).resume(found, steps_per_epoch=4)
     assert repr(found) == repr(epochs[:1])
-    assert "after 1 updates (workers at steps [7, 5])" in line
-    assert "step-00000002: server.json cannot be read" in caplog.text
+    assert "[7, 5]" in line
+    assert "step-00000002: server.json" in caplog.text
     assert (after.version, after.workers.of(1).next_step) == (1, 5)
-
-
-def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot(start, tmp_path: Path):
-    done = start(str(PROGRAM)).finish()
-    assert done.code == 0, done.err
-    versions = [int(line) for line in done.out.split()]
-    assert len(versions) == 12
-    assert versions == sorted(set(versions))
 
 
 def other_shape() -> ParameterServer:
@@ -233,64 +202,43 @@ def wider() -> ParameterServer:
     return serve(case, "layers.3", OPTIMIZERS["momentum"])
 
 
+def turned() -> ParameterServer:
+    """Its optimizer has the parameters in another order."""
+    return mlp(lambda model: torch.optim.SGD(list(model.parameters())[::-1], 0.1))
+
+
 @pytest.mark.parametrize(
-    ("build", "options", "message"),
+    ("build", "options", "field"),
     [
-        (mlp, {"run_id": "run-2"}, "the snapshot's run is run-1, not run-2"),
-        (
-            mlp,
-            {"layout": '{"settings": {"batch_size": 64}}'},
-            "is of another run, with settings, batch_size: 32 and not 64",
-        ),
-        (lambda: mlp(num_workers=3), {}, "number of workers is 2, not 3"),
-        (
-            lambda: mlp(OPTIMIZERS["adam"]),
-            {},
-            "the optimizer of the checkpoint is SGD, and not Adam",
-        ),
-        (
-            other_shape,
-            {},
-            "'0.bias' is not in the checkpoint; tensor '0.weight' is not in .* and 7 more",
-        ),
-        (
-            wider,
-            {},
-            "'layers.3.bias' is 8 float64 in the checkpoint, and 7 float64 here; .* is 8x9",
-        ),
+        (mlp, {"run_id": "run-2"}, None),
+        (mlp, {"layout": '{"settings": {"batch_size": 64}}'}, "resume"),
+        (lambda: mlp(num_workers=3), {}, None),
+        (lambda: mlp(OPTIMIZERS["adam"]), {}, None),
+        (turned, {}, None),
+        (other_shape, {}, None),
+        (wider, {}, None),
     ],
 )
-def test_a_snapshot_that_does_not_fit_is_refused_with_the_difference(
-    tmp_path: Path, build: Callable[[], ParameterServer], options: dict, message: str
+def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(
+    tmp_path: Path, build: Callable[[], ParameterServer], options: dict, field: str | None
 ):
     save_here(tmp_path, mlp())
     server = build()
     before = state(server)
-    with pytest.raises(InvalidInput, match=message):
+    with refused(field or tmp_path / "step-00000000"):
         load_here(tmp_path, server, **options)
     assert equal(state(server), before)
     assert server.version == 0
 
 
-def test_another_order_of_parameters_is_refused(tmp_path: Path):
-    save_here(tmp_path, mlp())
-    turned = mlp(lambda model: torch.optim.SGD(list(model.parameters())[::-1], 0.1))
-    with pytest.raises(InvalidInput, match="other groups of parameters"):
-        load_here(tmp_path, turned)
-
-
-def test_the_progress_of_something_else_is_refused(tmp_path: Path):
+@pytest.mark.parametrize("change", [{"version": "many"}, {"other": 1}, {"workers": [3, 4]}])
+def test_the_progress_of_something_else_is_refused(tmp_path: Path, change: dict[str, object]):
     tensors, parts = state_of(mlp(), RUN, LAYOUT)
-    for change, message in (
-        ({"version": "many"}, "server.json: version: Input should be"),
-        ({"other": 1}, "server.json: other: Unexpected"),
-        ({"workers": [3, 4]}, "server.json: workers"),
-    ):
-        changed = parts | {"server": parts["server"] | change}
-        BackgroundWriter(CheckpointFolder(tmp_path)).save(1, tensors, changed, wait=True)
-        with pytest.raises(InvalidInput, match=message) as error:
-            load_here(tmp_path, mlp())
-        assert "\n" not in str(error.value)
+    changed = parts | {"server": parts["server"] | change}
+    BackgroundWriter(CheckpointFolder(tmp_path)).save(1, tensors, changed, wait=True)
+    with refused(tmp_path / "step-00000001") as caught:
+        load_here(tmp_path, mlp())
+    assert f"server.json: {next(iter(change))}" in str(caught.value)
 
 
 class Tied(nn.Module):
@@ -322,6 +270,6 @@ def test_shared_parameters_are_kept_once_and_stay_shared(tmp_path: Path):
 def test_an_optimizer_that_keeps_something_else_is_refused(tmp_path: Path):
     server = mlp()
     server.optimizer.state[server.halves.head_parameters[0]]["history"] = {1.0, 2.0}
-    with pytest.raises(InvalidInput, match=r"optimizer's 'history' is builtins.set, which cannot"):
+    with refused("the optimizer's 'history'"):
         save_here(tmp_path, server)
     assert not list(tmp_path.iterdir())

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halved import CASES, batches, serve
-from paceline.core.errors import InvalidInput
-from paceline.strategies.wheel.membership import HeadGradients, Workers
+from paceline.core.errors import WorkerLost
+from paceline.strategies.wheel.membership import HeadGradients, Membership, Workers
+from refusals import refused
+from rpc_exchange import Clock
 
 CUT = "layers.3"
 
 
-def test_bounds_below_zero_and_no_workers_are_refused():
-    with pytest.raises(InvalidInput, match="staleness: -1"):
-        serve(CASES["mlp"], CUT, staleness=-1)
-    with pytest.raises(InvalidInput, match="workers: 0"):
+def test_no_workers_are_refused():
+    with refused("workers"):
         Workers(0, None)
 
 
@@ -91,3 +91,87 @@ def test_after_a_restart_workers_that_are_ahead_of_the_server_go_on():
     assert not workers.may_begin(0, 120)
     assert workers.may_begin(1, 120)
     assert workers.may_begin(0, 120)
+
+
+class Run:
+    """Membership of a run, its clock, and who was admitted with which step."""
+
+    def __init__(self, num_workers: int = 2, wait_s: float = 60.0) -> None:
+        self.clock, self.workers = Clock(), Workers(num_workers, None)
+        self.admitted: list[tuple[int, int]] = []
+        admit = lambda *who: self.admitted.append(who)  # noqa: E731
+        self.membership = Membership(self.workers, wait_s, admit, self.clock)
+
+
+def test_a_run_begins_with_all_workers_or_those_who_came_in_time():
+    for late in (False, True):
+        run = Run()
+        run.membership.wait(0, 0)
+        assert not run.membership.is_ready
+        if late:
+            run.clock.now_s += 60.1
+        else:
+            run.membership.wait(1, 0)
+        assert run.membership.is_ready
+        run.membership.begin()
+        assert run.admitted == [(0, 0)] + [(1, 0)] * (not late)
+        if late:
+            run.workers.of(0).complete(7, 7)
+            run.membership.wait(1, 0)  # steps that others have made are not made up for
+            assert run.admitted[-1] == (1, 7)
+
+
+def test_a_run_without_workers_ends_after_the_wait():
+    run = Run()
+    run.clock.now_s += 59.9
+    assert not run.membership.is_ready
+    run.clock.now_s += 0.2
+    with pytest.raises(WorkerLost):
+        assert run.membership.is_ready
+    run = Run()
+    for worker in (0, 1):
+        run.membership.wait(worker, 0)
+    run.membership.begin()
+    for worker in (0, 1):
+        assert run.membership.drop(worker)
+        assert not run.membership.drop(worker)
+    run.clock.now_s += 59.9
+    run.membership.poll()
+    run.membership.wait(0, 0)
+    run.membership.drop(0)
+    run.clock.now_s += 0.2
+    with pytest.raises(WorkerLost):
+        run.membership.poll()
+
+
+def test_a_run_ends_when_all_are_done_or_will_never_be_back():
+    run = Run()
+    for worker in (0, 1):
+        run.membership.wait(worker, 0)
+    run.membership.begin()
+    run.workers.of(0).complete(4, 4)
+    assert run.membership.num_steps == 0
+    run.membership.finish(0)
+    assert not run.membership.is_over
+    run.membership.drop(1)
+    assert run.membership.is_over
+    assert run.membership.num_steps == 4
+    run = Run(1)
+    run.membership.wait(0, 0)
+    run.membership.begin()
+    run.membership.mark_dead(0, "was ended by SIGKILL")
+    run.membership.drop(0)
+    with pytest.raises(WorkerLost, match="SIGKILL"):
+        run.membership.poll()
+
+
+def test_after_its_parent_has_begun_anew_all_begin_again_together():
+    run = Run()
+    for worker in (0, 1):
+        run.membership.wait(worker, 0)
+    run.membership.begin()
+    run.membership.restart()
+    run.membership.wait(0, 3)
+    assert len(run.admitted) == 2
+    run.membership.wait(1, 2)
+    assert run.admitted[2:] == [(0, 0), (1, 0)]
