@@ -93,28 +93,8 @@ def numbered() -> nn.Sequential:
 # --- wrong ones
 
 
-def raises() -> Recipe:
-    raise ValueError("there is no third file")
-
-
-def number() -> int:
-    return 7
-
-
-def empty() -> Recipe:
-    return tokens(train=token_data(0))
-
-
-class Stream(IterableDataset[Tensor]):
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter([torch.zeros(3)])
-
-    def __len__(self) -> int:
-        return 1
-
-
-def stream() -> Recipe:
-    return tokens(train=Stream())
+def wrong(**others: Any) -> Callable[[], Recipe]:
+    return lambda: tokens(**others)
 
 
 class Broken:
@@ -130,64 +110,12 @@ class Broken:
         return self._instead() if index == self._at else self._data[index]
 
 
-def leave() -> None:
-    raise SystemExit("no more")
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.zeros(3)])
 
-
-def leaves() -> Recipe:
-    return tokens(train=Broken(leave))
-
-
-def vector_of_several() -> Recipe:
-    """The loss is a scalar for one sample, as which it is tried."""
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
-        return each[0] if len(each) == 1 else each
-
-    return tokens(loss=loss)
-
-
-def detached_loss() -> Recipe:
-    return tokens(loss=lambda logits, targets: next_token_loss(logits, targets).detach())
-
-
-def wrong_field() -> Recipe:
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, weight_decy=0.1)  # type: ignore[call-arg] # a typo
-
-    return tokens(optimizer=make)
-
-
-def no_optimizer() -> Recipe:
-    return tokens(optimizer=lambda parameters: 3)
-
-
-def no_schedule() -> Recipe:
-    return tokens(schedule=lambda optimizer, num_steps: 3)
-
-
-def uneven() -> Recipe:
-    return tokens(train=Broken(lambda: (torch.zeros(3, dtype=torch.int64),) * 2))
-
-
-def unreadable() -> Recipe:
-    def fail() -> Any:
-        raise OSError("the disk is gone")
-
-    return tokens(train=Broken(fail))
-
-
-def vector_loss() -> Recipe:
-    return tokens(loss=lambda logits, targets: logits.mean((1, 2)))
-
-
-def unfit_loss() -> Recipe:
-    return tokens(loss=F.cross_entropy)
-
-
-def vector_score() -> Recipe:
-    return tokens(score=lambda logits, targets: logits.argmax(-1) == targets)
+    def __len__(self) -> int:
+        return 1
 
 
 class Untrained(nn.Module):
@@ -195,21 +123,42 @@ class Untrained(nn.Module):
         return F.one_hot(tokens, VOCABULARY).float()
 
 
-def untrained() -> Recipe:
-    return tokens(model=Untrained)
+def failing(error: BaseException) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
 
 
-def unmade() -> Recipe:
-    def fail() -> nn.Module:
-        raise RuntimeError("no such weights")
-
-    return tokens(model=fail)
-
-
-def no_model() -> Recipe:
-    return tokens(model=lambda: 3)
+def loss_of_each(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return a scalar for one sample, as which the loss is tried."""
+    each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
+    return each[0] if len(each) == 1 else each
 
 
-def triple() -> Recipe:
-    data = token_data(64).tensors
-    return tokens(train=TensorDataset(*data, data[0]))
+def misspelled(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, weight_decy=0.1)  # type: ignore[call-arg] # a typo
+
+
+def number() -> int:
+    return 7
+
+
+raises = failing(ValueError("there is no third file"))
+empty = wrong(train=token_data(0))
+stream = wrong(train=Stream())
+leaves = wrong(train=Broken(failing(SystemExit("no more"))))
+uneven = wrong(train=Broken(lambda: (torch.zeros(3, dtype=torch.int64),) * 2))
+unreadable = wrong(train=Broken(failing(OSError("the disk is gone"))))
+triple = wrong(train=TensorDataset(*token_data(64).tensors, token_data(64).tensors[0]))
+vector_of_several = wrong(loss=loss_of_each)
+vector_loss = wrong(loss=lambda logits, targets: logits.mean((1, 2)))
+unfit_loss = wrong(loss=F.cross_entropy)
+detached_loss = wrong(loss=lambda logits, targets: next_token_loss(logits, targets).detach())
+vector_score = wrong(score=lambda logits, targets: logits.argmax(-1) == targets)
+wrong_field = wrong(optimizer=misspelled)
+no_optimizer = wrong(optimizer=lambda parameters: 3)
+no_schedule = wrong(schedule=lambda optimizer, num_steps: 3)
+untrained = wrong(model=Untrained)
+unmade = wrong(model=failing(RuntimeError("no such weights")))
+no_model = wrong(model=lambda: 3)

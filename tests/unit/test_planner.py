@@ -1,18 +1,18 @@
-import re
 from dataclasses import replace
 
 import pytest
 
-from boxes import NO_LOSSES, box, link
+from boxes import box, link
 from paceline.core.cost import Measured, Roofline
-from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, Ranking, forecast, rank, search
 from paceline.planner.ranking import Advice
+from paceline.planner.search import worker_counts
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
+from refusals import refused
 
 ALLREDUCE = find_exchange("allreduce")
 FLOPS_PER_S, WIRE_PER_S, LATENCY_S = 1e9, 1e6, 0.5
@@ -20,28 +20,9 @@ FLOPS_PER_S, WIRE_PER_S, LATENCY_S = 1e9, 1e6, 0.5
 
 def machine(num_devices: int = 2, uses_cores: bool = False, memory_per_s: float = 1e15) -> Machine:
     """Devices of 1 Gflop/s on one host, whose link takes 1 MB/s."""
-    fact = {
-        "memory_bytes": 10**9,
-        "memory_bandwidth_bytes_per_s": memory_per_s,
-        "source": "made up",
-    }
-    device = fact | {"host": "h", "kind": "cpu", "flops_per_s": FLOPS_PER_S}
-    link = {
-        "between": ["h", "h"],
-        "bandwidth_bytes_per_s": WIRE_PER_S,
-        "latency_s": LATENCY_S,
-        "uses_cores": uses_cores,
-        "source": "made up",
-    }
-    return Machine.model_validate(
-        {
-            "name": "small",
-            "hosts": [fact | {"name": "h", "cores": num_devices}],
-            "devices": [device | {"name": f"cpu{i}"} for i in range(num_devices)],
-            "links": [link],
-            "losses": NO_LOSSES,
-        }
-    )
+    wire = link("h", "h", WIRE_PER_S, LATENCY_S, uses_cores=uses_cores)
+    fact = {"memory_bandwidth_bytes_per_s": memory_per_s}
+    return box(*["cpu"] * num_devices, links=[wire], host=fact, device=fact)
 
 
 def workload(batch_size: int = 8) -> Workload:
@@ -67,7 +48,8 @@ def test_one_worker_only_computes():
     assert found.step_s == pytest.approx(COMPUTE_S)
     assert found.samples_per_s == pytest.approx(7 / COMPUTE_S)
     assert (found.wire_nbytes, found.devices) == (0, ("cpu0",))
-    assert found.why == "computes 100 % of the step; nothing is exchanged"
+    assert found.breakdown.exposed_s == 0
+    assert "100 %" in found.why
 
 
 def test_buckets_hide_behind_backward_as_far_as_it_lasts():
@@ -78,7 +60,7 @@ def test_buckets_hide_behind_backward_as_far_as_it_lasts():
     assert found.breakdown.hidden_s == pytest.approx(3)
     assert found.breakdown.exposed_s == pytest.approx(TWO_S + ONE_S - 3)
     assert found.devices == ("cpu0", "cpu1")
-    assert found.why == "computes 69 % of the step; 31 % is communication that shows, of 8.00 s"
+    assert all(figure in found.why for figure in ("69 %", "31 %", "8.00 s"))
 
 
 def test_nothing_hides_where_the_cores_carry_the_bytes():
@@ -166,10 +148,9 @@ def test_a_codec_pays_where_the_link_is_slow():
     advice = advise(forecasts(hosts(("eightbit",), 1e5)))
     assert advice.pays
     assert not advice.may_pay
-    assert advice.sentence.startswith(
-        "a codec pays: allreduce with dynamic8 on 2 workers is 2.45x faster than without "
-        "(15.54 s for 38.01 s); the link is busy 79 % of a plain step; codecs round gradients: "
-    )
+    assert advice.speedup == pytest.approx(2.45, abs=5e-3)
+    for figure in ("dynamic8 on 2 workers", "2.45x", "15.54 s", "38.01 s", "79 %"):
+        assert figure in advice.sentence
 
 
 def test_a_codec_may_pay_where_it_gains_less_than_predictions_err():
@@ -181,25 +162,23 @@ def test_a_codec_may_pay_where_it_gains_less_than_predictions_err():
     assert (advice.encoded.codec, advice.plain.codec) == ("dynamic8", None)
     assert advice.plain.link_busy == pytest.approx(3 / (COMPUTE_S + 1), rel=1e-2)
     assert advice.speedup == pytest.approx((COMPUTE_S + 1) / (COMPUTE_S + 0.25), rel=1e-2)
-    assert advice.sentence == (
-        "a codec may pay: allreduce with dynamic8 on 2 workers is predicted to be 1.07x faster "
-        "(11.26 s for 12.00 s), by less than predictions may err: measure both"
-    )
+    assert all(figure in advice.sentence for figure in ("1.07x", "11.26 s", "12.00 s"))
 
 
 @pytest.mark.parametrize(
-    ("nbytes_per_s", "encode_values_per_s", "reason"),
+    ("nbytes_per_s", "encode_values_per_s", "why_not", "compared"),
     [
-        (1e9, 1e9, "the exchange hides behind backward; .* would be as fast"),
-        (1e6, 1e5, "encoding takes longer than it saves; .* would be 1.[0-9]+x slower"),
-        (4e6, 1e9, "it saves less than predictions may err; .* would be 1.0[1-3]x faster"),
+        (1e9, 1e9, "hidden", "as fast"),
+        (1e6, 1e5, "encoding", "x slower"),
+        (4e6, 1e9, "small", "x faster"),
     ],
 )
-def test_no_codec_pays_and_why(nbytes_per_s, encode_values_per_s, reason):
+def test_no_codec_pays_and_why(nbytes_per_s, encode_values_per_s, why_not, compared):
     codec = SPEED | {"encode_values_per_s": encode_values_per_s}
     advice = advise(forecasts(hosts(("eightbit",), nbytes_per_s, codec)))
-    assert not advice.pays
-    assert re.match(f"no codec pays: {reason}", advice.sentence), advice.sentence
+    assert (advice.pays, advice.may_pay) == (False, False)
+    assert advice.why_not == why_not
+    assert compared in advice.sentence
 
 
 def test_a_codec_is_compared_with_the_best_that_does_without():
@@ -210,10 +189,9 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
     assert advise(pair).pays
     advice = advise([*pair, alone])
     assert (advice.plain, advice.beside) == (alone, pair[0])
-    assert "one worker alone is faster, and exchanges nothing; allreduce with" in advice.sentence
+    assert (advice.pays, advice.why_not) == (False, "alone")
     slower = replace(alone, step_s=100.0, samples_per_s=0.08)
-    sentence = advise([*pair, slower]).sentence
-    assert "dynamic8 on 2 workers is" in sentence
+    assert advise([*pair, slower]).plain == pair[0]
     assert advise([alone]) is None
 
 
@@ -221,7 +199,7 @@ def test_a_sum_in_memory_needs_no_codec():
     local = replace(forecasts(hosts(()), "host")[0], strategy="host", step_s=1.0, samples_per_s=8)
     silent = replace(local, timeline=forecast_of(1).timeline)
     advice = advise([silent, *forecasts(hosts(("eightbit",)))])
-    assert advice.sentence.startswith("no codec pays: host sends nothing over a link; ")
+    assert (advice.pays, advice.why_not) == (False, "no_link")
 
 
 def test_the_best_throughput_comes_first_and_ties_keep_their_order():
@@ -231,6 +209,17 @@ def test_the_best_throughput_comes_first_and_ties_keep_their_order():
     assert [one.strategy for one in rank(mixed)] == ["b", "d", "a", "c"]
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(InvalidInput, match="workers: 3 do not fit on machine 'small'"):
+def test_more_workers_than_devices_are_refused():
+    with refused("workers"):
         forecast_of(3)
+
+
+def test_every_number_of_workers_can_be_asked_for_and_some_of_many_are_looked_at():
+    twenty = machine(20)
+    assert worker_counts(twenty, 64, None) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
+    assert worker_counts(twenty, 6, None) == [1, 2, 3, 4, 5, 6]
+    assert worker_counts(twenty, 64, 9) == [9]
+    assert worker_counts(twenty, 64, 40, shares_devices=True) == [40]
+    for wanted, batch_size in ((21, 64), (7, 6), (0, 64)):
+        with refused("workers"):
+            worker_counts(twenty, batch_size, wanted)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from command_line import write_run
-from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Timeline
@@ -19,6 +18,7 @@ from paceline.record.trace import write_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.terminal import epoch_line, result_tables
+from refusals import refused
 
 NAMES = pytest.mark.parametrize(
     ("score", "other"), [("accuracy", "precision@1"), ("precision@1", "accuracy")]
@@ -64,9 +64,7 @@ def test_reports_say_which(tmp_path: Path, score: str, other: str) -> None:
     write_trace(both / "trace.json", (Timeline([], "measured"),))
     for one in (folder, both):
         page = write_report(one).read_text()
-        assert f"<h2>Loss and {score}</h2>" in page
-        assert f">test {score}</th>" in page
-        assert f"Test {score}" in page
+        assert page.lower().count(f"test {score}") >= 2
         assert f"test {other}" not in page.lower()
 
 
@@ -95,18 +93,15 @@ def test_enough_outputs_are_taken(targets: torch.Tensor, outputs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "outputs", "message"),
+    "targets_and_model",
     [
-        (CLASSES, 2, "model net: has 2 outputs, but its data have 3 classes"),
-        (LABELS, 2, "model net: has 2 outputs, but its data have 3 labels, .*: it needs 3 outputs"),
-        (LABELS, 4, "model net: has 4 outputs, but its data have 3 labels, .*: it needs 3 outputs"),
+        (CLASSES, nn.Linear(4, 2)),
+        (LABELS, nn.Linear(4, 2)),
+        (LABELS, nn.Linear(4, 4)),
+        (CLASSES, nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))),  # no table of scores
     ],
 )
-def test_too_few_or_for_labels_too_many_are_refused(targets, outputs: int, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        built(of(nn.Linear(4, outputs), targets), 0)
-
-
-def test_what_is_no_table_of_scores_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"gives torch\.Size\(\[4\]\), but must give"):
-        built(of(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)), CLASSES), 0)
+def test_too_few_outputs_or_for_labels_too_many_are_refused(targets_and_model) -> None:
+    targets, model = targets_and_model
+    with refused("model net"):
+        built(of(model, targets), 0)

@@ -1,3 +1,5 @@
+"""The folder of a run: what is left of it where a run is refused or fails."""
+
 import shutil
 from pathlib import Path
 
@@ -7,16 +9,13 @@ from torch import nn
 import paceline
 from paceline.core.settings import TrainSettings
 from paceline.runs.folder import make_folder, remove_unused, run_folder
+from refusals import refused
 
 
 @pytest.mark.parametrize("verb", [paceline.train, paceline.rehearse])
-def test_a_module_in_place_of_a_recipe_is_refused_in_one_line(verb):
-    with pytest.raises(
-        paceline.InvalidInput, match="model: a Sequential cannot be given to"
-    ) as said:
+def test_a_module_in_place_of_a_recipe_is_refused(verb):
+    with refused("model"):
         verb(nn.Sequential(nn.Linear(2, 2)))
-    assert "paceline.Recipe(" in str(said.value)
-    assert "\n" not in str(said.value)
 
 
 def test_a_folder_with_nothing_but_settings_is_removed_and_no_other(tmp_path: Path):
@@ -44,7 +43,9 @@ def ended(output: Path, error: BaseException, before=lambda folder: None, **how)
     return output / "run"
 
 
-@pytest.mark.parametrize("error", [paceline.InvalidInput("no"), RuntimeError("bang"), SystemExit()])
+@pytest.mark.parametrize(
+    "error", [paceline.InvalidInput("a", "no"), RuntimeError("bang"), SystemExit()]
+)
 def test_a_run_that_fails_before_its_first_result_leaves_no_folder(tmp_path: Path, error):
     assert not ended(tmp_path, error).exists()
 
