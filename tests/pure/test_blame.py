@@ -1,3 +1,5 @@
+"""Whose fault an error is: the user's own line of code, full memory, a full disk, or Paceline."""
+
 import errno
 import sysconfig
 from pathlib import Path
@@ -31,52 +33,39 @@ def failing(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "parts"),
     [
-        (InvalidInput("batch_size", "no"), "batch_size: no"),
-        (WorkerLost("worker 1 ended"), "worker 1 ended"),
-        (
-            raised("x = 1\nraise ValueError('no such mode')"),
-            "ValueError: no such mode (worker 1 at mine.py:2)",
-        ),
+        (InvalidInput("batch_size", "no"), ["batch_size: no"]),
+        (WorkerLost("worker 1 ended"), ["worker 1 ended"]),
+        (raised("x = 1\nraise ValueError('no such mode')"), ["ValueError: no such", "mine.py:2"]),
         (
             raised("\n\nmake()", make=failing(OutOfMemoryError("CUDA out of memory. Tried 2 GiB"))),
-            "worker 1 is out of memory at ",
+            ["out of memory", "Tried 2 GiB", "--batch-size"],
         ),
         (
             raised("raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')"),
-            "worker 1 is out of memory at mine.py:1: RuntimeError: DefaultCPUAllocator",
+            ["out of memory", "mine.py:1", "DefaultCPUAllocator", "--batch-size"],
         ),
-        (MemoryError(), "worker 1 is out of memory: MemoryError; a smaller --batch-size"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "runs/report.html"),
-            "output: No space left on device: runs/report.html (worker 1); make room",
-        ),
-        (KeyError("x"), "internal error in worker 1: KeyError('x') (--debug shows where)"),
-        (raised("raise SystemError('odd')"), "SystemError: odd (worker 1 at mine.py:1"),
+        (MemoryError(), ["out of memory", "--batch-size"]),
+        (OSError(errno.ENOSPC, "No space", "report.html"), ["output: No space", "report.html"]),
+        (KeyError("x"), ["internal error", "KeyError('x')", "--debug"]),
+        (raised("raise SystemError('odd')"), ["SystemError: odd", "mine.py:1"]),
     ],
 )
-def test_one_line_says_what_failed_and_whose_it_was(error, line):
-    assert told(error, 1).startswith(line)
-    assert "\n" not in told(error, 1)
+def test_one_line_says_what_failed_and_whose_it_was(error, parts):
+    line = told(error, 1)
+    assert [part for part in parts if part not in line] == []
+    assert ("worker 1" in line) is not isinstance(error, InvalidInput)
+    assert "\n" not in line
 
 
-def test_a_fault_of_paceline_that_a_model_has_called_is_not_the_models():
-    error = raised("parse('3 parsecs')", parse=Interval.parse)
-    assert place_of(error) is None
+def test_the_line_of_the_users_own_code_is_to_blame_unless_it_called_paceline():
+    assert place_of(raised("parse('3 parsecs')", parse=Interval.parse)) is None
     assert place_of(raised("Totals(1, 2, 3, 4, 5)", Totals=Totals)) == "mine.py:1"
-
-
-def test_a_library_that_a_model_has_called_is_blamed_on_the_models_line():
-    error = raised("import json\njson.loads('{')")
-    assert place_of(error) == "mine.py:2"
-    library = Path(sysconfig.get_paths()["stdlib"])
-    elsewhere = failing(ValueError("no"))
-    assert str(library) not in str(place_of(raised("f()", f=elsewhere)))
-
-
-def test_what_is_refused_names_the_users_line_too():
-    assert blamed(raised("\nraise ValueError('no such mode')")) == (
-        "ValueError: no such mode (at mine.py:2)"
-    )
+    # A library that a model has called is blamed on the model's line.
+    assert place_of(raised("import json\njson.loads('{')")) == "mine.py:2"
+    library = sysconfig.get_paths()["stdlib"]
+    assert library not in str(place_of(raised("f()", f=failing(ValueError("no")))))
+    # What is refused names it, too.
+    assert "mine.py:2" in blamed(raised("\nraise ValueError('no such mode')"))
     assert blamed(KeyError("x")) == "KeyError: 'x'"

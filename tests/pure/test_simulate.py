@@ -1,5 +1,6 @@
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""Plans, the schedule that a simulation makes of them, and what is read from timelines."""
+
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -7,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.compare import breakdown, breakdown_by_device, compare, conform
+from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.simulate import period, schedule, simulate
+from paceline.core.timeline import Span, Timeline, intersection, length, union
+
+COMPUTE, EXCHANGE = compute_lane("cpu0"), exchange_lane("cpu0")
+A, B, C = (Resource(name, Lane.COMPUTE) for name in "abc")
 
 
-def lane(name: str) -> Resource:
-    return Resource(name, Lane.COMPUTE)
-
-
-@dataclass(frozen=True)
 class Flops:
     """One second for each flop."""
 
@@ -23,22 +25,79 @@ class Flops:
         return task.cost.flops
 
 
+def task(part: str, on: Resource, seconds: float, *after: Task, kind=Kind.FORWARD) -> Task:
+    return Task(TaskId(0, kind, part), (on,), Cost(seconds), tuple(one.id for one in after))
+
+
+def test_tasks_have_the_names_that_recordings_use_and_are_found_by_them():
+    assert TaskId(0, Kind.FORWARD, "conv1", 1).name == "s0/forward[conv1]@worker1"
+    assert TaskId(3, Kind.STEP, worker=0).name == "s3/step@worker0"
+    assert TaskId(2, Kind.REDUCE, "1").name == "s2/reduce[1]"
+    assert TaskId(2, Kind.SEND, "fc1", None, 3).name == "s2/send[fc1/3]"
+    sent = Task(TaskId(2, Kind.SEND, "fc1", 1, 3), (A,))
+    assert (sent.kind, sent.part, sent.sub_batch) == (Kind.SEND, "fc1", 3)
+    assert Plan([sent])["s2/send[fc1/3]@worker1"] is sent
+    assert Task(sent.id, (A,), Cost()) == sent
+
+
+ONE, OTHER = task("a", A, 0), task("b", A, 0)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [task("a", A, 0, OTHER), OTHER],  # waits for a later one
+        [task("a", A, 0, ONE)],  # for itself
+        [ONE, ONE],  # the same name
+        [ONE._replace(on=())],  # on nothing
+    ],
+)
+def test_what_is_no_plan_is_refused_with_the_task(tasks):
+    with pytest.raises(ValueError, match=r"^s0/forward\[a\]: "):
+        Plan(tasks)
+    with pytest.raises(ValueError, match="flops=-1"):
+        Cost(flops=-1)
+
+
+def test_tasks_that_a_cost_model_cannot_tell_apart_are_priced_once():
+    ids = [
+        TaskId(0, Kind.FORWARD),
+        TaskId(0, Kind.FORWARD, "", 1),
+        TaskId(1, Kind.FORWARD),
+        TaskId(1, Kind.BACKWARD),
+        TaskId(1, Kind.FORWARD, "conv1"),
+    ]
+    cost, other = Cost(1), Cost(2)
+    tasks = [Task(one, (COMPUTE,), other if one.worker == 1 else cost) for one in ids]
+    sorts, sort_of = Plan(tasks).priced_alike
+    assert sort_of == [0, 1, 0, 2, 3]
+    assert [task.name for task in sorts] == [tasks[i].name for i in (0, 1, 3, 4)]
+
+
+def test_steps_that_do_other_things_do_not_repeat():
+    def growing(step: int) -> Iterator[Task]:
+        for i in range(1 + step):
+            yield Task(TaskId(step, Kind.FORWARD, str(i)), (A,))
+
+    assert len(Plan.of_steps(growing, 2)) == 3
+    with pytest.raises(ValueError, match="steps"):
+        Plan.of_steps(growing, 3)
+
+
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Plan, list[float]]:
-    num_tasks = draw(st.integers(1, 25))
-    lanes = [lane(name) for name in "abc"]
-    tasks, seconds = [], []
-    for i in range(num_tasks):
+def plans(draw: st.DrawFn) -> Plan:
+    tasks: list[Task] = []
+    for i in range(draw(st.integers(1, 18))):
         parents = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
-        on = draw(st.lists(st.sampled_from(lanes), min_size=1, max_size=2, unique=True))
+        on = draw(st.sampled_from([(A,), (B,), (C,), (A, B), (B, C)]))
         # Few distinct durations, zero among them: ties are what the order is about.
-        seconds.append(float(draw(st.integers(0, 3))))
+        cost = Cost(float(draw(st.integers(0, 3))))
         after = tuple(tasks[parent].id for parent in sorted(parents))
-        tasks.append(Task(TaskId(0, Kind.FORWARD, f"t{i}"), tuple(on), Cost(seconds[-1]), after))
-    return Plan(tasks), seconds
+        tasks.append(Task(TaskId(0, Kind.FORWARD, f"t{i}"), on, cost, after))
+    return Plan(tasks)
 
 
-def naive(plan: Plan, seconds: Sequence[float], until: float = inf) -> tuple[list, list]:
+def naive(plan: Plan, until: float = inf) -> tuple[list, list]:
     """Look at all tasks for each decision: of the ready ones take the one that became ready first,
     then the first in the plan; start it when all its resources are free."""
     end: dict[TaskId, float] = {}
@@ -59,91 +118,56 @@ def naive(plan: Plan, seconds: Sequence[float], until: float = inf) -> tuple[lis
         begin = max([time, *(free.get(resource, 0.0) for resource in task.on)])
         if begin >= until:
             continue
-        start[task.id], end[task.id] = begin, begin + seconds[i]
-        for resource in task.on:
-            free[resource] = end[task.id]
+        start[task.id], end[task.id] = begin, begin + task.cost.flops
+        free |= dict.fromkeys(task.on, end[task.id])
     names = [task.id for task in plan.tasks]
     return [start.get(name) for name in names], [end.get(name, inf) for name in names]
 
 
-@given(plans())
-def test_schedule_equals_a_naive_one(case: tuple[Plan, list[float]]):
-    plan, seconds = case
-    assert schedule(plan, Flops()) == naive(plan, seconds)
-
-
-@given(plans(), st.integers(1, 12))
-def test_schedule_with_a_horizon_equals_a_naive_one(case: tuple[Plan, list[float]], until: int):
-    plan, seconds = case
+@given(plans(), st.integers(1, 12) | st.just(inf))
+def test_schedules_equal_naive_ones_up_to_any_horizon(plan: Plan, until: float):
     start, end = schedule(plan, Flops(), until)
-    expected_start, expected_end = naive(plan, seconds, until)
+    expected_start, expected_end = naive(plan, until)
     assert end == expected_end
     assert [a for a, b in zip(start, end, strict=True) if b < inf] == [
         a for a in expected_start if a is not None
     ]
-
-
-@given(plans())
-def test_no_child_starts_before_its_parents_end_and_no_resource_is_shared(
-    case: tuple[Plan, list[float]],
-):
-    plan, _ = case
+    # No child starts before its parents end, and no resource is shared.
     timeline = simulate(plan, Flops())
     spans = {span.id: span for span in timeline.spans}
-    for task in plan.tasks:
-        assert all(spans[task.id].start_s >= spans[before].end_s for before in task.after)
+    for one in plan.tasks:
+        assert all(spans[one.id].start_s >= spans[before].end_s for before in one.after)
     for track in timeline.tracks.values():
         assert all(a.end_s <= b.start_s for a, b in pairwise(track))
-
-
-def task(part: str, on: Resource, seconds: float, *after: Task) -> Task:
-    return Task(TaskId(0, Kind.FORWARD, part), (on,), Cost(seconds), tuple(t.id for t in after))
+    assert simulate(plan, Flops()).spans == timeline.spans
 
 
 def test_a_chain_takes_the_sum_and_a_fan_the_longest():
-    a, b, c = lane("a"), lane("b"), lane("c")
-    plan = Plan(
-        [
-            root := task("root", a, 1),
-            left := task("left", a, 2, root),
-            middle := task("middle", b, 5, root),
-            right := task("right", c, 3, root),
-            task("join", a, 1, left, middle, right),
-        ]
-    )
+    root = task("root", A, 1)
+    fan = [task(str(on), on, seconds, root) for on, seconds in ((A, 2), (B, 5), (C, 3))]
+    plan = Plan([root, *fan, task("join", A, 1, *fan)])
     assert simulate(plan, Flops()).makespan_s == 1 + 5 + 1
+    assert simulate(Plan([]), Flops()).makespan_s == 0
 
 
 def test_ready_tasks_are_served_first_in_first_out_and_ties_in_issue_order():
-    a, b = lane("a"), lane("b")
-    plan = Plan(
-        [
-            task("long", a, 4),
-            early := task("early", b, 1),
-            late := task("late", b, 1),
-            task("second", a, 1, late),
-            task("first", a, 1, early),
-            task("third", a, 1, late),
-        ]
-    )
-    order = sorted(simulate(plan, Flops()).spans, key=lambda span: span.start_s)
-    on_a = [span.part for span in order if a in span.on]
+    early, late = task("early", B, 1), task("late", B, 1)
+    waiting = [task("second", A, 1, late), task("first", A, 1, early), task("third", A, 1, late)]
+    plan = Plan([task("long", A, 4), early, late, *waiting])
+    on_a = [span.part for span in simulate(plan, Flops()).tracks[A]]
     assert on_a == ["long", "first", "second", "third"]
 
 
 def rounds(num_steps: int) -> Plan:
     """Two lanes of a device take turns: 3 s of work on it, then 4 s of exchange beside it."""
-    device = lane("gpu0")
     tasks: list[Task] = []
     for step in range(num_steps):
         for worker in range(2):
             after = (TaskId(step - 1, Kind.SEND, "", worker),) if step else ()
-            compute = Task(TaskId(step, Kind.STEP, "", worker), (device,), Cost(3), after)
+            compute = Task(TaskId(step, Kind.STEP, "", worker), (A,), Cost(3), after)
             wire = (Resource(f"lane{worker}", Lane.WIRE),)
-            tasks += [
-                compute,
-                Task(TaskId(step, Kind.SEND, "", worker), wire, Cost(4), (compute.id,)),
-            ]
+            sent = Task(TaskId(step, Kind.SEND, "", worker), wire, Cost(4), (compute.id,))
+            tasks += [compute, sent]
     return Plan(tasks)
 
 
@@ -151,23 +175,169 @@ def test_the_period_of_alternating_workers_is_shorter_than_their_step():
     # Each needs 3 + 4 s for a step, but the device is free again after 3: two steps in 7 s.
     assert period(rounds, Flops(), 4) == 7
     assert simulate(rounds(1), Flops()).makespan_s == 10
-
-
-def test_until_counts_what_was_done_by_the_horizon():
+    # By a horizon: work ends at 3, 6, 10, 13, 17, 20.
     timeline = simulate(rounds(10), Flops(), until=20)
-    # Work ends at 3, 6, 10, 13, 17, 20.
     assert [s.end_s for s in timeline.spans if s.kind is Kind.STEP] == [3, 6, 10, 13, 17, 20]
     assert timeline.num_steps() == 6
-
-
-def test_a_plan_that_ends_before_the_horizon_is_refused():
-    with pytest.raises(ValueError, match="the plan ends after 10 s, before the horizon of 20 s"):
+    with pytest.raises(ValueError, match=r"10 s, .* 20 s"):
         simulate(rounds(1), Flops(), until=20)
 
 
-def test_an_empty_plan_takes_no_time():
-    assert simulate(Plan([]), Flops()).makespan_s == 0
+def span(step: int, kind: Kind, on: Resource, start: float, end: float) -> Span:
+    return Span(kind, step, "", 0, (on,), start, end)
 
 
-def test_the_same_plan_gives_the_same_timeline():
-    assert simulate(rounds(5), Flops()).spans == simulate(rounds(5), Flops()).spans
+def a_step(start: float, step: int) -> list[Span]:
+    """2 s forward, 4 s backward, 3 s of exchange of which 2 lie beside backward, 1 s update."""
+    return [
+        span(step, Kind.FORWARD, COMPUTE, start, start + 2),
+        span(step, Kind.BACKWARD, COMPUTE, start + 2, start + 6),
+        span(step, Kind.REDUCE, EXCHANGE, start + 4, start + 7),
+        span(step, Kind.STEP, COMPUTE, start + 7, start + 8),
+    ]
+
+
+TWO_STEPS = Timeline([*a_step(0, 0), *a_step(9, 1)], "measured")  # and 1 s of nothing between
+
+
+def elsewhere(without: Kind) -> list[Span]:
+    """Return the spans of the two steps on a second device, but those of a kind."""
+    return [
+        s._replace(worker=1, on=(Resource("cpu1", s.on[0].lane),))
+        for s in TWO_STEPS.spans
+        if s.kind is not without
+    ]
+
+
+def test_breakdown_tells_hidden_from_exposed_communication_and_idle_time():
+    parts = breakdown(TWO_STEPS)
+    assert (parts.load_s, parts.forward_s, parts.backward_s, parts.update_s) == (0, 2, 4, 1)
+    assert (parts.hidden_s, parts.exposed_s, parts.idle_s) == (2, 1, 1)
+    assert (parts.communication_s, parts.compute_s) == (3, 7)
+    assert parts.compute_s + parts.exposed_s + parts.idle_s == TWO_STEPS.period_s() == 9
+    assert (TWO_STEPS.makespan_s, TWO_STEPS.num_steps()) == (17, 2)
+    assert TWO_STEPS.utilisation == {COMPUTE: 14 / 17, EXCHANGE: 6 / 17}
+    with pytest.raises(ValueError, match="computation"):
+        breakdown(Timeline([], "measured"))
+    with pytest.raises(ValueError, match="two"):
+        Timeline(a_step(0, 0), "measured").period_s()
+
+
+def test_steps_that_a_worker_takes_by_itself_are_a_part_of_their_own():
+    spans = [
+        span(0, Kind.STEP, COMPUTE, 0, 1),
+        span(1, Kind.TRAIN, COMPUTE, 1, 11),
+        span(0, Kind.SEND, EXCHANGE, 8, 14),
+        span(1, Kind.STEP, COMPUTE, 14, 15),
+    ]
+    local = Timeline(spans, "measured")
+    parts = breakdown(local)
+    assert (parts.train_s, parts.passes_s, parts.compute_s) == (10, 10, 11)
+    assert (parts.hidden_s, parts.exposed_s, parts.idle_s) == (3, 3, 0)
+    assert parts.divided(2).train_s == 5
+    rows = {row.quantity: (row.left_s, row.right_s) for row in compare(local, TWO_STEPS).rows}
+    assert (rows["train"], rows["forward"]) == ((10, 0), (0, 2))
+    # No other strategy's comparison has a row for it.
+    assert "train" not in {row.quantity for row in compare(TWO_STEPS, TWO_STEPS).rows}
+
+
+def test_breakdown_is_the_mean_of_the_devices():
+    both = Timeline([*TWO_STEPS.spans, *elsewhere(Kind.REDUCE)], "measured")
+    assert set(breakdown_by_device(both)) == {"cpu0", "cpu1"}
+    assert (breakdown(both).exposed_s, breakdown(both).forward_s) == (0.5, 2)
+
+
+def test_a_device_without_updates_has_the_steps_of_the_one_that_updates_for_it():
+    other = elsewhere(Kind.STEP)
+    both = Timeline([*TWO_STEPS.spans, *other], "measured")
+    assert both.steps_of("cpu1") == both.steps_of("cpu0") == [(8, 17)]
+    parts = breakdown_by_device(both)["cpu1"]
+    assert (parts.backward_s, parts.update_s, parts.idle_s) == (4, 0, 2)
+    assert Timeline(other, "measured").steps_of("cpu1") == [(0, 16)]
+
+
+def test_a_step_that_was_held_up_is_not_typical():
+    starts = (0, 9, 18, 77, 86, 95)  # the third step took 50 s longer
+    timeline = Timeline([s for i, at in enumerate(starts) for s in a_step(at, i)], "measured")
+    assert timeline.typical_step_s() == 9
+    assert breakdown(timeline) == breakdown(TWO_STEPS)
+    assert timeline.period_s() == Timeline(timeline.spans, "predicted").typical_step_s() == 19
+    # The period is the mean of steps of different durations.
+    ends = (1, 2, 3, 8, 9, 10, 11, 16, 17)
+    spans = [span(i, Kind.STEP, COMPUTE, end - 1, end) for i, end in enumerate(ends)]
+    assert {Timeline(spans, origin).period_s() for origin in ("predicted", "measured")} == {2}
+
+
+intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
+
+
+@given(intervals, intervals)
+def test_unions_and_intersections_equal_those_of_sets_of_seconds(left, right):
+    def seconds_in(pairs: Sequence[tuple[int, int]]) -> set[int]:
+        return {second for start, duration in pairs for second in range(start, start + duration)}
+
+    one, other = (
+        union(span(0, Kind.FORWARD, COMPUTE, a, a + b) for a, b in pairs) for pairs in (left, right)
+    )
+    assert length(one) == len(seconds_in(left))
+    assert all(a[1] < b[0] for a, b in pairwise(one))
+    assert length(intersection(one, other)) == len(seconds_in(left) & seconds_in(right))
+
+
+def overlapped() -> Plan:
+    forward = task("", COMPUTE, 1)
+    backward2 = task("2", COMPUTE, 2, forward, kind=Kind.BACKWARD)
+    reduce2 = task("2", EXCHANGE, 2, backward2, kind=Kind.REDUCE)
+    backward1 = task("1", COMPUTE, 3, backward2, kind=Kind.BACKWARD)
+    reduce1 = task("1", EXCHANGE, 1, backward1, kind=Kind.REDUCE)
+    step = task("", COMPUTE, 1, reduce1, reduce2, kind=Kind.STEP)
+    return Plan([forward, backward2, reduce2, backward1, reduce1, step])
+
+
+def test_compare_puts_the_step_first_and_states_the_error_against_the_right():
+    spans = [s._replace(start_s=2 * s.start_s, end_s=2 * s.end_s) for s in TWO_STEPS.spans]
+    result = compare(Timeline(TWO_STEPS.spans, "predicted"), Timeline(spans, "measured"))
+    assert (result.left, result.right) == ("predicted", "measured")
+    step = result.rows[0]
+    assert (step.left_s, step.right_s, step.error) == (9, 18, -0.5)
+    by_name = {row.quantity: row for row in result.rows}
+    assert (by_name["exposed"].right_s, by_name["load"].error) == (2, None)
+
+
+def changed(which: str, **fields: object) -> Timeline:
+    spans = simulate(overlapped(), Flops()).spans
+    return Timeline(
+        [s._replace(**fields) if f"{s.kind}{s.part}" == which else s for s in spans], "measured"
+    )
+
+
+@pytest.mark.parametrize(
+    ("timeline", "tasks"),
+    [
+        (changed(""), []),
+        (changed("step", step=1), ["s1/step", "s0/step"]),
+        (changed("reduce1", start_s=5.5), ["s0/reduce[1]"]),
+        (changed("backward1", end_s=7.5), ["cpu0/compute", "s0/reduce[1]"]),
+        (changed("reduce2", part="1"), ["1 spans"]),
+    ],
+)
+def test_conform_names_each_departure(timeline: Timeline, tasks: list[str]):
+    faults = conform(overlapped(), timeline)
+    assert bool(faults) is bool(tasks)
+    assert all(any(one.startswith(name) for one in faults) for name in tasks)
+
+
+def test_slack_forgives_what_clocks_cannot_tell():
+    late = changed("reduce1", start_s=5.9995)
+    assert conform(overlapped(), late)
+    assert conform(overlapped(), late, slack_s=1e-3) == []
+
+
+def test_what_cores_do_with_messages_is_recorded_by_nobody():
+    sent, handled = TaskId(0, Kind.SEND, "0"), TaskId(0, Kind.SEND, "0 on a")
+    wire, cores = Resource("a->b", Lane.WIRE), Resource("a", Lane.MESSAGES)
+    planned = Plan([Task(sent, (wire,)), Task(handled, (cores,))])
+    recorded = Timeline([Span(Kind.SEND, 0, "0", None, (wire,), 0.0, 1.0)], "measured")
+    assert conform(planned, recorded) == []
+    (fault,) = conform(planned, Timeline([], "measured"))
+    assert fault.startswith("s0/send[0]: ")
