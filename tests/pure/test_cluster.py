@@ -5,9 +5,9 @@ import sys
 from collections import Counter
 from math import prod
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
+from pydantic import ValidationError
 
 import boxes
 from boxes import FACT, FLOPS_PER_S, ExchangeOnly, chain, codec_speed, link
@@ -233,68 +233,22 @@ def test_many_workers_of_wheel_are_planned_on_a_machine_by_name(
         assert found.step_s > away / known_link("25gbe").bandwidth_bytes_per_s
 
 
-FILE = """
-    name = "rows"
-    [[hosts]]
-    name = "node"
-    cores = 2
-    memory_bytes = "8 GiB"
-    memory_bandwidth_bytes_per_s = "10 GB/s"
-    source = "data sheet"
-    [[devices]]
-    name = "cpu0"
-    host = "node"
-    kind = "cpu"
-    flops_per_s = "1 Tflop/s"
-    memory_bytes = "8 GiB"
-    memory_bandwidth_bytes_per_s = "100 GB/s"
-    source = "data sheet"
-    [[levels]]
-    name = "rack"
-    count = 8
-    bandwidth_bytes_per_s = "10 Gbit/s"
-    latency_s = "2 us"
-    source = "data sheet"
-"""
-
-
-SECOND_HOST = """[[hosts]]
-name = "b"
-cores = 2
-memory_bytes = 1
-memory_bandwidth_bytes_per_s = 1
-source = "-"
-[[devices]]"""
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "field"),
+    ("change", "place"),
     [
-        ("count = 8", "", "levels.0.count"),
-        ("count = 8", "count = 0", "levels.0.count"),
-        ("10 Gbit/s", "-10 Gbit/s", "levels.0.bandwidth_bytes_per_s"),
-        ("count = 8", "count = 8\noversubscription = 0.5", "levels.0.oversubscription"),
-        ('"rack"', '"node"', "levels"),  # the names differ
-        ("[[levels]]", "groups = [1]\n[[levels]]", "devices.0.groups"),
-        ('name = "rows"', 'name = "rows"\ngroups = [1]', "groups"),
-        ("[[devices]]", SECOND_HOST, "hosts"),  # a node is one
+        ({"levels": [level("rack", 0, 1e6)]}, ("levels", 0, "count")),
+        ({"levels": [level("rack", 8, -1.0)]}, ("levels", 0, "bandwidth_bytes_per_s")),
+        ({"levels": [level("r", 8, 1e6, oversubscription=0.5)]}, ("levels", 0, "oversubscription")),
+        ({"levels": [level("n", 8, 1e6)]}, ()),  # the name of the node
+        ({"levels": []}, ("levels",)),
+        ({"groups": [1]}, ()),
+        ({"hosts": [FACT | {"name": name, "cores": 2} for name in "ab"], "devices": []}, None),
     ],
 )
-def test_a_bad_cluster_file_is_named_with_its_field(tmp_path: Path, old, new, field):
-    path = tmp_path / "bad.toml"
-    path.write_text(dedent(FILE).replace(old, new, 1))
-    with refused(path) as caught:
-        read_machine(path)
-    assert caught.value.problem.startswith(f"{field}: ")
-
-
-def test_a_cluster_file_is_read_and_is_one_node_as_a_machine(tmp_path: Path):
-    path = tmp_path / "rows.toml"
-    path.write_text(dedent(FILE))
-    known = read_machine(path)
-    assert isinstance(known, Cluster)
-    assert (len(known.devices), known.num_devices) == (1, 8)
-    assert known.for_workers(8).links[0].bandwidth_bytes_per_s == 1.25e9
+def test_what_is_no_cluster_is_refused_with_its_field(change, place):
+    with pytest.raises(ValidationError) as caught:
+        Cluster.model_validate(cluster().model_dump() | change)
+    assert place is None or place in {one["loc"] for one in caught.value.errors()}
 
 
 PLAN_ALL = """

@@ -152,16 +152,62 @@ def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_anot
     assert extra == pytest.approx(2 * 2 + max(12.0, 14.0) * 2)
 
 
-@pytest.mark.parametrize("sync_every", [1, 7, 1000])
-def test_a_round_takes_its_inner_steps_and_the_way_to_the_hub_and_back(sync_every):
-    # The worker at the hub sends nothing over the network; the other one's payload goes up, and
-    # then the first one's comes down.
-    machine, config = hosts(latency_s=0.25), Local(sync_every=sync_every)
-    expected = sync_every * STEP_S + 2 * NBYTES / PACE + 2 * 0.25
-    assert round_s(machine, config) == pytest.approx(expected)
-    found = forecast_of(machine, config)
-    assert found.step_s == pytest.approx(expected / sync_every)
-    assert found.samples_per_s == pytest.approx(64 * sync_every / expected)
+# Three workers behind one link, on a host of their own.
+SHARED = box(*["cpu"] * 4, hosts="abbb", links=[link("a", "b", PACE)], host={"cores": 4})
+PAYLOAD_S = NBYTES / PACE
+
+
+@pytest.mark.parametrize(
+    ("machine", "config", "step_s", "shown_s"),
+    [
+        # The worker at the hub sends nothing over the network; the other one's payload goes up, and
+        # then the first one's comes down.
+        *[
+            (hosts(latency_s=0.25), Local(sync_every=n), STEP_S, 2 * (PAYLOAD_S + 0.25))
+            for n in (1, 7, 1000)
+        ],
+        # Three on hosts of their own beside the hub's: links of their own, up one, and down three.
+        (hosts((1, 1, 1, 1)), Local(4, sync_every=5), STEP_S, 4 * PAYLOAD_S),
+        # Behind one link they share it: three times three come down, one worker after the other,
+        # and but for the last one's all payloads are up before that one is.
+        (SHARED, Local(4, sync_every=5), STEP_S, (9 + 1) * PAYLOAD_S),
+        # With the hub on theirs, it is one up, and one time three down.
+        (SHARED, Local(4, sync_every=5, hub="b"), STEP_S, (1 + 3) * PAYLOAD_S),
+        # One worker alone exchanges with a hub that sends nothing back.
+        (hosts((1,)), Local(1, sync_every=3), STEP_S, 0),
+        # A delay hides 4 s up and 4 s down as far as its steps last.
+        *[
+            (hosts(), Local(sync_every=20, delay=delay), 1.0, shown_s)
+            for delay, shown_s in ((0, 8), (3, 5), (8, 0), (12, 0))
+        ],
+        # Each half takes 2 s up and 2 down: 4 steps of a second hide it, where the whole needs 8.
+        (hosts(), Local(sync_every=20, fragments=1, delay=4), 1.0, 4),
+        (hosts(), Local(sync_every=20, fragments=2, delay=4), 1.0, 0),
+        # A wire takes 4 s for a payload of 4,000 bytes, and the hub's cores 8 s. Two workers on
+        # other hosts send one; each gets those of two, one after the other. The later one has the
+        # hub to itself when it sends again.
+        *[
+            (hosts((1, 1, 1), host={"message_bytes_per_s": pace}), Local(3, 10), STEP_S, shown_s)
+            for pace, shown_s in ((PACE / 2, 8 + 2 * 16), (1e12, 4 + 8))
+        ],
+    ],
+)
+def test_a_round_takes_its_inner_steps_and_the_exchange_that_shows(
+    machine, config, step_s, shown_s
+):
+    work, expected = two_layers(step_s), config.sync_every * step_s + shown_s
+    assert round_s(machine, config, work=work) == pytest.approx(expected, rel=1e-4)
+    found = forecast(work, machine, STRATEGY, config, 64.0)
+    assert found.step_s == pytest.approx(expected / config.sync_every, rel=1e-4)
+    assert found.samples_per_s == pytest.approx(64 / found.step_s)
+    if len(machine.devices) == 2:  # one waits while the other one sends
+        shown = found.breakdown.exposed_s + found.breakdown.idle_s
+        assert shown == pytest.approx(shown_s / config.sync_every, abs=1e-4)
+        assert found.wire_nbytes == pytest.approx(NBYTES / config.sync_every)
+        # Fragments send as many bytes in a round, in smaller parts.
+        tasks = plan(work, machine, config, Window(1)).tasks
+        sent = [t.cost.nbytes for t in tasks if (t.kind, t.worker) == (Kind.SEND, 1)]
+        assert max(sent) == NBYTES / config.fragments
 
 
 def test_the_parts_of_a_forecast_are_those_of_one_inner_step():
@@ -176,40 +222,12 @@ def test_the_parts_of_a_forecast_are_those_of_one_inner_step():
     assert numbers(found.why)[:2] == [96, 2]
 
 
-def test_each_of_more_workers_sends_one_payload_and_gets_those_of_the_others():
-    # Three on hosts of their own beside the hub's: links of their own, up one, and down three.
-    config = Local(workers=4, sync_every=5)
-    assert round_s(hosts((1, 1, 1, 1)), config) == pytest.approx(5 * STEP_S + 4 * NBYTES / PACE)
-    # Behind one link, on a host of their own, they share it: three times three come down, one
-    # worker after the other, and but for the last one's all payloads are up before that one is.
-    shared = box(*["cpu"] * 4, hosts="abbb", links=[link("a", "b", PACE)], host={"cores": 4})
-    assert round_s(shared, config) == pytest.approx(5 * STEP_S + (9 + 1) * NBYTES / PACE)
-    # With the hub on theirs, it is one up, and one time three down.
-    config = Local(workers=4, sync_every=5, hub="b")
-    assert round_s(shared, config) == pytest.approx(5 * STEP_S + (1 + 3) * NBYTES / PACE)
-    # One worker alone exchanges with a hub that sends nothing back.
-    assert round_s(hosts((1,)), Local(workers=1, sync_every=3)) == pytest.approx(3 * STEP_S)
-
-
 def test_messages_that_take_a_workers_cores_hide_beside_others_work_only():
     # Four messages follow one another; two are a worker's own, whose cores carry them.
     machine = box("cpu", "cpu", links=[link("h", "h", PACE, uses_cores=True)])
     waiting, beside = (round_s(machine, Local(sync_every=10, delay=delay)) for delay in (0, 3))
     assert waiting == pytest.approx(10 * STEP_S + 4 * NBYTES / PACE)
     assert waiting > beside > 10 * STEP_S + 2 * NBYTES / PACE
-
-
-def test_a_delay_hides_the_exchange_as_far_as_its_steps_last():
-    # 4 s up and 4 s down beside steps of 1 s.
-    machine, work = hosts(), two_layers(1.0)
-    for delay, shown_s in ((0, 8), (3, 5), (8, 0), (12, 0)):
-        config = Local(sync_every=20, delay=delay)
-        assert round_s(machine, config, work=work) == pytest.approx(20 + shown_s, rel=1e-4)
-        found = forecast(work, machine, STRATEGY, config, 64.0)
-        # One worker waits while the other one sends.
-        shown = found.breakdown.exposed_s + found.breakdown.idle_s
-        assert shown == pytest.approx(shown_s / 20, abs=1e-4)
-        assert found.breakdown.step_s == pytest.approx(found.step_s)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 500), min_size=9, max_size=12))
@@ -227,20 +245,6 @@ def test_fragments_are_strided_and_divide_what_passes_at_once(fragments, sizes):
     # 8 bits a value, and 4 bytes more for each block of 1024.
     encoded = exchange_nbytes(equal, replace(config, codec="dynamic8"))
     assert encoded == (400 + 4,) * fragments
-
-
-def test_fragments_send_as_many_bytes_in_a_round_and_hide_behind_fewer_steps():
-    # Each half takes 2 s up and 2 down: 4 steps of a second hide it, where the whole needs 8.
-    machine, work = hosts(), two_layers(1.0)
-    whole, halves = (Local(sync_every=20, fragments=p, delay=4) for p in (1, 2))
-    assert round_s(machine, whole, work=work) == pytest.approx(20 + 4, rel=1e-4)
-    assert round_s(machine, halves, work=work) == pytest.approx(20, rel=1e-4)
-    found = [forecast(work, machine, STRATEGY, one, 64.0) for one in (whole, halves)]
-    assert [one.wire_nbytes for one in found] == pytest.approx([NBYTES / 20] * 2)
-    for config, most in ((whole, NBYTES), (halves, NBYTES / 2)):
-        tasks = plan(work, machine, config, Window(1)).tasks
-        sent = {t.cost.nbytes for t in tasks if (t.kind, t.worker) == (Kind.SEND, 1)}
-        assert max(sent) == most
 
 
 def test_layers_without_parameters_are_in_no_fragment():
@@ -321,19 +325,6 @@ def test_the_hubs_outer_step_takes_the_cores_beside_it_and_nobody_elses():
     assert Roofline.of(slow).seconds(hub) == pytest.approx(32)
     on_gpu = plan(two_layers(), hosts(kind="gpu"), Local(sync_every=10), Window(1))
     assert [str(one) for one in on_gpu["s0/reduce[0]"].on] == ["a/reduce"]
-
-
-def test_the_messages_of_all_workers_follow_one_another_on_the_cores_of_the_hubs_host():
-    # A wire takes 4 s for a payload of 4,000 bytes, and the hub's cores 8 s.
-    machine = hosts((1, 1, 1), host={"message_bytes_per_s": PACE / 2})
-    # The payloads of two workers on other hosts; each gets those of two, one after the other. The
-    # later one has the hub to itself when it sends again.
-    inner_s, up_s, down_s = 10 * STEP_S, 8, 2 * 16
-    assert round_s(machine, Local(workers=3, sync_every=10)) == pytest.approx(
-        inner_s + up_s + down_s
-    )
-    fast = hosts((1, 1, 1), host={"message_bytes_per_s": 1e12})
-    assert round_s(fast, Local(workers=3, sync_every=10)) == pytest.approx(inner_s + 4 + 8)
 
 
 def test_a_lone_core_takes_the_steps_of_hub_and_worker_one_after_the_other():
