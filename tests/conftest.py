@@ -3,12 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from fixtures import paceline, start
-from pair import Ranks
 from processes import SHARED_SERVER, fork_server
 
 __all__ = ["paceline", "start"]
@@ -34,17 +34,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
+def _ranks(world_size: int, **options: int) -> Iterator[Any]:
+    from pair import Ranks  # with torch, without which tests/pure runs
+
+    ranks = Ranks(world_size, **options)
+    yield ranks
+    ranks.close()
+
+
 @pytest.fixture(scope="session")
-def pair() -> Iterator[Ranks]:
+def pair() -> Iterator[Any]:
     """Two ranks to which tests send functions: see pair.py."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
+    yield from _ranks(2)
 
 
 @pytest.fixture(scope="session")
-def triple() -> Iterator[Ranks]:
+def pair_on_gpus() -> Iterator[Any]:
+    """Two ranks, each with a simulated GPU of its own: see pair.py."""
+    yield from _ranks(2, num_gpus=2)
+
+
+@pytest.fixture(scope="session")
+def triple() -> Iterator[Any]:
     """Three ranks to which tests send functions: see pair.py."""
-    ranks = Ranks(3)
-    yield ranks
-    ranks.close()
+    yield from _ranks(3)
