@@ -1,3 +1,5 @@
+"""Whether a codec pays: times with and without it, computed by hand and bounded by both."""
+
 from math import inf
 
 import pytest
@@ -53,8 +55,8 @@ def test_a_codec_that_takes_longer_than_it_saves_does_not_pay(nbytes_per_s, pays
     assert (found.encoded_s < found.plain_s) is pays
 
 
-@pytest.mark.parametrize("name", WIRE_FORMATS)
 @pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize("name", WIRE_FORMATS)
 def test_a_codec_that_costs_nothing_gains_the_ratio_of_bytes(name, world_size):
     known = wire_format(name)
     found = codec_times(2**30, world_size, LinearTime(0.0, 1e3), speed(inf, inf), known)

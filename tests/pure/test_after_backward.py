@@ -1,6 +1,6 @@
 """What exchanges leave after backward: beside the paper's closed forms and its table 3."""
 
-from itertools import pairwise, product
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +16,7 @@ from closed_forms import (
     processing_s,
     typical_s,
 )
+from findings import numbers
 from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.cost import Slowed
 from paceline.core.durations import duration
@@ -48,10 +49,9 @@ def of_bytes(sizes):
     return [(t_bp, 4 * n / NBYTES_PER_S) for t_bp, n in sizes]
 
 
-def says(text: str, words: str, *seconds: float) -> bool:
-    """Return True if the text has these words with these times, wherever they were rounded to."""
-    shown = [{duration(one * (1 - 1e-9)), duration(one * (1 + 1e-9))} for one in seconds]
-    return any(words.format(*one) in text for one in product(*shown))
+def says(text: str, seconds: float) -> bool:
+    """Return True if the text has this time, whichever way it was rounded."""
+    return any(duration(seconds * (1 + off)) in text for off in (-1e-9, 1e-9))
 
 
 @given(layers)
@@ -68,8 +68,8 @@ def test_host_states_definitions_3_1_to_3_3(sizes):
     assert found.overhead_s == pytest.approx(host_overhead_s(times), rel=1e-6)
     assert found.left_s == pytest.approx(found.overhead_s - found.sync_s, rel=1e-6)
     decides = processing_s(times).index(max(processing_s(times)))
-    assert f"l{decides}, whose gradients arrive last" in found.because
-    assert says(found.because, "summed after {}", host_s(times))
+    assert f"l{decides}," in found.because
+    assert says(found.because, host_s(times))
 
 
 @given(layers, st.sampled_from([2, 4, 8]))
@@ -92,8 +92,7 @@ def test_tree_states_definition_3_4(sizes, workers):
     assert found.total_s == pytest.approx(typical_s(times), rel=1e-9)
     assert found.left_s == pytest.approx(found.overhead_s, rel=1e-6)
     summed_s, down_s = (sum(getattr(one, name) for one in times) for name in ("t_aa", "t_bc"))
-    assert says(found.because, "sums take {} and", summed_s)
-    assert says(found.because, "the way down {}, {} with backward", down_s, typical_s(times))
+    assert all(says(found.because, one) for one in (summed_s, down_s, typical_s(times)))
 
 
 def plan(name, left_s, overhead_s, *, workers=2, codec=None):
@@ -108,18 +107,14 @@ def plan(name, left_s, overhead_s, *, workers=2, codec=None):
 def test_the_smaller_overhead_decides_and_not_what_is_left():
     # Many small layers: host leaves less after backward, but its synchronisations cost more.
     said = after_backward_sentence([plan("tree", 0.004, 0.004), plan("host", 0.001, 0.006)])
-    assert said.startswith(
-        "after backward, which takes 100 ms on each of 2 workers, 4 ms are left with tree, "
-        "1 ms with host, because"
-    )
-    assert said.endswith(
-        "so tree adds less to backward: 4 ms (tree) < 6 ms (host) (Le et al. 2018, section 3.2)"
-    )
+    # Backward, workers, left with tree and host; then what each adds, the least first.
+    assert numbers(said)[:6] == [100, 2, 4, 1, 4, 6]
+    assert said.rindex("(tree)") < said.rindex("(host)")
 
 
 def test_plans_with_codecs_or_on_other_workers_are_not_compared():
     alone = [plan("host", 0.001, 0.002), plan("tree", 0.004, 0.004, workers=4)]
     said = after_backward_sentence([plan("host", 0.0, 0.0, codec="half"), *alone])
-    assert "1 ms are left with host, because with host host does so" in said
+    assert numbers(said) == [100, 2, 1]
     assert "tree" not in said
     assert after_backward_sentence([plan("allreduce", None, None)]) is None

@@ -1,3 +1,5 @@
+"""Timelines of ranks merged: their clocks brought together, collectives and transfers cut."""
+
 from itertools import pairwise
 from typing import ClassVar
 
@@ -33,15 +35,12 @@ def test_a_collective_runs_from_the_last_join_to_the_first_result():
     ).spans
     assert [(span.start_s, span.end_s) for span in spans] == [(0, 4)]  # 3 to 7 of their clock
     assert set(spans[0].on) == {exchange_lane(f"cpu{rank}") for rank in range(3)}
-
-
-def test_a_collective_never_ends_before_it_starts():
-    # Rank 0 has left before rank 1's clock says that it has joined: clocks are that wrong.
+    # It never ends before it starts, even if a clock says that rank 1 joins after rank 0 has left.
     (span,) = merge([[reduction(0, 0, 2)], [reduction(1, 2.5, 4)]], "measured").spans
     assert span.duration_s == 0
 
 
-def test_transfers_in_flight_together_follow_one_another():
+def test_transfers_in_flight_together_follow_one_another_and_move_no_computation():
     rank = [reduction(0, 1, 5, "0"), reduction(0, 2, 4, "1"), reduction(0, 3, 8, "2")]
     merged = merge([[*rank, reduction(0, 9, 10, "3")]], "measured")
     # What the second adds to the first is nothing, the third three seconds; the fourth is alone.
@@ -51,14 +50,8 @@ def test_transfers_in_flight_together_follow_one_another():
         ("s0/reduce[2]", 4, 7),
         ("s0/reduce[3]", 8, 9),
     ]
-
-
-def test_computation_is_not_moved_by_transfers():
     merged = merge([[computation(0, 0, 6), reduction(0, 2, 4)]], "measured")
     assert times(merged.spans) == [("s0/forward[a]@worker0", 0, 6), ("s0/reduce[0]", 2, 4)]
-
-
-def test_a_timeline_of_nothing_is_empty():
     assert merge([[], []], "rehearsed").spans == ()
 
 

@@ -1,3 +1,5 @@
+"""The profile before a plan: parts of steps, links and rounds, by a clock that tests move."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -148,24 +150,18 @@ def test_the_link_is_the_one_that_was_measured(clock):
     assert link.uses_cores
 
 
-def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock):
-    found, workload = profiled(clock, ranks(2), held_up=False)
-    strategy = find_exchange("allreduce")
-    machine, cost = found.calibrated(strategy)
-    predicted = forecast(workload, machine, strategy, AllReduce(), 4, cost)
-    step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
-    assert predicted.step_s == pytest.approx(step_s, rel=1e-5)
-    assert predicted.samples_per_s == pytest.approx(4 / step_s, rel=1e-5)
-
-
-def test_a_forecast_with_a_codec_is_the_step_that_was_profiled_with_it(clock):
-    strategy, config = find_exchange("allreduce"), AllReduce(codec="dynamic8")
+@pytest.mark.parametrize(
+    ("codec", "wire_nbytes"), [(None, 2 * 8192), ("dynamic8", 2 * (2048 + 2 * 4))]
+)
+def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock, codec, wire_nbytes):
+    strategy, config = find_exchange("allreduce"), AllReduce(codec=codec)
     found, workload = profiled(clock, ranks(2), held_up=False, config=config)
     machine, cost = found.calibrated(strategy, config)
     predicted = forecast(workload, machine, strategy, config, 4, cost)
     step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
     assert predicted.step_s == pytest.approx(step_s, rel=1e-5)
-    assert predicted.wire_nbytes == 2 * (2048 + 2 * 4)
+    assert predicted.samples_per_s == pytest.approx(4 / step_s, rel=1e-5)
+    assert predicted.wire_nbytes == wire_nbytes
 
 
 def test_the_profiled_model_is_not_touched(clock):
@@ -177,39 +173,31 @@ def test_the_profiled_model_is_not_touched(clock):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("seconds", [1e-3, 1e9])
-def test_the_number_of_rounds_is_bounded(clock, seconds: float):
-    model, num_steps = Small(clock), 0
-    share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
-
-    def source() -> Iterator[Share]:
-        nonlocal num_steps
-        num_steps += 1
-        clock.now += 1
-        yield share
-
-    workload = describe(model, share.inputs)
-    profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
-    # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
-    assert num_steps == (8 if seconds < 1 else 502)
-
-
-@pytest.mark.parametrize(("held_up", "times", "unrest"), [(False, 1, 0.0), (True, 2, 4.5)])
-def test_a_restless_profile_takes_twice_as_many_rounds(
-    clock, held_up: bool, times: int, unrest: float
+@pytest.mark.parametrize(
+    ("rounds", "held_up_s", "num_steps", "unrest"),
+    [
+        # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
+        (0, 0, 2 + 3 + 3, 0.0),
+        (10_000, 0, 2 + 400 + 100, 0.0),
+        (NUM_ROUNDS, 0, 2 + NUM_ROUNDS + NUM_ROUNDS, 0.0),
+        # Restless ones are taken twice, and as many traced; quartiles are a step and one held up.
+        (NUM_ROUNDS, HELD_UP_S, 2 + 2 * NUM_ROUNDS + NUM_ROUNDS, HELD_UP_S / 2),
+    ],
+)
+def test_the_number_of_rounds_is_bounded_and_doubled_by_unrest(
+    clock, rounds: int, held_up_s: float, num_steps: int, unrest: float
 ):
-    model, num_steps = Small(clock), 0
+    model, taken = Small(clock), 0
     share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
 
     def source() -> Iterator[Share]:
-        nonlocal num_steps
-        num_steps += 1
-        clock.now += LOAD_S + HELD_UP_S * (held_up and num_steps % 3 == 0)
+        nonlocal taken
+        taken += 1
+        clock.now += LOAD_S + held_up_s * (taken % 3 == 0)
         yield share
 
     workload, step_s = describe(model, share.inputs), STEP_S + 2 * MARK_S
-    seconds = 2 * NUM_ROUNDS * step_s + 1e-6
+    seconds = 2 * rounds * step_s + 1e-6
     found = profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
-    # Two to warm up, and as many traced as were wanted; quartiles are a step and one held up.
-    assert num_steps == 2 + times * NUM_ROUNDS + NUM_ROUNDS
+    assert taken == num_steps
     assert found.machine.usual_losses.unrest == pytest.approx(unrest / step_s)
