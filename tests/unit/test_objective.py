@@ -1,4 +1,4 @@
-"""The loss and the score of class numbers and of several labels a sample, beside naive ones."""
+"""Losses and scores of classes, of several labels a sample and of tokens, beside naive ones."""
 
 from math import exp, log
 
@@ -14,6 +14,7 @@ from paceline.data.sampler import ShardedBatches
 from paceline.exchange.learner import evaluate
 from paceline.exchange.step import SGD, Learning, shares, train_step
 from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
+from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.named import recipe_of_data
 from paceline.recipes.recipe import Recipe
 from paceline.record.clock import HostClock
@@ -117,3 +118,57 @@ def test_evaluation_counts_each_sample_once(world_size: int) -> None:
     assert loss == pytest.approx(sum(map(naive_loss, padded, labels)))
     expected = sum(of[row.index(max(row))] for row, of in zip(padded, labels, strict=True))
     assert right == pytest.approx(expected)
+
+
+def naive_tokens(logits: Tensor, targets: Tensor) -> float:
+    """The mean of -log(softmax), one token after the other, in Python's float64."""
+    rows = zip(logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True)
+    losses = [
+        log(sum(exp(value - row[target]) for value in row))
+        for row, target in rows
+        if target != -100
+    ]
+    return sum(losses) / len(losses)
+
+
+def tokens(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(len(shape))
+    logits = 3 * torch.randn(*shape, 7, generator=generator)
+    return logits, torch.randint(7, shape, generator=generator)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])
+def test_loss_is_the_mean_over_all_tokens(shape: tuple[int, ...]) -> None:
+    logits, targets = tokens(*shape)
+    loss = next_token_loss(logits, targets)
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(naive_tokens(logits, targets), rel=1e-6)
+
+
+def test_gradient_is_the_softmax_less_one_at_the_target() -> None:
+    logits, targets = tokens(3, 4)
+    targets[2, 0] = -100
+    logits.requires_grad_()
+    loss = next_token_loss(logits, targets)
+    loss.backward()
+    exact = logits.detach().double().softmax(-1)
+    exact -= torch.nn.functional.one_hot(targets.clamp(min=0), 7)
+    exact[2, 0] = 0
+    assert loss.item() == pytest.approx(naive_tokens(logits.detach(), targets), rel=1e-6)
+    torch.testing.assert_close(logits.grad.double(), exact / 11, rtol=1e-5, atol=1e-8)
+
+
+def test_equal_chances_cost_the_logarithm_of_their_number() -> None:
+    logits, targets = torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64)
+    assert next_token_loss(logits, targets).item() == pytest.approx(log(256), rel=1e-6)
+    assert bits_per_byte(logits, targets).item() == pytest.approx(8, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 3)])
+def test_without_any_target_the_loss_is_zero_and_moves_nothing(shape: tuple[int, ...]) -> None:
+    """A worker without samples in a step adds its gradients to the others'."""
+    logits = torch.randn(*shape, 7, requires_grad=True)
+    loss = next_token_loss(logits, torch.full(shape, -100))
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()

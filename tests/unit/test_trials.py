@@ -1,21 +1,19 @@
-"""Which exchange is taken from the steps of each, on one rank with a clock that is set by hand."""
+"""Which exchange is used by the steps of each, with a clock that the test sets."""
 
 import pytest
 import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.exchange.replica import Method
-from paceline.exchange.trials import Trials
+from paceline.exchange.trials import Candidate, Checked, Trials
 from paceline.links.rendezvous import joined
 
 METHODS = [Method("allreduce"), Method("tree"), Method("host")]
+TRIAL = 11  # calls until a candidate is judged
 
 
-class Watch:
-    """Marks are seconds, which whoever holds it moves on."""
-
-    def __init__(self):
-        self.now = 100.0
+class Clock:
+    now = 100.0
 
     def mark(self):
         return self.now
@@ -24,36 +22,37 @@ class Watch:
         return list(marks)
 
 
-def train(trials, watch, takes, steps=100):
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def train(trials, clock, takes, steps=100):
     """Take steps as a replica does: before each forward pass it asks whether to go on."""
     used = []
     for step in range(steps):
         if trials.due:
             trials.go_on(joined(torch.device("cpu")))
         used.append(trials.method.name)
-        watch.now += takes(trials.method.name, step)
+        clock.now += takes(trials.method.name, step)
         trials.exchanged()
     return used
 
 
 @pytest.mark.parametrize("fastest", ["allreduce", "tree", "host"])
-def test_the_fastest_is_kept_after_a_few_steps_of_each(fastest):
-    watch = Watch()
-    trials = Trials(METHODS, watch)
-    used = train(trials, watch, lambda name, _: 0.01 if name == fastest else 0.02)
+def test_the_fastest_is_kept_after_a_few_steps_of_each(clock, fastest):
+    trials = Trials(METHODS, clock)
+    used = train(trials, clock, lambda name, _: 0.01 if name == fastest else 0.02)
     assert trials.settled
-    assert used[-1] == fastest
-    assert [used.count(name) >= 7 for name in ("allreduce", "tree", "host")] == [True] * 3
+    assert all(used.count(method.name) >= 7 for method in METHODS)
     assert used[40:] == [fastest] * 60
-    assert trials.why().startswith(f"{fastest}: the fastest of those measured, by the step: ")
+    assert trials.why().startswith(f"{fastest}: ")
     assert f"{fastest} 10 ms" in trials.why()
 
 
-def test_the_first_steps_and_one_that_was_held_up_do_not_count():
+def test_the_first_steps_and_one_that_was_held_up_do_not_count(clock):
     """Tree's buckets take long at first, and in one step a checkpoint is written."""
-    watch = Watch()
-    trials = Trials(METHODS, watch)
-    own = {"allreduce": 0, "tree": 0, "host": 0}
+    trials, own = Trials(METHODS, clock), {"allreduce": 0, "tree": 0, "host": 0}
 
     def takes(name, _):
         own[name] += 1
@@ -61,37 +60,136 @@ def test_the_first_steps_and_one_that_was_held_up_do_not_count():
             return 5.0 if own[name] <= 5 or own[name] == 9 else 0.01
         return 0.02
 
-    train(trials, watch, takes)
+    train(trials, clock, takes)
     assert trials.method.name == "tree"
 
 
-def test_one_that_cannot_be_used_is_left_out_and_named():
-    watch = Watch()
-    trials = Trials(METHODS, watch)
-    train(trials, watch, lambda name, _: 0.02, steps=13)
+def test_one_that_cannot_be_used_is_left_out_and_named(clock):
+    trials = Trials(METHODS, clock)
+    train(trials, clock, lambda name, _: 0.02, steps=13)
     trials.go_on(joined(torch.device("cpu")))
     assert trials.method.name == "tree"
-    trials.fail(InvalidInput("no memory"))
+    trials.fail(InvalidInput("memory", "there is none"))
     assert trials.method.name == "host"
-    assert trials.why() == "host: being tried; allreduce 20 ms; tree cannot be used: no memory"
-    used = train(trials, watch, lambda name, _: 0.03, steps=30)
-    assert used[-1] == "allreduce"
+    for figure in ("host: ", "allreduce 20 ms", "tree", "memory: "):
+        assert figure in trials.why()
+    assert train(trials, clock, lambda name, _: 0.03, steps=30)[-1] == "allreduce"
 
 
-def test_a_figure_of_other_chunks_is_not_that_of_those_in_use():
+def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
     """Host was measured with the chunks that were predicted to be best; its search goes on."""
-    watch = Watch()
-    trials = Trials(METHODS, watch)
-    chunks = {"allreduce": None, "tree": None, "host": 8}
-    for name, chunk in chunks.items():
+    trials = Trials(METHODS, clock)
+    for name, chunk in {"allreduce": None, "tree": None, "host": 8}.items():
         for _ in range(13):
-            watch.now += 0.01 if name == "host" else 0.02
+            clock.now += 0.01 if name == "host" else 0.02
             trials.exchanged()
         trials.go_on(joined(torch.device("cpu")), chunk)
-    figures = "allreduce 20 ms; host 10 ms in chunks of 8 layers; tree 20 ms"
-    reason = f"host: the fastest of those measured, by the step: {figures}"
-    assert trials.why(8, is_searched=True) == reason
-    tried = trials.why(4, is_searched=True)
-    assert tried == f"{reason}; now trying chunks of 4 layers, of which the figure above is not"
-    found = trials.why(1)
-    assert found == f"{reason}; since then in chunks of 1 layer, of which the figure above is not"
+    reason = trials.why(8, is_searched=True)
+    for figure in ("allreduce 20 ms", "host 10 ms in chunks of 8 layers", "tree 20 ms"):
+        assert figure in reason
+    for chunk, is_searched, count in ((4, True, " 4 layers"), (1, False, " 1 layer,")):
+        other = trials.why(chunk, is_searched=is_searched)
+        assert other.startswith(reason)
+        assert count in other.removeprefix(reason)
+
+
+class Slow:
+    """A replica whose steps take so long."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self.seconds, self._clock = seconds, clock
+        self.recorder, self.closed = None, False
+
+    def __call__(self):
+        self._clock.now += self.seconds
+        return self.seconds
+
+    def record(self, recorder):
+        self.recorder = recorder
+
+    def close(self):
+        self.closed = True
+
+
+class Alone:
+    """A group of this process and a slower one."""
+
+    def __init__(self, slower: float = 1.0) -> None:
+        self._slower = slower
+
+    def gather(self, value):
+        return [value, self._slower * value]
+
+
+def run(clock, ways, num_calls=100, num_steps=1000, group=None):
+    """Train with ways of (name, predicted, real) seconds; return the steps' times and the words."""
+    replicas: list[Slow] = []
+
+    def maker(real):
+        def make():
+            replicas.append(Slow(real, clock))
+            return replicas[-1]
+
+        return make
+
+    said: list[str] = []
+    candidates = [Candidate(name, predicted, maker(real)) for name, predicted, real in ways]
+    found = Checked(candidates, group or Alone(), clock, 0.16, num_steps, said.append)
+    seconds = [found() for _ in range(num_calls)]
+    assert [one.closed for one in replicas] == [True] * (len(replicas) - 1) + [False]
+    return found, seconds, said
+
+
+def test_a_good_prediction_is_kept_in_silence(clock):
+    found, seconds, said = run(clock, [("a", 1.0, 1.15), ("b", 1.1, 0.5)])
+    assert (found.name, said) == ("a", [])
+    assert set(seconds) == {1.15}
+
+
+def test_a_wrong_prediction_makes_room_for_the_next(clock):
+    found, seconds, said = run(clock, [("a", 1.0, 2.0), ("b", 1.2, 1.3)])
+    assert found.name == "b"
+    assert seconds == [2.0] * (TRIAL - 1) + [1.3] * (100 - TRIAL + 1)
+    tried, settled = said
+    assert all(figure in tried for figure in ("auto: a ", "2.00 s", "1.00 s", " b", "1.20 s"))
+    assert all(figure in settled for figure in ("auto: b ", "a 2.00 s", "b 1.30 s"))
+    assert found.num_searched == 2 * TRIAL - 1
+
+
+def test_it_goes_back_if_the_next_is_worse(clock):
+    found, seconds, said = run(clock, [("a", 1.0, 2.0), ("b", 1.2, 3.0)])
+    assert found.name == "a"
+    assert seconds[-1] == 2.0
+    assert said[-1].startswith("auto: a ")
+
+
+def test_only_what_was_predicted_to_be_faster_is_tried(clock):
+    found, _, said = run(clock, [("a", 1.0, 2.0), ("b", 2.1, 0.5)])
+    assert (found.name, said) == ("a", [])
+    found, _, said = run(clock, [("a", 1.0, 9.0)])
+    assert (found.name, said) == ("a", [])
+    found, _, said = run(clock, [("a", 1.0, 4.0), ("b", 1.2, 3.0), ("c", 1.4, 2.0)])
+    assert (found.name, len(said)) == ("c", 3)
+
+
+def test_the_slowest_rank_counts(clock):
+    found, _, _ = run(clock, [("a", 1.0, 1.1), ("b", 1.2, 1.2)], group=Alone(slower=2.0))
+    assert found.name == "a"  # b takes 2.4 s there
+    found, _, said = run(clock, [("a", 1.0, 1.1), ("b", 1.05, 0.9)], group=Alone(slower=2.0))
+    assert found.name == "b"
+    assert "2.20 s" in said[0]
+
+
+@pytest.mark.parametrize("num_steps", [5, TRIAL, 2 * TRIAL - 2, 2 * TRIAL])
+def test_after_the_last_step_of_the_search_nothing_changes(clock, num_steps):
+    _, seconds, _ = run(clock, [("a", 1.0, 2.0), ("b", 1.2, 1.3)], num_steps=num_steps)
+    assert len(set(seconds[num_steps:])) == 1
+
+
+def test_a_recorder_follows(clock):
+    found, _, _ = run(clock, [("a", 1.0, 2.0), ("b", 1.2, 1.3)], num_calls=1)
+    found.record("recorder")
+    for _ in range(100):
+        found()
+    assert found.name == "b"
+    assert found._replica.recorder == "recorder"
