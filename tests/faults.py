@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from paceline.links.failpoints import ARMED, GO_ON, REACHED
 
@@ -18,6 +18,14 @@ def failpoints(*armed: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         del os.environ[ARMED]
+
+
+@contextmanager
+def told(path: Path) -> Iterator[TextIO]:
+    """Make a FIFO, and give the lines that processes write to it."""
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDWR)) as lines:  # never at its end
+        yield lines
 
 
 class Pause:

@@ -1,16 +1,17 @@
 """`make gpu-evidence`: parts run whole on a simulated GPU, and one that fails leaves the others."""
 
 import json
+import select
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
-from processes import is_running
+from faults import told
+from processes import has_ended
 
 GPU = Path(__file__).parent
 PROGRAMS = Path(__file__).parent / "programs"
@@ -18,20 +19,18 @@ DONE = "def run(part):\n    part.keep('a', {'b': 1}, 'one')\n"
 FAILING = DONE + "    raise ValueError('no such thing')\n"
 DYING = DONE + "    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n"
 # It keeps a figure, and goes on for ever with a process in a session of its own; neither ends by
-# SIGTERM. It says then which processes these are.
+# SIGTERM. It tells then which processes these are, and its folder.
 HANGING = """
-import os, pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys
 
 def run(part):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     part.keep("a", {"b": 1}, "one")
-    command = [sys.executable, "-c", "import time; time.sleep(10_000)"]
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
     beside = subprocess.Popen(command, start_new_session=True)
-    path = pathlib.Path(os.environ["PYTHONPATH"]) / "pids"
-    path.with_name("place").write_text(os.getcwd())
-    path.with_name("new").write_text(f"{os.getpid()} {beside.pid}")
-    path.with_name("new").replace(path)
-    time.sleep(10_000)
+    with (pathlib.Path(os.environ["PYTHONPATH"]) / "hanging").open("w") as told:
+        told.write(f"{os.getpid()} {beside.pid} {os.getcwd()}\\n")
+    signal.pause()
 """
 
 
@@ -45,16 +44,6 @@ def seconds_of(rows: dict[str, Any], *names: str) -> None:
     assert all(rows[name]["seconds"]["median"] > 0 for name in names)
 
 
-def check_tests(figures: dict[str, Any]) -> None:
-    assert {one["outcome"] for one in figures["tests"].values()} <= {"passed", "skipped"}
-    assert len({name.partition("::")[0] for name in figures["tests"]}) > 3  # files
-
-
-def check_sums(figures: dict[str, Any]) -> None:
-    (rows,) = figures.values()
-    seconds_of(rows, "host", "host, 16 layers", "gloo", "copies")
-
-
 def check_hidden(figures: dict[str, Any]) -> None:
     assert {name.partition(",")[0] for name in figures} == {"lenet5", "gpt"}
     for found in figures.values():
@@ -62,8 +51,7 @@ def check_hidden(figures: dict[str, Any]) -> None:
         seconds_of(rows, "lone", "apart", "together", found["best_ddp"], "host")
         exchange = rows["host"]["exchange"]
         assert exchange["num_steps"] == 4
-        assert exchange["exposed_s"] >= 0
-        assert exchange["hidden_s"] >= 0
+        assert min(exchange["exposed_s"], exchange["hidden_s"]) >= 0
         whole_s = exchange["hidden_s"] + exchange["exposed_s"]
         assert exchange["hidden_share"] == pytest.approx(exchange["hidden_s"] / whole_s)
 
@@ -80,8 +68,16 @@ def check_hogbatch(figures: dict[str, Any]) -> None:
     assert list(figures) == ["GPU alone", "CPU+GPU", "adaptive"]
     for found in figures.values():
         (one,) = found["runs"]
-        assert one["samples_per_s"] > 0
-        assert sum(one["updates"].values()) > 0
+        assert min(one["samples_per_s"], sum(one["updates"].values())) > 0
+
+
+def check_tests(figures: dict[str, Any]) -> None:
+    assert {one["outcome"] for one in figures["tests"].values()} <= {"passed", "skipped"}
+    assert len({name.partition("::")[0] for name in figures["tests"]}) > 3  # files
+
+
+def check_sums(figures: dict[str, Any]) -> None:
+    seconds_of(only(figures), "host", "host, 16 layers", "gloo", "copies")
 
 
 def check_probe(figures: dict[str, Any]) -> None:
@@ -91,26 +87,25 @@ def check_probe(figures: dict[str, Any]) -> None:
 
 
 def check_profile(figures: dict[str, Any]) -> None:
-    (found,) = figures.values()
+    found = only(figures)
     assert found["step"]["median_s"] > 0
     assert {"forward", "backward"} <= {row["phase"] for row in found["agreement"]}
 
 
 def check_predicted(figures: dict[str, Any]) -> None:
+    found = only(figures)
+    assert min(found["predicted_step_s"], found["step_s"]) > 0
+
+
+def only(figures: dict[str, Any]) -> Any:
     (found,) = figures.values()
-    assert found["predicted_step_s"] > 0
-    assert found["step_s"] > 0
+    return found
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "tests": check_tests,
-    "sums": check_sums,
-    "hidden": check_hidden,
-    "codecs": check_codecs,
-    "probe": check_probe,
-    "profile": check_profile,
-    "predicted": check_predicted,
-    "hogbatch": check_hogbatch,
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
 }
 
 
@@ -128,7 +123,6 @@ def test_a_part_runs_whole_on_a_simulated_gpu(start, tmp_path, part: str):
     CHECKS[part](content["figures"])
     summary = (tmp_path / "out" / "README.md").read_text()
     assert summary in done.out
-    assert "The figures mean nothing" in summary
     for line in content["summary"].values():
         assert f"| {part} | done |" in summary
         assert line in summary
@@ -193,53 +187,57 @@ def test_a_part_that_fails_leaves_the_others(start, tmp_path):
     assert "| fine | done |" in summary
 
 
-def test_a_part_that_hangs_is_ended_at_its_deadline_and_leaves_no_process(start, tmp_path):
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[TextIO]:
+    """Give what a part that hangs tells of the processes that it has started."""
     parts(tmp_path, hanging=HANGING)
-    deadline_s = 4
-    while not (tmp_path / "pids").exists():  # on a busy machine it may not have come so far
+    with told(tmp_path / "hanging") as lines:
+        yield lines
+
+
+def check_nothing_is_left(line: str) -> None:
+    *pids, place = line.split()
+    assert all(has_ended(int(pid)) for pid in pids)
+    assert Path(place).name.startswith("tmp")
+    assert not Path(place).exists()
+
+
+def test_a_part_that_hangs_is_ended_at_its_deadline_and_leaves_no_process(start, tmp_path, hanging):
+    deadline_s = 2
+    while not select.select([hanging], [], [], 0)[
+        0
+    ]:  # on a busy machine it may not have come so far
+        deadline_s *= 2
         done = start(PROGRAM, str(deadline_s), "out", "hanging").finish()
         assert done.code == 1, done.out + done.err
         found = contents(tmp_path)["hanging"]
         assert found["outcome"] == "ended at its deadline"
         assert found["seconds"] >= deadline_s
-        deadline_s *= 2
     assert found["figures"] == {"a": {"b": 1}}
-    check_nothing_is_left(tmp_path)
-
-
-def check_nothing_is_left(tmp_path: Path) -> None:
-    assert not any(is_running(int(pid)) for pid in (tmp_path / "pids").read_text().split())
-    place = Path((tmp_path / "place").read_text())
-    assert place.name.startswith("tmp")
-    assert not place.exists()
+    check_nothing_is_left(hanging.readline())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_part_is_ended_with_the_command_and_what_it_has_kept_is_shown(start, tmp_path, number):
-    parts(tmp_path, hanging=HANGING)
+def test_a_part_is_ended_with_the_command_and_its_figures_stay(start, tmp_path, hanging, number):
     command = start(PROGRAM, "600", "out", "hanging")
-    while not (tmp_path / "pids").exists():
-        assert command.process.poll() is None
-        time.sleep(0.02)
+    line = hanging.readline()
     command.process.send_signal(number)
-    done = command.finish()
-    assert done.code not in (0, 1)
-    check_nothing_is_left(tmp_path)
+    assert command.finish().code not in (0, 1)
+    check_nothing_is_left(line)
     assert "| hanging | unfinished | - | a: one |" in (tmp_path / "out" / "README.md").read_text()
 
 
 # The program, which gets SIGTERM while it starts the part: that runs, and is not known yet.
 SLOW_TO_START = f"""
-import os, pathlib, runpy, signal, sys, time
+import os, pathlib, runpy, signal, sys
 sys.path[:0] = [{str(GPU)!r}, {str(GPU.parent)!r}]
 import supervise
 
 def slow(*arguments, **how):
     process = start(*arguments, **how)
-    while not pathlib.Path("pids").exists():
-        time.sleep(0.02)
+    pathlib.Path("told").write_text(open("hanging").readline())
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
+    signal.pause()
 
 start, supervise.start = supervise.start, slow
 sys.argv[:] = [{PROGRAM!r}, "600", "out", "hanging"]
@@ -247,25 +245,20 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_part_is_ended_though_the_command_is_before_it_knows_it(start, tmp_path):
+def test_a_part_is_ended_though_the_command_is_before_it_knows_it(start, tmp_path, hanging):
     """On a busy machine the part was quicker; what it had started went on for ever."""
-    parts(tmp_path, hanging=HANGING)
-    done = start("-c", SLOW_TO_START).finish()
-    assert done.code not in (0, 1)
-    check_nothing_is_left(tmp_path)
+    assert start("-c", SLOW_TO_START).finish().code not in (0, 1)
+    check_nothing_is_left((tmp_path / "told").read_text())
 
 
-def test_what_cannot_be_measured_is_refused(start, tmp_path, monkeypatch):
-    done = start(str(GPU / "main.py"), "out", "codecs").finish()
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "gpu-evidence: simulated GPUs have no speed to measure; take --smoke\n"
-    done = start(str(GPU / "main.py"), "out", "codec", "--smoke").finish()
-    assert done.code == 2
-    assert "no part is called 'codec'; known: tests, sums, hidden, beside, codecs" in done.err
+def test_a_measurement_that_cannot_be_made_is_refused(start, tmp_path, monkeypatch):
+    for arguments in (["codecs"], ["codec", "--smoke"]):
+        done = start(str(GPU / "main.py"), "out", *arguments).finish()
+        assert (done.code, done.out) == (2, "")
+        assert len(done.err.splitlines()) <= 2
     monkeypatch.delenv("PACELINE_SIMULATED_GPUS")
     done = start(str(GPU / "main.py"), "out").finish()
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("gpu-evidence: there is no GPU here; ")
     assert not (tmp_path / "out").exists()
 
 

@@ -125,11 +125,11 @@ class TwoHosts:
         InvalidInput without a command, a rank or time.
         """
         if not command:
-            raise InvalidInput("command: there is nothing to run on the hosts")
+            raise InvalidInput("command", "there is nothing to run on the hosts")
         if per_host < 1:
-            raise InvalidInput(f"per_host: each host needs at least 1 rank, not {per_host}")
+            raise InvalidInput("per_host", "must be at least 1", got=per_host)
         if not deadline_s > 0:
-            raise InvalidInput(f"deadline: {deadline_s} is not a positive number of seconds")
+            raise InvalidInput("deadline_s", "must be positive", got=deadline_s)
         variables = os.environ | {
             "WORLD_SIZE": str(len(ADDRESSES) * per_host),
             "LOCAL_WORLD_SIZE": str(per_host),

@@ -2,41 +2,39 @@
 
 import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread, get_ident
+from typing import TextIO
 
 import pytest
 from hosts import TIMED_OUT, TwoHosts
 
-from processes import DEADLINE_S, Started, is_running
+from faults import told
+from processes import DEADLINE_S, Started, has_ended, is_running
 
 BED = Path(__file__).parent
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = BED / "programs"
 
 
-def within_deadline(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+@pytest.fixture
+def networks(tmp_path: Path) -> Iterator[TextIO]:
+    """Give the names of the networks of ranks that wait."""
+    with told(tmp_path / "networks") as names:
+        yield names
 
 
-def left(place: Path) -> list[str]:
-    """What still runs in the networks that ranks have left the names of, or names this folder."""
-    networks = {file.read_text() for file in place.glob("*.network")}
+def left(place: Path, known: set[str] = frozenset()) -> list[int]:
+    """Return the processes in these networks, and those whose commands name this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_text().replace("\0", " ")
+            command = (process / "cmdline").read_text()
             network = str((process / "ns" / "net").readlink())
         except OSError:
             continue
-        if (network in networks or str(place) in command) and is_running(int(process.name)):
-            found.append(f"{process.name}: {command}")
+        if (network in known or str(place) in command) and is_running(int(process.name)):
+            found.append(int(process.name))
     return found
 
 
@@ -44,26 +42,30 @@ def waiting(place: Path) -> list[str]:
     return [sys.executable, str(PROGRAMS / "waiting.py"), str(place)]
 
 
-def both_wait(place: Path) -> bool:
-    return within_deadline(lambda: len(list(place.glob("*.network"))) == 2)
+def of_both(networks: TextIO) -> set[str]:
+    """Wait until a rank of each host has told the name of its network."""
+    return {networks.readline().strip() for _ in range(2)}
 
 
-def test_at_the_deadline_ranks_end_and_what_they_wrote_is_kept(
-    hosts: TwoHosts, tmp_path: Path
+@pytest.mark.parametrize(
+    ("script", "deadline_s", "code", "out"),
+    [
+        ("trap '' TERM; echo begun; sleep 1000; : {}", 0.5, TIMED_OUT, "begun\n"),
+        ("setsid sh -c 'sleep 1000; : {}' & echo done", DEADLINE_S, 0, "done\n"),
+    ],
+    ids=["at the deadline", "a daemon"],
+)
+def test_ranks_end_and_their_output_is_kept(
+    hosts: TwoHosts, tmp_path: Path, script: str, deadline_s: float, code: int, out: str
 ) -> None:
-    stubborn = f"trap '' TERM; echo begun; sleep 1000; : {tmp_path}"
-    finished = hosts.run(["sh", "-c", stubborn], 2, deadline_s=0.5)
-    assert [(one.code, one.out) for one in finished] == [(TIMED_OUT, "begun\nbegun\n")] * 2
+    finished = hosts.run(["sh", "-c", script.format(tmp_path)], deadline_s=deadline_s)
+    assert [(one.code, one.out) for one in finished] == [(code, out)] * 2
     assert left(tmp_path) == []
 
 
-def test_what_a_rank_leaves_behind_ends_with_the_run(hosts: TwoHosts, tmp_path: Path) -> None:
-    daemon = f"setsid sh -c 'sleep 1000; : {tmp_path}' & echo done"
-    assert [one.out for one in hosts.run(["sh", "-c", daemon])] == ["done\n", "done\n"]
-    assert left(tmp_path) == []
-
-
-def test_nothing_is_left_after_an_exception_during_a_run(can_build: None, tmp_path: Path) -> None:
+def test_nothing_is_left_after_an_exception_during_a_run(
+    can_build: None, tmp_path: Path, networks: TextIO
+) -> None:
     class Interrupted(Exception):
         pass
 
@@ -71,7 +73,7 @@ def test_nothing_is_left_after_an_exception_during_a_run(can_build: None, tmp_pa
         raise Interrupted
 
     def once_both_wait(thread: int) -> None:
-        both_wait(tmp_path)
+        of_both(networks)
         signal.pthread_kill(thread, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
@@ -89,8 +91,7 @@ def test_nothing_is_left_after_an_exception_during_a_run(can_build: None, tmp_pa
 def test_hosts_close_though_a_forked_process_holds_their_input(
     can_build: None, tmp_path: Path
 ) -> None:
-    forking = [sys.executable, str(PROGRAMS / "forking.py"), str(BED)]
-    started = Started(forking, tmp_path)
+    started = Started([sys.executable, str(PROGRAMS / "forking.py"), str(BED)], tmp_path)
     try:
         finished = started.finish()
     finally:
@@ -103,12 +104,12 @@ def test_hosts_close_though_a_forked_process_holds_their_input(
     [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_a_signal_ends_the_program_with_all_that_it_has_started(
-    can_build: None, main: Callable[..., Started], tmp_path: Path, number: int, code: int
+    can_build: None, main: Callable[..., Started], tmp_path: Path, networks: TextIO, number, code
 ) -> None:
     started = main("--", *waiting(tmp_path))
-    assert both_wait(tmp_path)
-    assert left(tmp_path)
+    processes = left(tmp_path, of_both(networks))
+    assert len(processes) > 2
     started.process.send_signal(number)
     assert started.process.wait(DEADLINE_S) == code
-    assert within_deadline(lambda: left(tmp_path) == []), left(tmp_path)
+    assert all(map(has_ended, processes))
     assert main("--", "true").finish().code == 0

@@ -35,7 +35,7 @@ def _positive(name: str, text: str, units: dict[str, float], examples: str) -> f
     if match is None or match[2] not in units or not float(match[1]):
         known = ", ".join(units)
         raise InvalidInput(
-            f"{name}: {text!r} is not a positive number with one of {known}, as {examples}"
+            name, f"must be a positive number with one of {known}, as {examples}", got=text
         )
     return float(match[1]) * units[match[2]]
 

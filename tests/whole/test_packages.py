@@ -1,40 +1,46 @@
-"""What is published: a wheel from a source distribution alone, installed where nothing else is."""
+"""What is published: a wheel from a source distribution alone, installed where nothing else is.
 
+With it the tutorial is carried out as a reader would; the wheel is built once, for any processor.
+"""
+
+import re
+import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import pytest
 
 import packages
+from paceline.strategies import EXCHANGES
 from packages import ROOT, run
+from processes import Started
 
 pytestmark = pytest.mark.slow
 
-# Tests with values for each instruction set, or for the best that there is.
-KERNELS = ("sum", "codec_kernels", "four_bit", "cast_kernels", "hogbatch_dense")
+CIBUILDWHEEL = packages.project()["tool"]["cibuildwheel"]
+TESTED = [ROOT / one for one in CIBUILDWHEEL["test-command"].split() if one.endswith(".py")]
 PORTABLE = "--config-settings=cmake.define.PACELINE_PORTABLE=ON"
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    """The source distribution, unpacked outside the repository."""
-    return packages.unpacked_sdist(tmp_path_factory.mktemp("sdist"))
-
-
-@pytest.fixture(scope="module")
-def portable(source: Path, tmp_path_factory) -> Path:
+def portable(tmp_path_factory) -> Path:
     """The wheel as a processor without any vector instruction set that is known has it."""
+    source = packages.unpacked_sdist(tmp_path_factory.mktemp("sdist"))
     return packages.wheel_of(source, tmp_path_factory.mktemp("portable"), PORTABLE)
 
 
 @pytest.fixture(scope="module")
 def programs(portable: Path, tmp_path_factory) -> Path:
+    """The programs of an environment in which the wheel is installed."""
     return packages.environment_of(portable, tmp_path_factory.mktemp("installed") / "environment")
 
 
-def test_the_wheel_says_where_it_comes_from_and_where_it_runs(portable: Path) -> None:
+def test_the_wheel_has_its_description_and_no_sources(portable: Path) -> None:
     with ZipFile(portable) as wheel:
         names = wheel.namelist()
         (described,) = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -52,44 +58,124 @@ def test_the_wheel_says_where_it_comes_from_and_where_it_runs(portable: Path) ->
 
 
 def test_machines_and_tables_of_papers_are_found_in_it(programs: Path, tmp_path: Path) -> None:
-    paceline = programs / "paceline"
-    where = run(
-        programs / "python", "-c", "import paceline; print(paceline.__file__)", cwd=tmp_path
-    )
+    paceline, python = programs / "paceline", programs / "python"
+    where = run(python, "-c", "import paceline; print(paceline.__file__)", cwd=tmp_path)
     assert where.startswith(str(programs.parent))
-    planned = run(paceline, "plan", "lenet5", "--machine", "k40-gigabit", cwd=tmp_path)
-    assert "lenet5 predicted on k40-gigabit" in planned
+    assert "k40-gigabit" in run(
+        paceline, "plan", "lenet5", "--machine", "k40-gigabit", cwd=tmp_path
+    )
     assert "wheel" in run(paceline, "papers", "wheel", cwd=tmp_path)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_plain_kernels_give_the_same_values(name: str, programs: Path, tmp_path: Path) -> None:
+def test_the_plain_kernels_give_the_same_values(programs: Path, tmp_path: Path) -> None:
     python = programs / "python"
     asked = "from paceline.native import instruction_sets; print(instruction_sets())"
     assert run(python, "-c", asked, cwd=tmp_path) == "[]\n"
-    test = ROOT / "tests" / "unit" / f"test_{name}.py"
-    done = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=tmp_path)
+    done = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTED, cwd=tmp_path)
     assert " passed" in done
-
-
-def test_elsewhere_installing_ends_with_one_sentence(tmp_path: Path) -> None:
-    asked = ("cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_SYSTEM_NAME=Darwin")
-    done = " ".join(run(*asked, cwd=tmp_path, code=1).split())  # cmake breaks lines
-    assert "Paceline runs on Linux only" in done
-    assert "this is Darwin." in done
-
-
-def test_elsewhere_importing_ends_with_one_sentence(tmp_path: Path) -> None:
-    program = "import sys; sys.platform = 'win32'; import paceline"
-    done = run(sys.executable, "-c", program, cwd=tmp_path, code=1)
-    assert done.splitlines()[-1].startswith("ImportError: Paceline runs on Linux only")
 
 
 def test_wheels_of_both_processors_are_configured() -> None:
     """Other settings of cibuildwheel are its own concern, and need containers."""
-    built = packages.project()["tool"]["cibuildwheel"]
-    assert built["archs"] == ["x86_64", "aarch64"]
-    command = built["test-command"].split()
-    tests = [part for part in command if part.endswith(".py")]
-    assert all((ROOT / test).is_file() for test in tests)
-    assert {f"tests/unit/test_{name}.py" for name in KERNELS} <= set(tests)
+    assert CIBUILDWHEEL["archs"] == ["x86_64", "aarch64"]
+    assert all(test.is_file() for test in TESTED)
+
+
+def test_elsewhere_than_on_linux_it_is_neither_installed_nor_imported(tmp_path: Path) -> None:
+    asked = ("cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_SYSTEM_NAME=Darwin")
+    assert "Darwin" in run(*asked, cwd=tmp_path, code=1)
+    program = "import sys; sys.platform = 'win32'; import paceline"
+    done = run(sys.executable, "-c", program, cwd=tmp_path, code=1)
+    assert done.splitlines()[-1].startswith("ImportError: ")
+
+
+# The tutorial
+
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+
+
+class Asked(NamedTuple):
+    """A command of the tutorial: in which terminal, and whether it is interrupted."""
+
+    terminal: str
+    command: str
+    interrupted: bool
+
+
+def consoles() -> Iterator[list[Asked]]:
+    """The commands of each block of a terminal; those of two terminals run at the same time."""
+    for block in re.findall(r"```console\n(.*?)```", TUTORIAL, re.S):
+        lines = block.splitlines()
+        yield [
+            Asked(match[1], match[2], "^C" in lines[number + 1 : number + 2])
+            for number, line in enumerate(lines)
+            if (match := re.fullmatch(r"([ab]?)\$ (.*)", line))
+        ]
+
+
+def filled_in(command: str, programs: Path, folder: Path) -> list[str]:
+    """The command with its program's path and the names of files for its patterns."""
+    program, *rest = shlex.split(command)
+    known = {
+        "paceline": [str(programs / "paceline")],
+        # Not among the programs of the wheel.
+        "torchrun": [str(programs / "python"), "-m", "torch.distributed.run"],
+    }
+    words = list(known[program])
+    for one in rest:
+        found = list(folder.glob(one)) if "*" in one else []
+        words.append(str(found[0].relative_to(folder)) if found else one)
+    return words
+
+
+def carry_out(asked: Asked, running: Started) -> None:
+    """Wait for a command of the tutorial, which may be interrupted after its first epoch."""
+    if asked.interrupted:
+        assert any("epoch 1/" in line for line in running.process.stderr)
+        running.process.send_signal(signal.SIGINT)
+    finished = running.finish()
+    wanted = 130 if asked.interrupted else 0
+    assert finished.code == wanted, f"{asked.command}\n{finished.out}\n{finished.err}"
+
+
+def test_the_tutorial_from_beginning_to_end(programs: Path, tmp_path: Path) -> None:
+    files = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", TUTORIAL, re.S))
+    assert list(files) == ["letters.py"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    num_commands = 0
+    for block in consoles():
+        assert {asked.terminal for asked in block} in ({""}, {"a", "b"})
+        begun = [
+            (asked, Started(filled_in(asked.command, programs, tmp_path), tmp_path, afresh=True))
+            for asked in block
+        ]
+        try:
+            for asked, running in begun:
+                carry_out(asked, running)
+                num_commands += 1
+        finally:
+            for _, running in begun:
+                running.kill()
+    assert num_commands == len(re.findall(r"^[ab]?\$ ", TUTORIAL, re.M)) == 8
+    for folder in ("runs", "first", "stopped"):
+        (found,) = (tmp_path / folder).iterdir()
+        for name in ("report.html", "result.json", "model.safetensors"):
+            assert (found / name).stat().st_size > 0
+
+
+def test_the_loop_of_the_readme_runs_and_names_the_exchange_it_has_chosen(start, tmp_path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    ((name, program),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", readme, re.S)
+    (tmp_path / name).write_text(program)
+    (asked,) = re.findall(r"Start it with `torchrun (.+?)`", readme)
+    arguments = shlex.split(asked)
+    assert arguments[-1] == name
+    # Standalone: at a free port, as tests beside this one may have torchrun's usual one.
+    command = ("-m", "torch.distributed.run", "--standalone", *arguments)
+    done = start(*command).finish()
+    assert done.code == 0, done.err
+    # Both print to one pipe, where a text and its line end may have another's between them.
+    chosen = re.findall(rf"({'|'.join(EXCHANGES)}): ", done.out)
+    assert len(chosen) == int(arguments[arguments.index("--nproc-per-node") + 1])
+    assert len(set(chosen)) == 1

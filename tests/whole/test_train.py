@@ -1,65 +1,74 @@
-"""Whole runs with real worker processes."""
+"""Whole runs with real worker processes: by the command line, by torchrun and by a program."""
 
 import json
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from paceline.core.plan import Kind
+from paceline.data import load
+from paceline.models.networks import LeNet5
 from paceline.record.trace import read_trace
 from processes import Started
+from refusals import refused_field
 
 QUICK = ("--profile-s", "0.2", "--epochs", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+FILES = {"result.json", "trace.json", "report.html", "model.safetensors", "run.toml"}
+slow = pytest.mark.slow
 
 
-def trained(paceline, *arguments: str) -> dict:
-    done = paceline("train", "lenet5", "--data", "digits", "--json", *QUICK, *arguments)
-    assert done.code == 0, done.err
-    return json.loads(done.out)
+def losses(result: dict[str, Any], name: str = "train_loss") -> list[float]:
+    return [row[name] for row in result["epochs"]]
+
+
+def accuracy_of(weights: Path) -> float:
+    """What a fresh model with these weights gets right."""
+    model = LeNet5().eval()
+    model.load_state_dict(load_file(weights))
+    test = load("digits", (1, 32, 32), seed=0).test
+    inputs, targets = test.__getitems__(range(len(test)))
+    return int((model(inputs).argmax(1) == targets).sum()) / len(test)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run with two workers, for all tests that only look at what it wrote."""
     home = tmp_path_factory.mktemp("run")
     command = [sys.executable, "-m", "paceline", "train", "lenet5", "--workers", "2", "--json"]
-    done = Started([*command, *QUICK], home, afresh=True).finish()  # as a user starts it
+    done = Started([*command, *QUICK], home).finish()
     assert done.code == 0, done.err
     path = home / "runs" / json.loads(done.out)["id"]
     assert json.loads((path / "result.json").read_text()) == json.loads(done.out)
     return path
 
 
-def planned(result: dict, strategy: str) -> dict:
+@pytest.fixture(scope="module")
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def planned(result: dict[str, Any], strategy: str) -> dict[str, Any]:
     (row,) = (row for row in result["plans"] if row["strategy"] == strategy)
     return row
 
 
-@pytest.fixture(scope="module")
-def result(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())
-
-
-def test_a_run_writes_its_files_and_what_they_say_fits_together(result, folder):
-    assert {path.name for path in folder.iterdir()} == {
-        "result.json",
-        "trace.json",
-        "report.html",
-        "model.safetensors",
-        "run.toml",
-    }
+def test_a_run_writes_its_files_and_their_figures_fit_together(result, folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == FILES
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
     assert planned(result, "allreduce")["step_s"] == result["predicted_step_s"]
-    assert result["accuracy"] == result["epochs"][-1]["score"]
+    assert result["accuracy"] == result["epochs"][-1]["score"] > 0.5
+    assert accuracy_of(folder / "model.safetensors") == result["accuracy"]
     assert len(result["peak_memory_bytes"]) == 2
 
 
-def test_the_measured_timeline_conforms_to_the_plan(result, folder):
+def test_the_measured_timeline_conforms_to_the_plan(result, folder: Path) -> None:
     assert result["faults"] == []
-    timelines = read_trace(folder / "trace.json")
-    measured = timelines["measured"]
+    measured = read_trace(folder / "trace.json")["measured"]
     assert measured.num_steps() == 20
     # 61,706 gradients fit in one bucket, which both ranks reduce together.
     reductions = [span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE)]
@@ -67,7 +76,7 @@ def test_the_measured_timeline_conforms_to_the_plan(result, folder):
     assert {resource.owner for resource in reductions[0].on} == {"cpu0", "cpu1"}
 
 
-def test_the_trace_has_no_overlapping_slices_on_a_track(result, folder):
+def test_the_trace_has_no_overlapping_slices_on_a_track(folder: Path) -> None:
     events = json.loads((folder / "trace.json").read_text())
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events["traceEvents"]:
@@ -81,23 +90,32 @@ def test_the_trace_has_no_overlapping_slices_on_a_track(result, folder):
         assert all(a[1] <= b[0] + nanosecond / 2 for a, b in pairwise(slices))
 
 
-def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, start):
-    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = start(*module, "-m", "paceline", "train", "lenet5", "--json", *QUICK).finish()
+def test_compare_and_report_work_on_the_files_alone(result, folder: Path, paceline) -> None:
+    again = json.loads(paceline("compare", str(folder), "--json").out)["rows"]
+    for row, written in zip(again, result["comparison"]["rows"], strict=True):
+        assert row["quantity"] == written["quantity"]
+        for side in ("left_s", "right_s"):  # the trace counts nanoseconds
+            assert row[side] == pytest.approx(written[side], abs=2e-9)
+    report = folder / "report.html"
+    report.unlink()
+    assert paceline("report", str(folder)).code == 0
+    assert report.exists()
+
+
+def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, start) -> None:
+    train = ("-m", "paceline", "train", "lenet5", "--json", *QUICK[:2], "--epochs", "1")
+    done = start(*TORCHRUN, *train).finish()
     assert done.code == 0, done.err
-    other = json.loads(done.out)
-    assert [row["train_loss"] for row in other["epochs"]] == [
-        row["train_loss"] for row in result["epochs"]
-    ]
+    assert losses(json.loads(done.out)) == losses(result)[:1]
 
 
-def test_the_file_of_a_run_repeats_it(result, folder, paceline):
+@slow
+def test_the_file_of_a_run_repeats_it(result, folder: Path, paceline) -> None:
     done = paceline("train", "--config", str(folder / "run.toml"), "--json")
     assert done.code == 0, done.err
     again = json.loads(done.out)
     assert again["settings"] == result["settings"]
-    rows = [[row["train_loss"] for row in one["epochs"]] for one in (again, result)]
-    assert rows[0] == rows[1]
+    assert losses(again) == losses(result)
 
 
 # Each rank of torchrun has settings of its own, as on machines with different files.
@@ -110,41 +128,28 @@ main()
 """
 
 
-def test_ranks_with_other_settings_are_refused_before_they_train(start, tmp_path):
+@slow
+def test_ranks_with_other_settings_are_refused_before_they_train(start, tmp_path: Path) -> None:
     (tmp_path / "unequal.py").write_text(UNEQUAL)
-    module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = start(*module, "unequal.py").finish()
-    assert done.code == 1  # of torchrun
-    why = "paceline: seed: 1 in worker 1, and 0 in worker 0; start all by the same command line"
-    assert why in done.err.splitlines()
+    done = start(*TORCHRUN, "unequal.py").finish()
+    assert (done.code, refused_field(done.err)) == (1, "seed")  # the code is torchrun's
     assert not (tmp_path / "runs").exists()
 
 
-def test_compare_and_report_work_on_the_files_alone(result, folder, paceline):
-    done = paceline("compare", str(folder), "--json")
-    again = json.loads(done.out)["rows"]
-    for row, written in zip(again, result["comparison"]["rows"], strict=True):
-        assert row["quantity"] == written["quantity"]
-        for side in ("left_s", "right_s"):  # the trace counts nanoseconds
-            assert row[side] == pytest.approx(written[side], abs=2e-9)
-    report = folder / "report.html"
-    report.unlink()
-    assert paceline("report", str(folder)).code == 0
-    assert report.exists()
-
-
+@slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_takes_the_same_steps_as_two(paceline, result, workers: int):
+def test_any_number_of_workers_takes_the_same_steps_as_two(paceline, result, workers: int) -> None:
     # 1,438 samples in 23 steps of 62 or 63: three ranks get unequal shares, weighted by their size.
-    other = trained(paceline, "--workers", str(workers))
-    for row, of_two in zip(other["epochs"], result["epochs"], strict=True):
-        assert row["train_loss"] == pytest.approx(of_two["train_loss"], rel=1e-4)
-        assert row["test_loss"] == pytest.approx(of_two["test_loss"], rel=1e-4)
+    done = paceline("train", "lenet5", "--json", *QUICK, "--workers", str(workers))
+    assert done.code == 0, done.err
+    other = json.loads(done.out)
+    for name in ("train_loss", "test_loss"):
+        assert losses(other, name) == pytest.approx(losses(result, name), rel=1e-4)
     exchanged = planned(other, "allreduce")["wire_nbytes_per_step"]
     assert exchanged == pytest.approx(2 * (workers - 1) * 4 * 61_706)
 
 
-def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
+def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path: Path) -> None:
     done = paceline("plan", "lenet5", "--json", "--profile-s", "0.2")
     assert done.code == 0, done.err
     plan = json.loads(done.out)
@@ -153,11 +158,7 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     # 61,706 float32 gradients: each of two ranks sends all of them through the host's link. By a
     # tree the gradients go one way and the parameters the other; the host's sum has no link.
     sent = {row["strategy"]: row["wire_nbytes_per_step"] for row in rows if row["workers"] == 2}
-    assert {name: sent[name] for name in ("allreduce", "tree", "host")} == {
-        "allreduce": 2 * 4 * 61_706,
-        "tree": 2 * 4 * 61_706,
-        "host": 0,
-    }
+    assert (sent["allreduce"], sent["tree"], sent["host"]) == (*[2 * 4 * 61_706] * 2, 0)
     # With a split head only the body's 2,572 gradients travel, and activations of 64 samples.
     assert 2 * 4 * 2_572 < sent["subbatch"] < sent["allreduce"]
     assert plan["refused"] == []
@@ -165,44 +166,191 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path):
     # One worker has been measured, too, or nobody knows what the second one brings.
     [alone] = [row for row in rows if row["workers"] == 1]
     assert (alone["wire_nbytes_per_step"], alone["memory_nbytes"].keys()) == (0, {"cpu0"})
-    assert "worth using" in plan["workers_sentence"]
 
 
-def test_a_plan_here_of_a_hub_is_of_nothing_else(paceline):
-    done = paceline("plan", "lenet5", "--strategy", "wheel", "--json", "--profile-s", "0.2")
+@slow
+@pytest.mark.parametrize(
+    ("arguments", "strategies", "refused"),
+    [
+        (("lenet5", "--strategy", "wheel"), {"wheel"}, set()),
+        (("mlp-64-10",), {"allreduce", "tree", "host"}, {"subbatch"}),  # it has no head to split
+    ],
+)
+def test_a_plan_here_is_of_the_strategies_that_can_train(
+    paceline, arguments, strategies, refused
+) -> None:
+    done = paceline("plan", *arguments, "--json", "--profile-s", "0.2")
     assert done.code == 0, done.err
     plan = json.loads(done.out)
-    assert [(row["strategy"], row["workers"]) for row in plan["plans"]] == [("wheel", 2)]
-    assert plan["refused"] == []
+    assert {row["strategy"] for row in plan["plans"]} == strategies
+    assert {row["strategy"] for row in plan["refused"]} == refused
 
 
-def test_a_plan_here_says_why_a_head_cannot_be_split(paceline):
-    done = paceline("plan", "mlp-64-10", "--json", "--profile-s", "0.2")
+MINE = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+"""
+
+
+@slow
+@pytest.mark.parametrize(
+    ("arguments", "score"),
+    [
+        (("mlp-500-8-983", "--data", "delicious-like:samples=300"), "precision@1"),
+        (("mine:net",), "accuracy"),
+    ],
+)
+def test_a_score_is_called_by_its_name(paceline, tmp_path: Path, arguments, score: str) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    done = paceline("train", *arguments, *QUICK)
     assert done.code == 0, done.err
-    plan = json.loads(done.out)
-    assert {row["strategy"] for row in plan["plans"]} == {"allreduce", "tree", "host"}
-    [refused] = plan["refused"]
-    assert (refused["strategy"], refused["workers"]) == ("subbatch", 2)
-    assert "mlp-64-10 has no head to split" in refused["why"]
-
-
-def test_what_several_labels_are_scored_by_is_called_by_its_name(paceline, tmp_path):
-    data = ("--data", "delicious-like:samples=300", "--workers", "1")
-    done = paceline("train", "mlp-500-8-983", *data, *QUICK)
-    assert done.code == 0, done.err
-    assert ", precision@1 " in done.err
-    assert "\nprecision@1 " in done.out
-    assert "accuracy" not in done.out + done.err
+    assert f", {score} " in done.err
+    assert f"\n{score} " in done.out
+    (other,) = {"accuracy", "precision@1"} - {score}
+    assert other not in done.out + done.err
     (folder,) = (tmp_path / "runs").iterdir()
-    assert json.loads((folder / "result.json").read_text())["score"] == "precision@1"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["score"], result["faults"]) == (score, [])
 
 
-def test_a_model_of_the_users_own(paceline, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n"
-        "def net():\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))\n"
-    )
-    done = paceline("train", "mine:net", "--json", *QUICK)
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["faults"] == []
+# Programs. As a newcomer writes it: nothing protects the module from being imported by its workers.
+
+PROGRAM = """
+import json
+import paceline
+
+run = paceline.train("lenet5", workers=2, epochs=2, profile_s=0.2, options={"bucket_mb": 5})
+wanted = run.report("mine.html")
+again = run.report(run.folder / "report.html")
+print(json.dumps({
+    "accuracy": run.accuracy,
+    "result": json.loads(run.result.model_dump_json()),
+    "timeline": [run.timeline.origin, run.timeline.num_steps()],
+    "folder": str(run.folder),
+    "reports": [str(wanted), str(again)],
+    "alike": wanted.read_bytes() == again.read_bytes(),
+}))
+"""
+UNEVEN = """
+import json
+import torch
+import paceline
+from paceline.core.errors import InvalidInput
+
+common = {"strategy": "hogbatch", "workers": "cpu:1,cpu:1@slow=16", "profile_s": 0.2}
+numbers = torch.get_rng_state()
+training = {"learning_rate": 0.1, "epochs": 3, "options": {"beta": 0.5}}
+# With force: on a busy machine the slow worker may be measured as one that slows the other down.
+run = paceline.train("mlp-64-32-10", policy="adaptive", force=True, **common, **training)
+print(json.dumps({
+    "accuracy": run.accuracy,
+    "result": json.loads(run.result.model_dump_json()),
+    "folder": str(run.folder),
+    "numbers": torch.equal(numbers, torch.get_rng_state()),
+}))
+for wrong in (
+    {"options": {"policy": "adaptive"}},
+    {"workers": 0},
+    {"port": 7},
+    {"strategy": "host", "workers": 2},
+    {"learning_rate": 1e38, "workers": 1},
+):
+    try:
+        paceline.train("mlp-64-32-10", **common | {"policy": "hogbatch"} | wrong)
+    except InvalidInput as error:
+        print(error.field)
+"""
+IN_A_THREAD = """
+import threading
+import paceline
+from paceline.core.errors import WorkersFailed
+
+def train():
+    for model in ("lenet5", "lenet6"):
+        try:
+            print(type(paceline.train(model, workers=1, epochs=1, profile_s=0.1)).__name__)
+        except WorkersFailed as error:
+            print(error.exit_code)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+UNDER_TORCHRUN = """
+import gc
+import json
+import os
+from pathlib import Path
+import paceline
+from paceline.core.errors import InvalidInput
+
+gc.disable()  # so that what a run keeps in a cycle of references shows
+run = paceline.train("lenet5", epochs=1, profile_s=0.1)
+said = [str(run.folder), run.accuracy, run.result.settings.workers]
+try:
+    paceline.train("lenet5", strategy="wheel")
+except InvalidInput as error:
+    said.append(error.field)
+threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+said.append([name for name in threads if "gloo" in name])
+os.write(1, f"{json.dumps(said)}\\n".encode())
+"""
+
+
+@pytest.fixture
+def program(start, tmp_path: Path):
+    """Run a program to its end; return the lines that it has printed."""
+
+    def run(text: str, *launcher: str) -> list[str]:
+        (tmp_path / "program.py").write_text(text)
+        done = start(*launcher, "program.py").finish()
+        assert done.code == 0, done.err
+        return done.out.splitlines()
+
+    return run
+
+
+def test_a_program_trains_and_looks_at_its_run(program, tmp_path: Path) -> None:
+    # What the program prints is its own: progress and tables stay away from its output.
+    (line,) = program(PROGRAM)
+    said = json.loads(line)
+    folder = tmp_path / said["folder"]
+    assert folder.parent == tmp_path / "runs"
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert said["result"] == json.loads((folder / "result.json").read_text())
+    assert said["accuracy"] == said["result"]["accuracy"] > 0.5
+    assert said["result"]["settings"]["options"] == {"bucket_mb": 5}
+    assert said["timeline"] == ["measured", 20]
+    assert said["reports"] == ["mine.html", f"{said['folder']}/report.html"]
+    assert said["alike"]
+
+
+@slow
+def test_a_program_trains_on_uneven_workers(program, tmp_path: Path) -> None:
+    first, *refused = program(UNEVEN)
+    said = json.loads(first)
+    folder = tmp_path / said["folder"]
+    assert said["result"] == json.loads((folder / "result.json").read_text())
+    assert said["result"]["settings"]["options"] == {"policy": "adaptive", "beta": 0.5}
+    assert said["accuracy"] == said["result"]["accuracy"] > 0.5
+    assert set(said["result"]["updates"]["by_worker"]) == {"cpu0", "cpu1"}
+    assert said["numbers"]  # those that the program draws are its own
+    assert refused == ["policy", "workers", "port", "policy", "learning_rate"]
+
+
+@slow
+def test_a_thread_of_a_program_may_train(program) -> None:
+    assert program(IN_A_THREAD) == ["Run", "2"]
+
+
+@slow
+def test_under_torchrun_each_process_of_a_program_is_one_of_the_workers(program, tmp_path) -> None:
+    first, second = map(json.loads, program(UNDER_TORCHRUN, *TORCHRUN))
+    assert first == second
+    folder, accuracy, workers, refused, threads = first
+    assert (workers, accuracy > 0.3) == (2, True)
+    assert json.loads((tmp_path / folder / "result.json").read_text())["accuracy"] == accuracy
+    assert refused == "strategy"
+    assert threads == []  # a group's thread may abort a program that has ended

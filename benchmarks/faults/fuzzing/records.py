@@ -178,7 +178,7 @@ def _compare(data: bytes, folder: Path) -> object:
     try:
         table = compare(left, right)
     except ValueError as error:
-        raise InvalidInput(str(error)) from None
+        raise InvalidInput.of(str(error)) from None
     run = read_run(folder)
     changed = differences(run, run, table)
     out = StringIO()

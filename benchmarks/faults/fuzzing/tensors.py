@@ -220,7 +220,7 @@ def _json_values(data: bytes, folder: Path) -> object:
     try:
         return (json_values.loads(data),)
     except ValueError as error:  # which its callers turn into InvalidInput
-        raise InvalidInput(str(error)) from None
+        raise InvalidInput.of(str(error)) from None
 
 
 PARSERS = (

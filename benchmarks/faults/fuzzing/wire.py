@@ -87,10 +87,10 @@ def _frame(data: bytes, folder: Path) -> object:
         if header.kind is MessageKind.HELLO:
             return frames.single_parts(header, data[HEADER_NBYTES:], 3)
         if header.total_nbytes > _LARGEST:
-            raise InvalidInput(f"a message of {header.total_nbytes} bytes")  # as the hub does
+            raise InvalidInput("message", f"it has {header.total_nbytes} bytes")  # as the hub does
         return header, Assembly().add(header, data[HEADER_NBYTES:])
     except frames.ProtocolError as error:  # which server and client count, and answer with RESET
-        raise InvalidInput(str(error)) from None
+        raise InvalidInput.of(str(error)) from None
 
 
 @cache
@@ -197,7 +197,7 @@ def _packet(data: bytes, folder: Path) -> object:
     try:
         return messages.unpack(data)
     except ValueError as error:  # by which the coordinator drops a worker
-        raise InvalidInput(str(error)) from None
+        raise InvalidInput.of(str(error)) from None
 
 
 PARSERS = (

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 
 sys.path.insert(0, sys.argv[1])
 
@@ -12,7 +11,7 @@ from hosts import TwoHosts
 with TwoHosts(rate=None):
     child = os.fork()
     if not child:
-        time.sleep(1000)
+        signal.pause()
 print("closed")
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
