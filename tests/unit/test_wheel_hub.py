@@ -1,6 +1,5 @@
-"""Workers that measure their links to the hub do so one after another: they may share a wire."""
+"""The hub of wheel before training: who measures its link, who waits, and how long."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from unittest.mock import Mock
@@ -11,10 +10,13 @@ import torch
 from paceline.core.errors import WorkerLost
 from paceline.models.paced import PacedSGD
 from paceline.recipes.named import workload_of
-from paceline.rpc.client import Client
+from paceline.rpc.client import Client, ReplyFuture
+from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import Identity
-from paceline.rpc.workers import agreement
+from paceline.rpc.server import Server
+from paceline.rpc.workers import agreement, connected
+from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob
@@ -23,8 +25,11 @@ from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
 from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
+from paceline.strategies.wheel.worker import take_part
+from refusals import refused
+from rpc_exchange import DEADLINE_S, Clock, beside, until
 
-NBYTES, WAIT_S, NUM_LAYERS = 70_000, 3.0, 5
+NBYTES, WAIT_S, NUM_LAYERS = 70_000, 60.0, 5
 PROFILE = DeviceProfile(kind="cpu", host="here", seconds=(), codecs={}).model_dump_json().encode()
 ZEROS = (0.0,) * NUM_LAYERS
 SPEC = RunSpec(
@@ -49,8 +54,14 @@ SETTINGS = Mock(bind="tcp://127.0.0.1:0", keys=None, wait_s=WAIT_S, deadline_s=1
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
-    """Where a hub listens that gives up after a while, as nobody begins."""
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub, which gives up in the end, as nobody trains. Its workers' heartbeats go on."""
+    monkeypatch.setattr(module_of_hub, "Server", lambda *of, clock, **more: Server(*of, **more))
     model, halves = stand_in(SPEC)
     workload = workload_of("lenet5", 32, None)
     parts = split(workload, SPEC.config)
@@ -60,34 +71,66 @@ def address() -> Iterator[str]:
     server = ParameterServer(
         model, halves, optimizer, num_workers=2, staleness=1, checks_values=False
     )
-    ended: list[WorkerLost] = []
     with ExitStack() as stack:
-        hub = Hub(stack, SETTINGS, "trials", job, server, Mock(), test=Mock())
-
-        def wait() -> None:
-            try:
-                hub.wait_for_workers()
-            except WorkerLost as error:
-                ended.append(error)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        yield hub.rpc.address
-        waiting.join(10 * WAIT_S)
-    assert [str(error) for error in ended] == [f"no worker has come within {WAIT_S:g} s"]
+        hub = Hub(stack, SETTINGS, "trials", job, server, Mock(), test=Mock(), clock=clock)
+        serving = beside(lambda: (hub.wait_for_workers(), hub.train()))
+        yield hub
+        until(lambda: not server.workers.live)
+        clock.now_s += WAIT_S + 0.1
+        with pytest.raises(WorkerLost):
+            serving.result(DEADLINE_S)
 
 
-def client(address: str, worker: int) -> Client:
-    return Client(address, Identity("trials", agreement(), worker), keys=None, deadline_s=10.0)
+def client(hub: Hub, worker: int) -> Client:
+    return Client(
+        hub.rpc.address, Identity("trials", agreement(), worker), keys=None, deadline_s=60.0
+    )
 
 
-def test_a_worker_waits_until_the_one_before_it_has_its_profile(address: str):
-    probe = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))
-    with closing(client(address, 0)) as first, closing(client(address, 1)) as second:
-        assert len(first.request(probe).result().parts[0]) == NBYTES
-        waiting = second.request(probe)
-        assert len(first.request(probe).result().parts[0]) == NBYTES
-        assert not waiting.wait(0.3)
+PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))
+
+
+def waiting_for(first: Client, second: Client) -> ReplyFuture:
+    """Let two workers probe; return the future of the second, which has to wait."""
+    assert len(first.request(PROBE).result().parts[0]) == NBYTES
+    waiting = second.request(PROBE)
+    second.request(Message(Topic.CLOCK.value)).result()  # which the hub answers after that
+    assert not waiting.wait(0.0)
+    return waiting
+
+
+def test_a_worker_waits_until_the_one_before_it_has_its_profile(hub: Hub):
+    with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
+        waiting = waiting_for(first, second)
+        assert len(first.request(PROBE).result().parts[0]) == NBYTES
+        assert not waiting.wait(0.0)
         first.request(Message(Topic.PROFILE.value, parts=(PROFILE,))).result()
-        assert waiting.wait(5)
         assert len(waiting.result().parts[0]) == NBYTES
+
+
+def test_a_worker_that_stops_probing_loses_its_turn(hub: Hub, clock: Clock):
+    with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
+        waiting = waiting_for(first, second)
+        clock.now_s += 10.1
+        assert len(waiting.result().parts[0]) == NBYTES
+
+
+def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
+    settings = WorkerProcessSettings(
+        connect=hub.rpc.address, run="trials", workers=(0, 1), device="cpu"
+    )
+    with refused("workers"), connected(settings, settings.numbers, None) as clients:
+        take_part(settings, clients)
+
+
+def test_workers_that_live_and_complete_nothing_are_left_out(hub: Hub, clock: Clock):
+    layout = memoryview(hub._gate._layout.encode())
+    begin = Message(Topic.BEGIN.value, parts=(layout,))
+    with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
+        for begun in [first.request(begin), second.request(begin)]:
+            assert begun.result().step == 0
+        clock.now_s += 99
+        until(lambda: hub._polled_s == clock.now_s)
+        assert not hub.lost
+        clock.now_s += 2
+        until(lambda: len(hub.lost) == 2)
