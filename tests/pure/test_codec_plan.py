@@ -8,7 +8,7 @@ from paceline.core.collective import codec_times
 from paceline.core.cost import Roofline
 from paceline.core.machine import CodecSpeed, Machine
 from paceline.core.plan import Plan
-from paceline.core.simulate import period, simulate
+from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.wire_format import PIECE, wire_format
 from paceline.core.workload import Cost, Layer, Parameter, Workload
@@ -195,12 +195,3 @@ def test_the_cores_of_a_host_encode_for_its_gpus():
     with refused("codec") as caught:
         plan_host(chain((0, NBYTES)), on_gpus, HostReduce(codec="dynamic8"), Window(1))
     assert "hosts.codecs.eightbit" in caught.value.problem
-
-
-def test_steps_with_a_codec_follow_one_another():
-    machine, work = hosts(), chain((0.1, 4 * 100_000), (0.2, 4 * 9_000_000))
-    cost, config = WithoutUpdate(machine), AllReduce(codec="dynamic8")
-    two, four = (
-        period(lambda n: plan(work, machine, config, Window(n)), cost, steps) for steps in (2, 4)
-    )
-    assert two == pytest.approx(four, rel=1e-9)

@@ -16,8 +16,6 @@ from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
 from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.hierarchy.plan import memory, plan, variants
-from paceline.strategies.host.config import HostReduce
-from paceline.strategies.host.plan import plan as host_plan
 from refusals import refused
 
 NBYTES = 4000
@@ -69,12 +67,6 @@ def test_rings_of_groups_move_as_much_as_one_ring_in_fewer_messages(sizes, count
     copies_s = 2 * 4 * count / 1e18 + 2 * 4 * count / 1e18
     found = seconds(grouped(sizes, pace, latency_s), 4 * count)
     assert found == pytest.approx(expected + copies_s, rel=1e-6)
-
-
-def test_one_group_is_the_ring_of_strategy_host():
-    machine = box(*["cpu"] * 3, hosts="abc", links=all_linked(3, 1e3, 0.25))
-    tasks = host_plan(chain((0, NBYTES)), machine, HostReduce(workers=3), Window(1))
-    assert seconds(machine, NBYTES) == pytest.approx(exchange_s(tasks, machine), rel=1e-12)
 
 
 def test_servers_add_and_update_their_share_and_send_at_once():

@@ -11,7 +11,6 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies import find_strategy
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.routes import place
-from refusals import refused
 from wheels import BODY, HEAD, SAMPLES, model
 
 MACHINE = find_machine("k40-gigabit")  # four devices, so a hub and three for bodies
@@ -46,14 +45,6 @@ def test_a_plan_has_as_many_workers_as_alternate_on_the_devices() -> None:
     # Six workers of four devices are not compared with six devices.
     own = forecast_one(alexnet, MACHINE, allreduce, allreduce.config(workers=1), 256)
     assert found.alone_samples_per_s / 4 == pytest.approx(own.samples_per_s, rel=1e-6)
-
-
-def test_more_workers_than_lanes_of_all_devices_are_refused() -> None:
-    for strategy, workers in (("wheel", 7), ("host", 6)):
-        known = find_strategy(strategy)
-        with refused("workers"):
-            forecast_one(alexnet, MACHINE, known, known.config(workers=workers), 1536)
-    forecast_one(alexnet, MACHINE, WHEEL, Wheel(workers=9, lanes=3), 9 * 256)
 
 
 def limits(found: Forecast) -> list[float]:

@@ -160,14 +160,6 @@ def test_gpus_copy_what_they_send_and_hand_over_at_the_end_of_each_half():
     assert synced == {"s0/forward[c1]", "s0/backward[f0]", "s0/backward[c0]"}
 
 
-def test_updates_until_a_horizon():
-    machine = two_hosts("a", "b", "b")
-    tasks = plan(model(), machine, Wheel(workers=4), Window(30))
-    timeline = simulate(tasks, Roofline.of(machine), until=90.0)
-    updates = sum(span.kind is Kind.STEP for span in timeline.spans)
-    assert updates == pytest.approx(2 * 90.0 / 3.0, abs=4)
-
-
 def test_the_hub_is_the_first_devices_host_or_the_named_one():
     machine = two_hosts("a", "b", "b")
     assert place(machine, Wheel()).hub.name == "cpu0"
