@@ -1,7 +1,6 @@
 """The sizes of batches: the papers' policies, one of the user's, and how many are given ahead."""
 
 from math import inf
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -183,7 +182,6 @@ def test_how_many_batches_are_given_ahead(batch_s, left_s, depth, prefetches, ex
     assert num_given(batch_s, left_s, depth, prefetches) == expected
 
 
-MODULE = '''
 class Growing:
     """One more sample with each batch, up to twice the batch size of the run."""
 
@@ -200,9 +198,7 @@ class Nested:
     Policy = Growing
 
 
-class Silent:
-    most = (4, 4)
-
+class Boundless:
     def __init__(self, workers):
         pass
 
@@ -210,16 +206,13 @@ class Silent:
         return None if worker else 5
 
 
+class Silent(Boundless):
+    most = (4, 4)
+
+
 class Failing(Silent):
     def next_batch(self, worker, updates, sizes):
         raise KeyError("no such worker")
-
-
-class Boundless:
-    def __init__(self, workers):
-        pass
-
-    next_batch = len
 
 
 class Unmade:
@@ -228,30 +221,25 @@ class Unmade:
 
 def sized(workers):
     return object()
-'''
 
 
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Make a policy of the user's."""
-    (tmp_path / "own_policies.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def made(name: str):
+    """Make a policy of the user's, which is in this module."""
     specs = (WorkerSpec("cpu", 2), WorkerSpec("gpu"))
-    return lambda name: policy_of(Hogbatch(policy=name), specs, (1.0, 2.0), 8)
+    return policy_of(Hogbatch(policy=f"{__name__}:{name}"), specs, (1.0, 2.0), 8)
 
 
 @pytest.mark.parametrize("name", ["Growing", "Nested.Policy"])
-def test_a_users_policy_is_asked_as_the_built_in_ones_are(made, name: str):
-    policy = made(f"own_policies:{name}")
+def test_a_users_policy_is_asked_as_the_built_in_ones_are(name: str):
+    policy = made(name)
     assert policy.most == (16, 16)
     sizes = [policy.next_batch(0, [1.0, 0.0], [size, 3]) for size in (0, 1, 15, 16)]
     assert sizes == [1, 2, 16, 16]
     assert policy.policy.asked[0] == (0, (1.0, 0.0))
 
 
-def test_a_plan_asks_it_too(made):
-    config = check_options(STRATEGY, {"policy": "own_policies:Growing", "gpu_depth": 1}, 2)
+def test_a_plan_asks_it_too():
+    config = check_options(STRATEGY, {"policy": f"{__name__}:Growing", "gpu_depth": 1}, 2)
     machine, work = devices("cpu0", "gpu0"), workload(DATA_SETS[0], 8)
     timeline = simulate(plan(work, machine, config, Window(4)), Roofline.of(machine))
     sizes = [size for _, size in statistics.batch_sizes(timeline)["gpu0"]]
@@ -259,15 +247,15 @@ def test_a_plan_asks_it_too(made):
     assert sizes == [min(16, number + 1) for number in range(len(sizes))]
     assert STRATEGY.memory(work, machine, config)["gpu0"] > 0
     with refused("policy"):
-        plan(work, machine, Hogbatch(policy="own_policies:Unmade"), Window(1))
+        plan(work, machine, Hogbatch(policy=f"{__name__}:Unmade"), Window(1))
 
 
-@pytest.mark.parametrize(
-    "name", ["own_policies:Missing", "Unmade", "sized", "Boundless", "no_such:Policy"]
-)
-def test_what_is_no_policy_is_refused(made, name: str):
+@pytest.mark.parametrize("name", ["Missing", "Unmade", "sized", "Boundless"])
+def test_what_is_no_policy_is_refused(name: str):
     with refused("policy"):
-        made(name if ":" in name else f"own_policies:{name}")
+        made(name)
+    with refused("policy"):
+        policy_of(Hogbatch(policy="no_such:Policy"), [CPU], SPEEDS[:1], 8)
 
 
 @pytest.mark.parametrize("name", ["omnivore", "a:", ":b", "a b:c", "a.1:c", ""])
@@ -278,8 +266,8 @@ def test_other_names_are_refused(name: str):
 
 
 @pytest.mark.parametrize(("name", "worker"), [("Silent", 0), ("Silent", 1), ("Failing", 1)])
-def test_every_size_is_checked(made, name: str, worker: int):
-    policy = made(f"own_policies:{name}")
+def test_every_size_is_checked(name: str, worker: int):
+    policy = made(name)
     with refused("policy") as caught:
         policy.next_batch(worker, (0.0, 0.0), (0, 0))
     assert f"worker {worker}" in caught.value.problem
