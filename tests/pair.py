@@ -28,7 +28,6 @@ import socket
 import struct
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -78,10 +77,10 @@ class _Rank:
         self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open as long as the rank
         self.socket, its_end = socket.socketpair()
         with its_end, Path(os.devnull).open() as nothing, forking():
-            command = [sys.executable, __file__, str(its_end.fileno())]
-            fds = {0: nothing.fileno(), 1: self.log.fileno(), 2: self.log.fileno()}
-            fds[its_end.fileno()] = its_end.fileno()
-            self.process = fork(command, environment, fds)
+            command = [sys.executable, __file__, "3"]
+            fds = {0: nothing, 1: self.log, 2: self.log, 3: its_end}
+            numbers = {number: file.fileno() for number, file in fds.items()}
+            self.process = fork(command, environment, numbers)
 
     def close(self) -> None:
         self.process.close()
@@ -105,13 +104,15 @@ class _Rank:
 class Ranks:
     """As many ranks, which are started when the first function is sent to them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, num_gpus: int = 0) -> None:
         from paceline.links.processes import KEEPING_MEMORY
         from processes import ENVIRONMENT, SET_BY_IMPORTS
 
         self.size = size
         kept = {name: text for name, text in os.environ.items() if name not in SET_BY_IMPORTS}
         self._environment = KEEPING_MEMORY | kept | ENVIRONMENT
+        if num_gpus:  # simulated ones
+            self._environment["PACELINE_SIMULATED_GPUS"] = str(num_gpus)
         self._ranks: list[_Rank] = []
 
     def __call__(
@@ -119,6 +120,7 @@ class Ranks:
         function: Callable[..., Any],
         *args: Any,
         deadline_s: float = DEADLINE_S,
+        timeout_s: float = DEADLINE_S,
         errors: bool = False,
         group: bool = True,
         cwd: Path | None = None,
@@ -127,7 +129,7 @@ class Ranks:
         """Run `function(*args)` on each rank, and return the results.
 
         With `errors` a Failure is the result of a rank that raises or dies; else the call raises.
-        Without `group` the function makes the process group. `cwd` is where it runs. The
+        Collectives wait `timeout_s`. Without `group` the function makes the process group. `cwd` is where it runs. The
         environment has this process's PACELINE_* variables, as failpoints set them, and
         `environment`.
         """
@@ -140,6 +142,7 @@ class Ranks:
             "function": function.__qualname__,
             "args": args,
             "deadline_s": deadline_s,
+            "timeout_s": timeout_s,
             "group": group,
             "cwd": str(cwd or ""),
             "environment": own | (environment or {}),
@@ -278,7 +281,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["group"]:
             store, _, _ = next(rendezvous("env://"))
-            joined(store, request["deadline_s"])
+            joined(store, request["timeout_s"])
         function = _function(Path(request["file"]), request["function"])
         result = {"result": function(*request["args"])}
         _check_sendable(result)
@@ -404,12 +407,14 @@ def _restored() -> Iterator[None]:
 
 
 def main() -> None:
+    from paceline.devices import gpus
+
     faulthandler.enable()  # so that SIGABRT tells where a rank hangs
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     sys.path[0] = str(Path(__file__).parent)  # this module is not run twice
     sys.modules["pair"] = sys.modules["__main__"]
-    threading.current_thread().name = "rank"
+    gpus()  # autograd knows the devices that are there at its first backward pass
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)  # threads of gloo may still wait for ranks that failed
 

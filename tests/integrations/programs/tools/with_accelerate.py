@@ -12,13 +12,13 @@ from accelerate import (
 )
 from accelerate.state import AcceleratorState
 from accelerate.utils import DDPCommunicationHookType
-from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
 from safetensors import safe_open
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.integrations.accelerate import with_paceline
+from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
 
 
 def accelerator_of(**options: Any) -> Accelerator:

@@ -6,11 +6,11 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import FSDPPrecision
 from lightning.fabric.strategies import DDPStrategy
-from pair import Net, batches, case, distance, main, said_by, sgd, wraps
 from torch import nn
 
 import paceline
 from paceline.integrations.fabric import PacelineStrategy
+from pair import Net, batches, case, distance, main, said_by, sgd, wraps
 
 
 def fabric_of(strategy: object, **options: Any) -> Fabric:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from pair import case, distance, main, said_by, wraps
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from paceline.integrations.transformers import with_paceline
+from pair import case, distance, main, said_by, wraps
 
 NUMBERS, LENGTH = 16, 8
 

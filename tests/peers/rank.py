@@ -82,6 +82,9 @@ def _outcome(case: Any, test: str, rank: int, folder: Path) -> dict[str, str]:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=DEADLINE
         )
+        # A rank that leaves at once would break a connection that another one still makes.
+        store.set(f"joined/{rank}", "")
+        store.wait([f"joined/{other}" for other in range(NUM_RANKS)])
         case(test).run_here(test, rank)
     except (unittest.SkipTest, SystemExit) as left:
         return {"outcome": "skipped", "error": str(left)}

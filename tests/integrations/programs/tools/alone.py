@@ -6,13 +6,13 @@ import lightning
 import torch
 from accelerate import Accelerator
 from lightning.fabric import Fabric
-from pair import Net, batches, case, distance, main, sgd, wraps
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from paceline.integrations import accelerate, transformers
 from paceline.integrations.fabric import PacelineStrategy as OfFabric
 from paceline.integrations.lightning import PacelineStrategy as OfLightning
+from pair import Net, batches, case, distance, main, sgd, wraps
 
 
 def loss_of(model: nn.Module, batch: list[Tensor]) -> Tensor:

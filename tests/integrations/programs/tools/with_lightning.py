@@ -6,10 +6,10 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import FSDPPrecision
-from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
 from torch import Tensor, nn
 
 from paceline.integrations.lightning import PacelineStrategy
+from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
 
 
 class Task(lightning.LightningModule):

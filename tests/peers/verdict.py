@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from expected import EXPECTED, NEVER_RUN, Entry, NotApplicable, Refused, entries
 from listed import WITHOUT_HOOKS, ddp_tests
+
 from pair import Outcome
 
 

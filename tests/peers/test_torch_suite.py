@@ -12,6 +12,7 @@ import pytest
 
 from processes import Started
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RUNNER = Path(__file__).with_name("runner.py")
 # So many pass with torch's own class on two CPU ranks: with fewer this would show less than it did.
 NUM_REFERENCE = 77
