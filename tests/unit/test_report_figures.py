@@ -152,8 +152,8 @@ class TestExcerpt:
         assert track[0].start_s == 0
         assert {span.step for span in track} == {2, 3}
 
-    def test_keeps_the_lanes_of_a_device_together_and_links_last(self) -> None:
-        assert [str(resource) for resource in excerpt(window(6)).rows] == [
+        # Lanes of a device stand together, and links last.
+        assert [str(resource) for resource in shown.rows] == [
             *("cpu0/compute", "cpu0/exchange", "cpu1/compute", "cpu1/exchange"),
             "host->host/wire",
         ]
@@ -184,13 +184,8 @@ class TestExcerpt:
         assert titled(shown, "measured") == []
         assert shown.length_s == 1 + 2 * num_updates
         assert shown.rows[lane][0].start_s == 0
-
-    def test_two_updates_make_one_step(self) -> None:
-        lane = compute_lane("cpu")
-        spans = [Span(Kind.STEP, i, "", 0, (lane,), i, i + 1.0) for i in range(2)]
-        shown = excerpt(Timeline(spans, "measured"))
-        assert titled(shown, "measured") == [1, 2]
-        assert [span.step for span in shown.rows[lane]] == [1]
+        two = [Span(Kind.STEP, i, "", 0, (lane,), i, i + 1.0) for i in range(2)]
+        assert titled(excerpt(Timeline(two, "measured")), "measured") == [1, 2]
 
 
 class TestThroughTime:
@@ -263,14 +258,11 @@ def test_updates_ahead_are_ticked_at_whole_numbers(most: int) -> None:
 
 @pytest.mark.parametrize("num_epochs", [1, 3, 40])
 def test_epochs_of_runs_beside_each_other_are_ticked_once(num_epochs: int) -> None:
-    points = tuple(
-        Point(epoch=number, seconds=float(number), loss=1.0) for number in range(1, num_epochs + 1)
+    points = tuple(Point(epoch=n, seconds=float(n), loss=1.0) for n in range(1, num_epochs + 1))
+    one = Side(
+        name="one", differs="", points=points, samples_per_s=1, reached_s=1, num_updates=None
     )
-    named = ("one", "other")
-    runs = tuple(
-        Side(name=name, differs="", points=points, samples_per_s=1, reached_s=1, num_updates=None)
-        for name in named
-    )
+    runs = (one, one.model_copy(update={"name": "other"}))
     sides = SideBySide(loss="test loss", lowest=1.0, reached=1.0, runs=runs)
     _, sections = drawn(sides)
     assert_whole_ticks(figures_of("".join(sections))[0]["layout"]["xaxis2"], num_epochs)
