@@ -4,14 +4,12 @@ import os
 import sys
 from typing import NoReturn
 
-from paceline.links.failpoints import reach
 from paceline.links.signals import handle_in_command
 
 
 def main() -> NoReturn:
     """Run the command line, and end the process: exit code 0 if the work was done."""
     handle_in_command()  # before all that takes time: no signal is lost
-    reach("command.begun")
     from paceline.commands.app import run
 
     code = run()

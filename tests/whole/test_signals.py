@@ -87,7 +87,7 @@ def test_a_signal_before_the_command_has_imported_anything_is_not_lost(
 ) -> None:
     """It was lost in an import, or printed a traceback."""
     pause = Pause(tmp_path / "pause")
-    with failpoints(pause.at("command.begun")):
+    with failpoints(pause.at("command.importing")):
         # Started afresh: in a fork of the tests' server all is imported.
         run = start(*command("allreduce"), afresh=True)
     os.kill(pause.reached(), number)
@@ -97,17 +97,17 @@ def test_a_signal_before_the_command_has_imported_anything_is_not_lost(
 @pytest.mark.parametrize(
     ("strategy", "moment", "goes_on"),
     [
-        ("allreduce", "rank.started", True),
-        ("allreduce", "rank.met", False),
-        ("wheel", "worker.profiling", False),
+        ("allreduce", {"name": "rank.started", "worker": 1}, True),
+        ("allreduce", {"name": "rank.met", "worker": 1}, False),
+        ("wheel", {"name": "worker.profiling", "visit": 1}, False),
     ],
 )
 def test_a_signal_before_the_steps_ends_all_ranks(
-    start: Start, tmp_path: Path, strategy: str, moment: str, goes_on: bool
+    start: Start, tmp_path: Path, strategy: str, moment: dict, goes_on: bool
 ) -> None:
     """The launcher passed it on to those of its ranks that there were, and started the others."""
     pause = Pause(tmp_path / "pause")
-    with failpoints(pause.at(moment, worker=1)):
+    with failpoints(pause.at(**moment)):
         run = start(*command(strategy))
     pause.reached()
     run.process.send_signal(signal.SIGINT)

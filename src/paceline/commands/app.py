@@ -13,11 +13,13 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
+from paceline.links.failpoints import reach
 from paceline.links.signals import Stopped, participle
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand
 
+reach("command.importing")
 _INTERRUPTED = 130  # what typer returns after a KeyboardInterrupt
 _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several machines"
 
