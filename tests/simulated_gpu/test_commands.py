@@ -182,16 +182,6 @@ def test_ranks_with_host_learn_and_copy_on_lanes_of_their_own(done, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_takes_the_same_steps_as_a_cpu(done):
-    how = ("--workers", "1", "--epochs", "1")
-    on_cpu, on_gpu = (done(*LENET, *how, gpus=gpus) for gpus in (0, 1))
-    assert [on_cpu["machine"]["device"], on_gpu["machine"]["device"]] == ["cpu", NAME]
-    assert on_gpu["faults"] == []
-    losses = [run["epochs"][0]["train_loss"] for run in (on_cpu, on_gpu)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-@pytest.mark.slow
 def test_bodies_on_a_gpu_and_their_hub_conform_to_their_plan(done):
     """Of two lanes, whose copies to their device come one after another."""
     result = done(*LENET, "--strategy", "wheel", "--workers", "2", "--epochs", "1")

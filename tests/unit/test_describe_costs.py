@@ -119,6 +119,7 @@ def count(operation: Callable[..., Any], *tensors: Tensor) -> tuple[int, int, in
     return counter.counts
 
 
+ATEN = torch.ops.aten
 X = torch.zeros(2, 3, 8, 6)
 Q = torch.zeros(2, 2, 5, 4)
 
@@ -138,6 +139,12 @@ Q = torch.zeros(2, 2, 5, 4)
         (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), 4 * 72, 1152 + 72 * 4),
         (lambda x: F.avg_pool2d(x, (3, 1), 1), 3 * 216, 1152 + 216 * 4),
         (lambda x: F.layer_norm(x, (6,)), 8 * 288, 2 * 1152 + 2 * 48 * 4),
+        (F.gelu, 5 * 288, 2 * 1152),
+        (lambda x: F.gelu(x, approximate="tanh"), 13 * 288, 2 * 1152),
+        (lambda x: ATEN.gelu_backward(x, x), 11 * 288, 3 * 1152),
+        (lambda x: ATEN.gelu_backward(x, x, approximate="tanh"), 22 * 288, 3 * 1152),
+        (lambda x: ATEN._softmax_backward_data(x, x, 1, x.dtype), 4 * 288, None),
+        (lambda x: x.bernoulli_(0.5), 288, None),
         (lambda x: x[:, 1:].transpose(1, 2).expand(2, 8, 2, 6).detach(), 0, 0),
         (lambda x: torch.cat([x, x]), 0, 4 * 1152),
         (lambda x: torch.empty_like(x), 0, 0),

@@ -70,13 +70,6 @@ def test_model_is_left_as_it_was(looks: bool) -> None:
     assert random.getstate() == python
 
 
-def test_model_that_looks_at_values_is_described_alike() -> None:
-    blind, seeing = (describe(Recording(looks), torch.ones(3, 4)) for looks in (False, True))
-    assert blind.backward_order == seeing.backward_order
-    for one, other in zip(blind.layers, seeing.layers, strict=True):
-        assert (one.name, one.activation_nbytes) == (other.name, other.activation_nbytes)
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_description_works_without_gradients_enabled(mode: Any) -> None:
     with mode():

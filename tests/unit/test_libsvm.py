@@ -124,17 +124,24 @@ pieces_of_text = st.lists(
 )
 
 
-@given(pieces_of_text)
+@given(pieces_of_text, st.booleans())
 @same_folder
-def test_any_bytes_load_or_are_refused(tmp_path: Path, pieces: list[bytes]) -> None:
+def test_any_bytes_are_read_or_refused(tmp_path: Path, pieces: list[bytes], several: bool) -> None:
+    body, path = b"".join(pieces), tmp_path / "x"
     try:
-        data = loaded(tmp_path / "x", GOOD.encode() + b"".join(pieces))
+        if several:
+            header = b"%d 5 3\n0 1:1\n" % (2 + body.count(b"\n"))
+            file = parse_multilabel(written(path, header + body + b"\n"))
+            assert file.features.shape == (2 + body.count(b"\n"), 5)
+            values = torch.from_numpy(file.features.data)
+        else:
+            samples = loaded(path, GOOD.encode() + body).train
+            values, _ = samples.__getitems__(range(len(samples)))
     except InvalidInput as error:
-        assert error.field in (str(tmp_path / "x"), "data")
+        assert error.field in (str(path), "data")
         assert "\n" not in str(error)
     else:
-        inputs, _ = data.train.__getitems__(range(len(data.train)))
-        assert inputs.isfinite().all()
+        assert values.isfinite().all()
 
 
 # A bad line, and what of it the error shows.
@@ -237,21 +244,6 @@ def test_several_labels_are_parsed_as_a_naive_reader_would(tmp_path: Path, sampl
     file = parse_multilabel(written(tmp_path / "x", text))
     np.testing.assert_array_equal(file.features.toarray(), features)
     np.testing.assert_array_equal(file.labels, labels)
-
-
-@given(pieces_of_text)
-@same_folder
-def test_any_bytes_of_several_labels_are_read_or_refused(tmp_path: Path, pieces) -> None:
-    body = b"".join(pieces)
-    text = b"%d 5 3\n0 1:1\n%s\n" % (2 + body.count(b"\n"), body)
-    try:
-        file = parse_multilabel(written(tmp_path / "x", text))
-    except InvalidInput as error:
-        assert error.field == str(tmp_path / "x")
-        assert "\n" not in str(error)
-        return
-    assert np.isfinite(file.features.data).all()
-    assert file.features.shape == (2 + body.count(b"\n"), 5)
 
 
 BAD_LABELS = ["0,x", "0,,1", "0,", "-1", "1.5", "1_0", "0:1", "3", "1,1"]  # of three labels

@@ -108,6 +108,8 @@ def test_every_optimizer_of_torch_is_found_in_any_case_and_takes_torchs_steps(na
     made = optimizer_of(name.upper(), 0.01, None)(ours)
     assert type(made) is kind
     assert torch.equal(after_steps(made, ours), after_steps(kind(theirs, lr=0.01), theirs))
+    # Without a rate and a momentum it has its own.
+    assert optimizer_of(name, None, None)(matrices()).defaults == kind(matrices()).defaults
 
 
 def test_every_optimizer_of_torch_can_be_used_or_is_refused():
@@ -138,12 +140,6 @@ def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict
     assert made.defaults == expected.defaults
     for field, value in tuples.items():
         assert made.defaults.get(field, value) == value
-
-
-@pytest.mark.parametrize("name", sorted(USABLE))
-def test_a_rate_and_a_momentum_of_none_are_the_optimizers_own(name: str):
-    made = optimizer_of(name, None, None)(matrices())
-    assert made.defaults == known_to_torch()[name](matrices()).defaults
 
 
 @pytest.mark.parametrize("name", ["sgdd", "magic", "", "optimizer"])

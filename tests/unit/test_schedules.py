@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from paceline.recipes.schedules import schedule_of
 from refusals import refused
@@ -107,28 +106,6 @@ def test_a_resumed_schedule_needs_the_number_of_steps_alone(name: str, data: st.
         for one, its_schedule in ((optimizer, whole), (other, resumed)):
             one.step()
             its_schedule.step()
-
-
-@pytest.mark.parametrize(("warmup", "total"), [(0, 10), (4, 20)])
-def test_cosine_and_linear_are_those_of_torch(warmup: int, total: int):
-    for name in ("cosine", "linear"):
-        ours, theirs = sgd(), sgd()
-        schedule = schedule_of(name, warmup)(ours, total)
-        left = total - warmup
-        after = (
-            CosineAnnealingLR(theirs, left)
-            if name == "cosine"
-            else LinearLR(theirs, 1.0, 1e-30, left)
-        )
-        reference = after
-        if warmup:  # torch's reaches the full rate one step after its last
-            rising = LinearLR(theirs, 1 / warmup, 1.0, warmup - 1)
-            reference = SequentialLR(theirs, [rising, after], [warmup])
-        for _ in range(total):
-            assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"])
-            for optimizer, one in ((ours, schedule), (theirs, reference)):
-                optimizer.step()
-                one.step()
 
 
 @pytest.mark.parametrize(

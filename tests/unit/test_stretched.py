@@ -201,15 +201,11 @@ def test_gradients_are_still_handed_over_without_a_copy():
         def backward(ctx, *_: Tensor) -> Tensor:
             return buffer.detach()
 
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(3))
-
+    class Layer(nn.Linear):
         def forward(self) -> Tensor:
             return Handed.apply(self.weight)
 
-    buffer, model = torch.ones(3), Layer()
+    buffer, model = torch.ones(3, 3), Layer(3, 3, bias=False)
     Stretched(model, 1)
     model().backward()
     assert model.weight.grad.data_ptr() == buffer.data_ptr()
