@@ -64,20 +64,17 @@ def test_networks_have_the_layers_of_table_1_and_lose_nothing(name, num_layers, 
     assert known.workload.backward_order == tuple(reversed(range(num_layers)))
 
 
-@pytest.mark.parametrize(
-    ("modules", "same"),
-    [
-        (("inceptions.3a.branch1.0", "inceptions.3a.branch_pool.1.0"), True),
-        (("inceptions.3a.branch3.0.0", "inceptions.3a.branch3.1.0"), False),
-        (("inceptions.3a.branch3.1.0", "inceptions.3a.branch5.1.0"), True),
-        (("inceptions.4a.branch3.1.0", "heads.0.4"), True),
-        (("stages.0.0.conv3.0", "stages.0.0.shortcut.1"), True),
-        (("stages.0.0.conv1.0", "stages.0.0.conv2.0"), False),
-        (("stages.0.0.conv1.0", "stages.0.1.conv1.0"), False),
-    ],
-)
-def test_what_stands_side_by_side_is_one_layer(modules, same):
-    assert (layer_of(modules[0]) == layer_of(modules[1])) is same
+def test_what_stands_side_by_side_is_one_layer():
+    for one, other, same in (
+        ("inceptions.3a.branch1.0", "inceptions.3a.branch_pool.1.0", True),
+        ("inceptions.3a.branch3.0.0", "inceptions.3a.branch3.1.0", False),
+        ("inceptions.3a.branch3.1.0", "inceptions.3a.branch5.1.0", True),
+        ("inceptions.4a.branch3.1.0", "heads.0.4", True),
+        ("stages.0.0.conv3.0", "stages.0.0.shortcut.1", True),
+        ("stages.0.0.conv1.0", "stages.0.0.conv2.0", False),
+        ("stages.0.0.conv1.0", "stages.0.1.conv1.0", False),
+    ):
+        assert (layer_of(one) == layer_of(other)) is same
 
 
 def test_table_2_is_met_within_3_percent_but_for_googlenets_tree(whole):
@@ -120,13 +117,8 @@ def test_no_cell_of_a_run_that_was_an_input_is_predicted(whole):
 
 
 def test_networks_that_differ_from_table_1_are_shown(whole):
-    table = whole.tables[0]
-    assert [(cell.printed, cell.ours, cell.agrees) for cell in table.cells] == [
-        (60, 61, False),
-        (7, 13, False),
-        (138, 138, True),
-        (49, 60, False),
-    ]
+    shown = [(cell.printed, cell.ours, cell.agrees) for cell in whole.tables[0].cells]
+    assert shown == [(60, 61, False), (7, 13, False), (138, 138, True), (49, 60, False)]
 
 
 def test_naive_values_are_what_a_pencil_makes_of_them(whole):
@@ -232,14 +224,13 @@ def test_buffers_of_gradients_are_those_of_the_exchanges_and_not_of_caffe():
 
 
 def test_resnets_time_falls_with_the_chunk_and_rises_again():
+    per_image = [sum(times_of_resnet(n).forward_s) / n for n in (12, 16)]
+    assert per_image[1] < per_image[0]  # calls take as long for more images
     typical = resnet_step_ms(TREE)
     times = [resnet_step_ms(HOST, chunk) for chunk in (1, 2, 4, 8, 30)]
     assert times == sorted(times, reverse=True)
     assert times[0] > typical > times[1]
     assert resnet_step_ms(HOST, 100) > 1.05 * times[-1]
-
-
-def test_synchronising_costs_resnet_once_a_chunk_beside_what_shows_at_the_end():
     # 152 layers in chunks of 9 are 16 chunks of 9 and 8 of 1 (section 4.2).
     (sync_s,) = {device.sync_latency_s for device in machine().devices}
     saved_ms = resnet_step_ms(HOST, 1) - resnet_step_ms(HOST, 9)
@@ -250,11 +241,6 @@ def test_synchronising_costs_resnet_once_a_chunk_beside_what_shows_at_the_end():
 def test_windows_of_one_step_are_enough(strategy):
     one = replace(table_2_iteration("vgg16", HOST, 4), strategy=strategy)
     assert one.step_ms == pytest.approx(1e3 * period(one.plan, one.cost, 5), rel=1e-9)
-
-
-def test_resnet_is_as_slow_as_its_many_calls_make_it():
-    per_image = [sum(times_of_resnet(n).forward_s) / n for n in (12, 16)]
-    assert per_image[1] < per_image[0]  # calls take as long for more images
 
 
 def test_the_readme_has_the_tables_of_the_code(whole):
