@@ -14,44 +14,58 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from command_line import Line, write_run
-from paceline.core.errors import InvalidInput, shown
+from paceline.core.errors import InvalidInput, PacelineError, shown
 from paceline.core.reading import read_json, read_record, read_toml
 from paceline.files.reading import read_file
 from paceline.files.writing import write_text, written_whole
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
 from paceline.records.result import read_result
+from refusals import refused
 
 
-@given(st.text())
-def test_an_error_is_one_line_that_a_terminal_can_show(text: str):
-    message = str(InvalidInput(text))
+@given(st.text(), st.text())
+def test_an_error_is_one_line_that_a_terminal_can_show(field: str, problem: str):
+    message = str(InvalidInput(field, problem))
     assert message.isprintable()
-    assert str(InvalidInput(message)) == message
+    assert str(PacelineError(message)) == message
 
 
-@given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
-def test_a_plain_message_stays_as_it_is(text: str):
-    assert str(InvalidInput(text)) == text
+def test_an_error_shows_its_field_its_problem_the_value_and_the_hint():
+    error = InvalidInput("batch_size", "must be at least 1", got=0, hint="leave it out")
+    assert str(error) == "batch_size: must be at least 1, not 0; leave it out"
+    again = InvalidInput.of(str(error))
+    assert (again.field, str(again)) == ("batch_size", str(error))
+    assert str(InvalidInput.of("plain")) == "plain"
 
 
-def test_a_long_integer_is_not_written_out():
-    assert shown(10**5000) == "a int that is too long to be shown"
+def test_a_value_is_shown_cut_to_a_length():
+    values = ("a" * 198, "a" * 199, 10**5000, [1, None])
+    assert [len(shown(value)) for value in values] == [200, 203, 34, 9]
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "place"),
     [
-        ("[" * 5000, "not JSON: recursion limit exceeded"),
-        ('{"a": [1, NaN]}', "not JSON: expected value"),
-        ('{"a": [1, -1e400]}', "a.1: -inf is not a finite number"),
-        ('{"a": {"b": 9223372036854775808}}', "a.b: 9223372036854775808 does not fit into 64 bits"),
+        ("[" * 5000, "not JSON"),
+        ('{"a": [1, NaN]}', "not JSON"),
+        ('{"a": [1, -1e400]}', "a.1: -inf"),
+        ('{"a": {"b": 9223372036854775808}}', "a.b: 9223372036854775808"),
+        ('{"a": 1e41}', "a: 1e+41"),
+        ("[" * 201 + "]" * 201, "nested"),
     ],
 )
-def test_json_beyond_its_bounds(text: str, fault: str):
-    with pytest.raises(InvalidInput) as error:
+def test_json_beyond_its_bounds(text: str, place: str):
+    with refused("it") as caught:
         read_json(text.encode(), "it")
-    assert str(error.value).startswith(f"it: {fault}")
+    assert caught.value.problem.startswith(place)
+
+
+def test_json_within_its_bounds():
+    for value in (2**63 - 1, -(2**63 - 1), 1e40, None):
+        assert read_json(json.dumps([value]).encode(), "it") == [value]
+    text = "[" * 200 + "]" * 200
+    assert read_json(text.encode(), "it") == json.loads(text)
 
 
 TOML = {
@@ -69,7 +83,7 @@ TOML = {
 
 @pytest.mark.parametrize("name", TOML)
 def test_toml_beyond_its_bounds(name: str):
-    with pytest.raises(InvalidInput, match=r"^it: "):
+    with refused("it"):
         read_toml(TOML[name].encode(), "it")
 
 
@@ -79,8 +93,9 @@ def test_toml_with_points_in_its_values():
 
 
 def test_a_record_names_the_first_wrong_field():
-    with pytest.raises(InvalidInput, match=r"^it: 1: Input should be a valid integer"):
+    with refused("it") as caught:
         read_record(TypeAdapter(list[int]), b'[1, "\\u001b[2J"]', "it")
+    assert caught.value.problem.startswith("1: ")
 
 
 def test_only_files_of_their_size_are_read(tmp_path: Path):
@@ -88,17 +103,12 @@ def test_only_files_of_their_size_are_read(tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_file(path, 5) == b"12345"
-    with pytest.raises(InvalidInput, match="it has 5 bytes; such a file has at most 4"):
+    with refused(path):
         read_file(path, 4)
     os.mkfifo(tmp_path / "pipe")
-    for other, why in (
-        (tmp_path / "pipe", "it is no file"),
-        (Path("/dev/zero"), "it is no file"),
-        (tmp_path, "Is a directory|it is no file"),
-        (tmp_path / "none", "No such file"),
-        (tmp_path / "nul\0", "null byte"),
-    ):
-        with pytest.raises(InvalidInput, match=why):
+    others = ("pipe", "/dev/zero", ".", "none", "nul\0")
+    for other in (tmp_path / name for name in others):
+        with refused(other):
             read_file(other, 100)
 
 
@@ -139,16 +149,16 @@ except InvalidInput as error:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "why"),
+    ("name", "content"),
     [
-        ("a.bz2", bz2.compress(bytes(3 * 10**8)), "unpacks into more than"),
-        ("b.libsvm", b"1 1:1\n2 2000000000:1\n" * 3, "has the feature 2,000,000,000: dense"),
+        pytest.param("a.bz2", lambda: bz2.compress(bytes(3 * 10**8)), marks=pytest.mark.slow),
+        ("b.libsvm", lambda: b"1 1:1\n2 2000000000:1\n" * 3),
     ],
 )
-def test_a_few_kilobytes_take_no_gigabytes(tmp_path: Path, name: str, content: bytes, why: str):
+def test_a_few_kilobytes_take_no_gigabytes(tmp_path: Path, name: str, content):
     good, bad = tmp_path / "good.libsvm", tmp_path / name
     good.write_bytes(b"1 1:1\n2 2:1\n" * 5)
-    bad.write_bytes(content)
+    bad.write_bytes(content())
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, good, bad],
         capture_output=True,
@@ -157,7 +167,7 @@ def test_a_few_kilobytes_take_no_gigabytes(tmp_path: Path, name: str, content: b
         check=True,
     )
     grown, _, told = done.stdout.partition(" ")
-    assert why in told
+    assert told.startswith(str(bad))
     assert int(grown) < 64  # MiB
 
 
@@ -165,12 +175,13 @@ def test_depth_in_files_is_no_recursion(tmp_path: Path):
     deep = b"[" * 100_000
     for name, text in (("trace.json", deep), ("result.json", deep), ("m.toml", b"a = " + deep)):
         (tmp_path / name).write_bytes(text)
-    with pytest.raises(InvalidInput, match=r"trace\.json: not a trace that Paceline wrote"):
-        read_trace(tmp_path / "trace.json")
-    with pytest.raises(InvalidInput, match=r"result\.json: not JSON: recursion limit"):
-        read_result(tmp_path)
-    with pytest.raises(InvalidInput, match=r"m\.toml: not TOML: nested too deep"):
-        read_machine(tmp_path / "m.toml")
+    for read, path in (
+        (read_trace, tmp_path / "trace.json"),
+        (lambda path: read_result(path.parent), tmp_path / "result.json"),
+        (read_machine, tmp_path / "m.toml"),
+    ):
+        with refused(path):
+            read(path)
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path):

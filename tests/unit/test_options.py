@@ -22,9 +22,11 @@ from paceline.core.settings import (
     read_list,
     read_shape,
 )
+from paceline.records.config_file import to_toml
 from paceline.records.profile import ProfileSettings
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import PlanSettings
+from refusals import refused
 
 WIDE = {"COLUMNS": "4000", "TERM": "dumb"}  # of a terminal that breaks no line
 KINDS = (TrainSettings, RehearseSettings, PlanSettings, ScaleSettings, ProfileSettings)
@@ -92,11 +94,8 @@ def test_fields_that_are_left_out_have_no_option() -> None:
     assert found == [{"as_json": False}]
 
 
-def test_values_that_are_not_given_are_not_passed() -> None:
-    assert called("net") == {"model": "net", "as_json": False}
-
-
 def test_values_arrive_as_settings_read_them() -> None:
+    assert called("net") == {"model": "net", "as_json": False}  # and nothing that is not given
     values = called(
         *("net", "--shape", "3x8x8", "--counts", "1,2,4", "--memory", "8GiB", "--workers", "cpu:1"),
         *("--force", "--folder", "here", "--set", "chunk=2", "--set", "name=a", "--json"),
@@ -114,13 +113,25 @@ def test_an_argument_is_passed_on_though_it_is_the_default_of_settings(monkeypat
 
     def requested(verb: str, values: dict[str, Any], **how: bool) -> NoReturn:
         asked.append(values)
-        raise InvalidInput("enough")
+        raise InvalidInput("enough", "is enough")
 
     monkeypatch.setattr(running, "requested", requested)
     for given in ({}, {"momentum": 0.9, "profile_s": 4.0, "options": {"lanes": 1}}):
-        with pytest.raises(InvalidInput, match="enough"):
+        with refused("enough"):
             paceline.train("lenet5", strategy="wheel", **given)
         assert asked.pop() == {"model": "lenet5", "strategy": "wheel"} | given
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_takes_a_file_and_options_win(kind: type[BaseModel], tmp_path: Path) -> None:
+    app, found = command(kind)
+    values = {"model": "lenet5", "steps": 7, "device": "p100"}
+    known = {name: value for name, value in values.items() if name in kind.model_fields}
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(known))
+    for arguments, expected in (((), known), (("mlp",), known | {"model": "mlp"})):
+        assert CliRunner().invoke(app, [*arguments, "--config", str(path)]).exit_code == 0
+        assert found.pop() == expected | {"as_json": False}
 
 
 # What other strategies have otherwise, or other settings replace: None stands for "as it suits".

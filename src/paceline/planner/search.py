@@ -193,7 +193,7 @@ def forecast_one(
         config = with_best_chunk(workload, part, strategy, config)
     problem = shortage(part, memory(workload, part, strategy, config))
     if problem:
-        raise InvalidInput.of(problem)
+        raise InvalidInput("memory", problem)
     found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)
     alone = _alone(workload, machine, part, count, {})
     return replace(found, alone_samples_per_s=alone)
