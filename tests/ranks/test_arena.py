@@ -1,0 +1,488 @@
+"""The memory in which ranks sum their gradients, with the ranks of the session."""
+
+import ctypes
+import fcntl
+import functools
+import gc
+import hashlib
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from groups import group_of
+from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
+from paceline.links.arena import Arena, Segment
+from paceline.links.group import Group
+from paceline.links.rendezvous import process_group
+from paceline.links.shared_memory import allocate, choose_leaders
+from paceline.native import Goal, Status, die_with_parent
+from pair import Ranks
+
+CLONE_NEWPID = 0x20000000
+DESCRIPTORS = Path("/proc/self/fd")
+# Odd lengths, one that needs many blocks, and gaps between.
+SEGMENTS = [
+    Segment(0, 7, torch.float32),
+    Segment(64, 200_001, torch.float32),
+    Segment(800_128, 33, torch.float64),
+    Segment(800_392, 1001, torch.bfloat16),
+    Segment(802_394, 5, torch.float16),
+    Segment(802_432, 90_000, torch.float16),
+    Segment(982_432, 3, torch.float32),
+]
+NBYTES = 982_448
+CHUNKS = [[0, 1], [2, 3, 4], [], [5], [6]]
+
+
+def opened(group: Group, deadline_s: float = 30, **options: object) -> Arena:
+    arena = Arena(group, NBYTES, 8, 3, deadline_s, **options)
+    arena.set_chunks([[SEGMENTS[i] for i in chunk] for chunk in CHUNKS])
+    return arena
+
+
+def part(memory: Tensor, segment: Segment) -> Tensor:
+    nbytes = segment.count * segment.dtype.itemsize
+    return memory[segment.offset : segment.offset + nbytes].view(segment.dtype)
+
+
+def gradient(rank: int, step: int, index: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rank * 10_000 + step * 10 + index)
+    return torch.randn(SEGMENTS[index].count, generator=generator).to(SEGMENTS[index].dtype)
+
+
+def mean(world_size: int, step: int, index: int) -> Tensor:
+    dtype = SEGMENTS[index].dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    total = reduce(torch.add, [gradient(rank, step, index).to(wide) for rank in range(world_size)])
+    return (total * torch.tensor(1 / world_size, dtype=wide)).to(dtype)
+
+
+def deliver(arena: Arena, rank: int, step: int, chunk: int) -> None:
+    for index in CHUNKS[chunk]:
+        arena.copy_in([(SEGMENTS[index].offset, gradient(rank, step, index))])
+    arena.post(chunk)
+
+
+def take_step(arena: Arena, rank: int, step: int) -> None:
+    arena.begin(step)
+    for chunk in range(len(CHUNKS)):
+        deliver(arena, rank, step, chunk)
+    arena.commit()
+    arena.wait_step()
+
+
+def check(arena: Arena, world_size: int, step: int, factor: int = 1) -> None:
+    for index, segment in enumerate(SEGMENTS):
+        wanted = mean(world_size, step, index) * factor
+        assert torch.equal(part(arena.shared_result(step), segment), wanted), (step, index)
+        target = torch.empty(segment.count, dtype=segment.dtype)
+        arena.copy_out(step, segment.offset, target)
+        assert torch.equal(target, wanted), (step, index)
+
+
+def in_a_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a function on a rank in a group of Paceline's own, which is its first argument."""
+
+    @functools.wraps(function)
+    def inside(*args: Any) -> Any:
+        with process_group(60) as group:
+            result = function(group, *args)
+            group.barrier()
+            return result
+
+    return inside
+
+
+@in_a_group
+def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
+    """Many steps, with delays and an order of chunks that no two ranks share."""
+    arena, digest = opened(group, threads=threads), hashlib.sha256()
+    dice = random.Random(group.rank)
+    for step in range(1, 41):
+        arena.begin(step)
+        order = dice.sample(range(len(CHUNKS)), len(CHUNKS))
+        for chunk in order:
+            if dice.random() < 0.2:
+                time.sleep(dice.random() * 3e-3)
+            deliver(arena, group.rank, step, chunk)
+        arena.flags[arena.local_rank, :, step % 2] = group.rank + step
+        arena.commit()
+        if dice.random() < 0.5:
+            chunk = order[0]
+            arena.wait_chunk(chunk)
+            posted, complete = arena.times(chunk)
+            assert 0 < posted <= complete <= time.monotonic()
+        arena.wait_step()
+        flags = [[rank + step] * 3 for rank in range(group.world_size)]
+        assert arena.flags[..., step % 2].tolist() == flags
+        check(arena, group.world_size, step)
+        digest.update(arena.shared_result(step).numpy())
+    return digest.hexdigest(), list(arena.members), list(arena.leaders)
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_two_ranks_get_the_bits_of_torch_in_any_order_of_chunks(pair: Ranks, threads: int):
+    first, second = pair(steps, threads, group=False)
+    assert first == second
+    assert first[1:] == ([0, 1], [0])
+
+
+def test_three_ranks_get_the_bits_of_torch_in_any_order_of_chunks(triple: Ranks):
+    first, *others = triple(steps, 1, group=False)
+    assert others == [first] * 2
+    assert first[1:] == ([0, 1, 2], [0])
+
+
+@in_a_group
+def held(group: Group) -> None:
+    """The first rank doubles the sums in place, chunk by chunk, before the step is complete."""
+    arena = opened(group, held=True)
+
+    def double(step: int) -> None:
+        for chunk in range(len(CHUNKS)):
+            arena.wait_chunk(chunk)
+            for index in CHUNKS[chunk]:
+                part(arena.shared_result(step), SEGMENTS[index]).mul_(2)
+            time.sleep(1e-3)
+            arena.publish(chunk)
+
+    for step in range(1, 11):
+        arena.begin(step)
+        thread = threading.Thread(target=double, args=[step])
+        if group.rank == 0:
+            thread.start()
+        for chunk in range(len(CHUNKS)):
+            deliver(arena, group.rank, step, chunk)
+        arena.commit()
+        arena.wait_step()
+        check(arena, group.world_size, step, factor=2)
+        if group.rank == 0:
+            thread.join()
+
+
+def test_a_held_step_waits_until_its_chunks_are_published(pair: Ranks):
+    pair(held, group=False)
+
+
+def wait_for(goal: str, arena: Arena, rank: int) -> None:
+    if goal == "drain":
+        arena.discard()
+    elif goal == "chunk":
+        deliver(arena, rank, 2, 0)
+        arena.wait_chunk(0)
+    else:
+        for chunk in range(len(CHUNKS)):
+            deliver(arena, rank, 2, chunk)
+        arena.commit()
+        arena.wait_step()
+
+
+def fault(is_killed: bool, goal: str) -> tuple[str, str, float]:
+    """Rank 1 is killed or stopped while the others wait for it; return who was lost."""
+    with process_group(60) as group:
+        arena = opened(group, deadline_s=600 if is_killed else 1)
+        take_step(arena, group.rank, 1)
+        arena.begin(2)
+        group.barrier()
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL if is_killed else signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(WorkerLost) as caught:
+            wait_for(goal, arena, group.rank)
+        took_s = time.monotonic() - started
+        arena.close()
+        group.store.set(f"lost/{group.rank}", "")
+        group.store.wait(["lost/0", "lost/2"])
+        pid = group.members[1].pid
+        if group.rank == 0 and not is_killed:
+            os.kill(pid, signal.SIGKILL)
+        return str(caught.value), f"worker 1 (process {pid})", took_s
+
+
+@pytest.mark.parametrize("goal", ["step", "chunk", "drain"])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_rank_that_is_lost_is_named_by_all_that_wait(triple: Ranks, is_killed: bool, goal: str):
+    """At once if it has died, and at the deadline if it does not answer."""
+    first, died, last = triple(fault, is_killed, goal, group=False, errors=True)
+    assert died.kind == "Died"
+    for text, named, took_s in (first, last):
+        assert named in text
+        assert ("step 2" in text) == (not is_killed)
+        assert took_s > 0.5 or is_killed
+
+
+@in_a_group
+def discarded(group: Group) -> int:
+    """In every other step some rank's backward pass fails, after any number of chunks."""
+    arena, dice, num_discarded = opened(group), random.Random(7), 0
+    for step in range(1, 31):
+        culprits = dice.sample(range(group.world_size), dice.choice([0, 1, 1, 2]))
+        fails_after = dice.randrange(len(CHUNKS))
+        goal = dice.choice(["chunk", "commit", "step"])
+        arena.begin(step)
+        try:
+            for chunk in range(len(CHUNKS)):
+                if group.rank in culprits and chunk == fails_after:
+                    break
+                deliver(arena, group.rank, step, chunk)
+                if goal == "chunk" and chunk == len(CHUNKS) - 1:
+                    arena.wait_chunk(chunk)
+            if group.rank in culprits:
+                arena.discard()
+                arena.discard()  # a second time does nothing
+                continue
+            if goal == "commit":
+                time.sleep(2e-3)
+            arena.commit()
+            arena.wait_step()
+        except StepDiscarded as error:
+            named = [f"worker {rank} (process {group.members[rank].pid})" for rank in culprits]
+            assert any(name in str(error) for name in named)
+            assert f"step {step} " in str(error)
+            try:
+                arena.commit()
+            except StepDiscarded as again:
+                assert again is error
+            num_discarded += 1
+        else:
+            assert not culprits
+            check(arena, group.world_size, step)
+    return num_discarded
+
+
+def test_a_step_that_fails_anywhere_is_discarded_everywhere_and_the_next_is_right(
+    triple: Ranks,
+):
+    assert max(triple(discarded, group=False)) > 0
+
+
+@in_a_group
+def no_memory(group: Group, how: str) -> str:
+    """The first rank may not have so much, or nobody could."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if how == "limit" and group.rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    before = len(list(DESCRIPTORS.iterdir()))
+    with pytest.raises(InvalidInput) as caught:
+        Arena(group, 1 << (22 if how == "limit" else 50), 8, 3, 30)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(list(DESCRIPTORS.iterdir())) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("how", "bits"), [("limit", 22), ("machine", 50)])
+def test_memory_that_cannot_be_had_is_an_error_on_every_rank(triple: Ranks, how: str, bits: int):
+    (text,) = set(triple(no_memory, how, group=False))
+    nbytes = int(text.split(" need ")[1].split()[0].replace(",", ""))
+    slots = 5 * (1 << bits)  # three of ranks, and two results
+    assert slots < nbytes < slots + (1 << 20)
+
+
+@in_a_group
+def private(group: Group) -> list[int]:
+    """What one rank writes to its view of the result, no other sees; and it can be undone."""
+    arena = opened(group)
+    pages = []
+    for step in range(1, 7):
+        take_step(arena, group.rank, step)
+        pages.append(arena.refresh(step))
+        view = part(arena.result(step), SEGMENTS[1])
+        wanted = mean(group.world_size, step, 1)
+        assert torch.equal(view, wanted)
+        if group.rank == 0:
+            view.mul_(3)
+        elif group.rank == 1:
+            view[5000] = -1  # one page
+        group.barrier()
+        check(arena, group.world_size, step)
+        changed = {0: wanted * 3, 1: wanted.clone()}.get(group.rank, wanted)
+        if group.rank == 1:
+            changed[5000] = -1
+        assert torch.equal(view, changed)
+    return pages
+
+
+def test_what_a_rank_writes_to_its_result_is_its_own_and_is_undone(triple: Ranks):
+    said, page = triple(private, group=False), os.sysconf("SC_PAGESIZE")
+    assert said[2] == [0] * 6
+    assert said[1] == [0, 0] + [page] * 4
+    assert said[0][:2] == [0, 0]
+    assert all(0 <= nbytes - 4 * 200_001 < 2 * page for nbytes in said[0][2:])
+
+
+@in_a_group
+def open_and_mapped(group: Group) -> dict[str, list[int]]:
+    """What an arena has while it lives and when it is gone, beside what was there before."""
+
+    def traces() -> list[int]:
+        opened_files = [str(path.readlink()) for path in DESCRIPTORS.iterdir() if path.exists()]
+        mapped = Path("/proc/self/maps").read_text().count("/memfd:paceline (deleted)")
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        return [
+            sum("memfd" in name for name in opened_files if name),
+            sum("pidfd" in name for name in opened_files if name),
+            mapped,
+            names.count("paceline-sum"),
+        ]
+
+    before = traces()
+    arena = opened(group)
+    take_step(arena, group.rank, 1)
+    first, kept = traces(), arena.result(1)
+    named = "/dev/shm" in Path("/proc/self/maps").read_text()
+    second = opened(group)  # several arenas may live in one process
+    take_step(second, group.rank, 1)
+    child = os.fork()
+    if child == 0:
+        arena.close()
+        second.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    take_step(arena, group.rank, 2)
+    arena.close()
+    arena.close()
+    del second
+    gc.collect()
+    closed = traces()
+    assert torch.equal(part(kept, SEGMENTS[0]), mean(group.world_size, 1, 0))
+    del kept
+    gc.collect()
+    assert not named
+    found = {"first": first, "closed": closed, "gone": traces()}
+    return {
+        name: [one - other for one, other in zip(counts, before, strict=True)]
+        for name, counts in found.items()
+    }
+
+
+def test_an_arena_leaves_nothing_open_mapped_or_running(pair: Ranks):
+    for found in pair(open_and_mapped, group=False):
+        assert found["first"] == [0, 1, 2, 1]  # memory, peers, mappings, threads
+        assert found["closed"] == [0, 0, 1, 0]  # a tensor still shows the result
+        assert found["gone"] == [0, 0, 0, 0]
+
+
+@in_a_group
+def interrupted(group: Group) -> None:
+    """A signal that comes to a waiting rank is served at once."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    arena = opened(group)
+    arena.begin(1)
+    if group.rank == 0:
+        before = signal.signal(signal.SIGALRM, ring)
+        deliver(arena, group.rank, 1, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeoutError):
+            arena.wait_chunk(0)
+        signal.signal(signal.SIGALRM, before)
+        group.store.set("served", "")
+    group.store.wait(["served"])
+    arena.discard()
+
+
+def test_a_waiting_rank_serves_signals(pair: Ranks):
+    pair(interrupted, group=False)
+
+
+@in_a_group
+def another_machine(group: Group) -> tuple[list[int], list[int]]:
+    arena = opened(group)
+    arena.begin(1)
+    for chunk in range(len(CHUNKS)):
+        deliver(arena, group.rank, 1, chunk)
+    arena.commit()
+    for chunk in range(len(CHUNKS)):
+        arena.wait_chunk(chunk)
+        arena.publish(chunk)
+    arena.wait_step()
+    wanted = (gradient(group.rank, 1, 1) * 0.5).tolist()
+    assert part(arena.shared_result(1), SEGMENTS[1]).tolist() == wanted
+    return list(arena.members), list(arena.leaders)
+
+
+def in_another_namespace(file: Path) -> tuple[list[int], list[int]] | None:
+    """Rank 1 goes on in a child that has a PID namespace of its own, and so other numbers."""
+    if os.environ["RANK"] == "0":
+        return another_machine()
+    child = os.fork()
+    if child == 0:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWPID) != 0:
+            os._exit(3)
+        grandchild = os.fork()
+        if grandchild != 0:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) & 0xFF)
+        die_with_parent(0)
+        torch.save(another_machine(), file)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    return torch.load(file)
+
+
+def test_a_rank_in_another_pid_namespace_is_a_machine_of_its_own(pair: Ranks, tmp_path: Path):
+    libc = ctypes.CDLL(None)
+    child = os.fork()
+    if child == 0:
+        os._exit(libc.unshare(CLONE_NEWPID) & 0xFF)
+    if os.waitpid(child, 0)[1] != 0:
+        pytest.skip("no new PID namespace")
+    found = pair(in_another_namespace, tmp_path / "found.pt", group=False)
+    assert found == [([0], [0, 1]), ([1], [0, 1])]
+
+
+@pytest.mark.parametrize(
+    ("reached", "leaders"),
+    [
+        ([[], [0], [0, 1]], [0, 0, 0]),
+        ([[], [], [0], [1]], [0, 1, 0, 1]),
+        ([[], [0], [1]], [0, 0, 2]),  # rank 1 leads nobody, though rank 2 reaches it
+    ],
+)
+def test_all_ranks_choose_the_same_leaders(reached, leaders):
+    assert choose_leaders(reached) == leaders
+
+
+def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
+    fd = allocate(1 << 16)
+    try:
+        status = os.fstat(fd)
+        assert (status.st_mode & 0o777, status.st_nlink, status.st_size) == (0o600, 0, 1 << 16)
+        assert status.st_blocks * 512 >= 1 << 16  # it is there, not only promised
+        for size in (0, 1 << 17):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
+    finally:
+        os.close(fd)
+    with pytest.raises(InvalidInput) as caught:
+        allocate(1 << 50)
+    assert f"{1 << 50:,}" in caught.value.problem
+
+
+def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
+    small, large = Segment(0, 16, torch.float32), Segment(0, 1_000_000, torch.float32)
+    arena = Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
+    arena.set_chunks([[small]])
+    arena.begin(1)
+    arena.post(0)
+    arena.commit()
+    arena.wait_step()
+    arena.slot.view(torch.float32).fill_(1.0)
+    arena.set_chunks([[large]])
+    # No rank drains a step that is good: what waits for it looks for work all the while.
+    assert arena._native.wait(Goal.DRAINED, 1, 0) is Status.PENDING
+    assert not arena.shared_result(1).any()
+    arena.close()
