@@ -69,6 +69,11 @@ def test_a_layer_that_is_entered_twice_has_one_share():
     assert shares[Kind.FORWARD] == [("0", 0, 2), ("1", 2, 4), ("2", 4, 10)]
     # The sum of both its gradients is ready after that of the other.
     assert shares[Kind.BACKWARD] == [("2", 10, 22), ("1", 22, 27), ("0", 27, 28)]
+    # Of two backward passes the last gradients count.
+    clock = Ticking()
+    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
+    shares = traced(model, clock, backwards=2)
+    assert shares[Kind.BACKWARD] == [("1", 7, 26), ("0", 26, 31)]
 
 
 class Net(nn.Module):
@@ -99,13 +104,6 @@ def test_a_layer_ends_with_the_last_of_its_gradients():
         ("first", 5),
         ("(root)", 0),  # its bias was ready first of all, its weight last
     ]
-
-
-def test_of_two_backward_passes_the_last_gradients_count():
-    clock = Ticking()
-    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
-    shares = traced(model, clock, backwards=2)
-    assert shares[Kind.BACKWARD] == [("1", 7, 26), ("0", 26, 31)]
 
 
 def num_hooks(model: nn.Module) -> int:
