@@ -121,6 +121,7 @@ def count(operation: Callable[..., Any], *tensors: Tensor) -> tuple[int, int, in
 
 ATEN = torch.ops.aten
 X = torch.zeros(2, 3, 8, 6)
+ROWS = torch.zeros(2, 8, dtype=torch.long)
 Q = torch.zeros(2, 2, 5, 4)
 
 
@@ -129,7 +130,6 @@ Q = torch.zeros(2, 2, 5, 4)
     [
         (lambda x: x + 1, 288, 2 * 1152),
         (torch.relu_, 288, 2 * 1152),
-        (torch.sigmoid, 4 * 288, 2 * 1152),
         (lambda x: x**2, 288, 2 * 1152),
         (lambda x: x**0.75, 3 * 288, 2 * 1152),
         (lambda x: x.sum(), 288, 1152 + 4),
@@ -139,12 +139,6 @@ Q = torch.zeros(2, 2, 5, 4)
         (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), 4 * 72, 1152 + 72 * 4),
         (lambda x: F.avg_pool2d(x, (3, 1), 1), 3 * 216, 1152 + 216 * 4),
         (lambda x: F.layer_norm(x, (6,)), 8 * 288, 2 * 1152 + 2 * 48 * 4),
-        (F.gelu, 5 * 288, 2 * 1152),
-        (lambda x: F.gelu(x, approximate="tanh"), 13 * 288, 2 * 1152),
-        (lambda x: ATEN.gelu_backward(x, x), 11 * 288, 3 * 1152),
-        (lambda x: ATEN.gelu_backward(x, x, approximate="tanh"), 22 * 288, 3 * 1152),
-        (lambda x: ATEN._softmax_backward_data(x, x, 1, x.dtype), 4 * 288, None),
-        (lambda x: x.bernoulli_(0.5), 288, None),
         (lambda x: x[:, 1:].transpose(1, 2).expand(2, 8, 2, 6).detach(), 0, 0),
         (lambda x: torch.cat([x, x]), 0, 4 * 1152),
         (lambda x: torch.empty_like(x), 0, 0),
@@ -163,6 +157,32 @@ def test_single_operations(
     counted = count(operation, X.clone())
     assert counted[0] == flops
     assert nbytes is None or counted[1] == nbytes
+
+
+@pytest.mark.parametrize(
+    ("operation", "price"),
+    [
+        *((torch.sigmoid, 4), (torch.tanh, 5), (F.silu, 5), (F.softplus, 3), (F.gelu, 5)),
+        (lambda x: F.gelu(x, approximate="tanh"), 13),
+        (lambda x: ATEN.sigmoid_backward(x, x), 3),
+        (lambda x: ATEN.tanh_backward(x, x), 3),
+        (lambda x: ATEN.silu_backward(x, x), 9),
+        (lambda x: ATEN.gelu_backward(x, x), 11),
+        (lambda x: ATEN.gelu_backward(x, x, approximate="tanh"), 22),
+        (lambda x: ATEN._safe_softmax(x, 1), 5),
+        (lambda x: F.log_softmax(x, 1), 5),
+        (lambda x: ATEN._softmax_backward_data(x, x, 1, x.dtype), 4),
+        (lambda x: ATEN._log_softmax_backward_data(x, x, 1, x.dtype), 4),
+        (lambda x: F.group_norm(x, 3), 8),
+        (lambda x: F.adaptive_avg_pool2d(x, 2), 1),
+        (lambda x: F.adaptive_max_pool2d(x, 2), 1),
+        (lambda x: torch.var_mean(x), 4),
+        (lambda x: ATEN.embedding_dense_backward(x[:, 0], ROWS, 9, -1, False), 1 / 3),
+        *((lambda x: x.var(), 4), (lambda x: x.std(), 4), (lambda x: x.bernoulli_(0.5), 1)),
+    ],
+)
+def test_prices_of_a_value(operation: Callable[[Tensor], Any], price: float) -> None:
+    assert count(operation, X.clone())[0] == pytest.approx(288 * price)
 
 
 @pytest.mark.parametrize(
