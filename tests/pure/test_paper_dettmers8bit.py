@@ -13,7 +13,6 @@ from paceline.studies.papers.headline import headline
 from paceline.studies.papers.paper_tables import Basis, printed_values
 from paper_markdown import markdown, readme, shown_tables
 
-pytestmark = pytest.mark.slow  # plans many cells
 PARTS = [(bits, as_table_3) for bits in (32, 8) for as_table_3 in (False, True)]
 
 

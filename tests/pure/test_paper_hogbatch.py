@@ -10,7 +10,6 @@ from paceline.studies.papers.hogbatch import DATA_SETS, workload
 from paceline.studies.papers.paper_tables import Basis
 from paper_markdown import markdown, shown_tables
 
-pytestmark = pytest.mark.slow  # plans many cells
 COVTYPE, W8A, DELICIOUS, REAL_SIM = DATA_SETS
 
 
@@ -58,6 +57,7 @@ def test_hogwild_takes_as_long_as_the_traffic_of_its_models(data):
     assert at_least_s > hogbatch.HORIZON_S  # no epoch is finished within it
 
 
+@pytest.mark.slow  # plans an epoch of each data set
 @pytest.mark.parametrize("policy", ["cpu_gpu", "adaptive"])
 def test_batches_keep_to_the_thresholds_of_table_ii(policy):
     for data in DATA_SETS:

@@ -3,7 +3,7 @@
 import pytest
 
 from boxes import box, chain, link
-from findings import COMPUTES, by_topic, codes, numbers, run, said
+from findings import COMPUTES, by_topic, numbers, run, said
 from paceline.core.after_backward import AfterBackward
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Insight
@@ -133,7 +133,6 @@ def test_nothing_to_plan():
     refused = (Refusal("tree", 2, "spread", "too large"),)
     (one,) = of_plan(ranking(refused=refused))
     assert (one.code, one.figures) == ("plans.none", (("refused", "1"),))
-    assert codes([one]) == ["plans.none"]
 
 
 @pytest.mark.parametrize(
