@@ -79,6 +79,13 @@ def bits(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
+def same(outcomes: list[Any]) -> Any:
+    """What all ranks have found alike."""
+    for outcome in outcomes:
+        assert outcome == outcomes[0]
+    return outcomes[0]
+
+
 def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
     """A digest of the parameters and of what optimizers remember."""
     tensors = list(module.parameters())

@@ -164,30 +164,6 @@ def test_three_ranks_are_one_process(triple: Ranks, rows: str):
     check_exchanges(triple, rows)
 
 
-def loss_of_small(x: Tensor) -> Tensor:
-    return (x @ values(dist.get_rank(), 3, 3, 2)).sin().sum()
-
-
-def slopes() -> None:
-    """Torch's own check, of the whole exchange: all ranks move one value of one rank at a time."""
-    own = values(dist.get_rank(), 0, 2, 3).requires_grad_()
-    step = 1e-6
-    loss_of_small(all_gather(own, what="rows")).backward()
-    for owner in range(dist.get_world_size()):
-        for index in range(own.numel()):
-            ends = []
-            for sign in (1, -1):
-                moved = own.detach().clone()
-                if owner == dist.get_rank():
-                    moved.view(-1)[index] += sign * step
-                total = loss_of_small(all_gather(moved)).detach()
-                dist.all_reduce(total)
-                ends.append(float(total))
-            if owner == dist.get_rank():
-                slope = (ends[0] - ends[1]) / (2 * step)
-                assert abs(slope - float(own.grad.view(-1)[index])) < 1e-7
-
-
 def beside_other_work() -> list[int]:
     """Several at once, of values that change meanwhile, waited for in another order than begun."""
     rank, sizes = dist.get_rank(), ROWS["uneven"][: dist.get_world_size()]
@@ -222,8 +198,7 @@ def in_bfloat16() -> None:
     assert torch.equal(own.grad, sum(every).bfloat16())
 
 
-def test_rows_have_slopes_of_all_losses_and_several_are_under_way_at_once(pair: Ranks):
-    pair(slopes)
+def test_several_are_under_way_at_once_and_bfloat16_stays_bfloat16(pair: Ranks):
     labels = [100 * rank + n for rank in range(2) for n in range(ROWS["uneven"][rank])]
     assert pair(beside_other_work) == [labels] * 2
     pair(in_bfloat16)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from codec_cases import normal
-from codec_training import bits
+from codec_training import bits, same
 from paceline.codecs.codec import Cast, Codec, Payload
 from paceline.codecs.feedback import OneBit, Threshold
 from paceline.codecs.names import CODECS, find_codec
@@ -31,12 +31,6 @@ FORGETFUL: dict[str, Callable[[], Codec]] = {
     "threshold:0.5": lambda: Threshold(TAU),
     "dynamic4+feedback": lambda: find_codec("dynamic4"),
 }
-
-
-def same(outcomes: list[Any]) -> Any:
-    for outcome in outcomes:
-        assert outcome == outcomes[0]
-    return outcomes[0]
 
 
 def made(name: str) -> Codec:

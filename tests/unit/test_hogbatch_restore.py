@@ -25,14 +25,22 @@ NUM_SAMPLES = 80
 
 @contextmanager
 def runner(
-    model: nn.Module | None = None, num_samples: int = NUM_SAMPLES, **changes: Any
+    model: nn.Module | None = None,
+    num_samples: int = NUM_SAMPLES,
+    label: int = 0,
+    policy: str = "adaptive",
+    **changes: Any,
 ) -> Iterator[HogbatchRunner]:
     """A runner whose workers are not started."""
     model = model or nn.Linear(6, 3)
-    data = torch.zeros(num_samples, 6), torch.zeros(num_samples, dtype=torch.int64)
-    settings = TrainSettings(model="mine:recipe", strategy="hogbatch", batch_size=8, **changes)
+    data = torch.zeros(num_samples, 6), torch.full((num_samples,), label)
+    settings = TrainSettings(
+        model="mine:recipe", strategy="hogbatch", **{"batch_size": 8} | changes
+    )
     alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, MagicMock())
+    session = TrainingSession(
+        settings, STRATEGY, Hogbatch(policy=policy), "run", alone, MagicMock()
+    )
     recipe = replace(classifying(lambda: model, data), num_classes=3)
     with runner_of(session, recipe, model) as found:
         yield found
@@ -93,3 +101,12 @@ def test_steps_are_batches_of_the_batch_size(changes, sizes):
 def test_what_asynchronous_workers_cannot_follow_is_refused():
     refused_settings = set(STRATEGY.refused_settings)
     assert refused_settings == {"accumulate", "evaluate_every"} <= set(TrainSettings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [("batch_size", {"batch_size": NUM_SAMPLES + 1}), ("data", {"label": 3})],
+)
+def test_batches_and_labels_that_do_not_fit_are_refused(field: str, changes):
+    with refused(field), runner(policy="hogbatch", **changes) as one:
+        one.measure()

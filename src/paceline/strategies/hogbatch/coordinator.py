@@ -24,6 +24,7 @@ from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, optimizer_by
+from paceline.links.failpoints import reach
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch import messages, policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
@@ -115,6 +116,7 @@ class Coordinator:
 
         Raises InvalidInput for a loss that is not finite, WorkerLost if no worker is left.
         """
+        reach("epoch.begun", epoch=epoch)
         self._order[: len(order)].copy_(order)
         if epoch != self._resumed_epoch:
             self._queue, counts = policy.SampleQueue(len(order)), self._counts

@@ -27,6 +27,7 @@ from paceline.core.timeline import Span
 from paceline.data.dataset import Dataset, TensorSamples
 from paceline.devices import Device
 from paceline.exchange.setup import learning_of, optimizer_by
+from paceline.links.failpoints import reach
 from paceline.links.shared_memory import SharedTensors
 from paceline.links.worker_signals import tell_starter
 from paceline.recipes.named import recipe_of
@@ -135,6 +136,7 @@ class _Executor:
         work = self._begun.popleft()
         # In shared memory, so that a batch counts even if this process is killed before it reports.
         self._committed[self._settings.number] = work.batch
+        reach("batch.done", worker=self._settings.number, batch=work.batch)
         self._unreported.append(ScheduleWork(work.batch, work.size, result))
 
     def _try(self, work: ExecuteWork) -> ScheduleWork:

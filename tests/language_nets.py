@@ -1,11 +1,14 @@
-"""A small language model with an untied head, and batches of tokens that ranks share unevenly."""
+"""A small language model with an untied head, batches that ranks share unevenly, and a recipe."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import Recipe
+
 VOCABULARY, TOKENS, WIDTH = 23, 6, 8  # a vocabulary that neither 2 nor 3 ranks divide
-IGNORED = -100
+IGNORED, MOST = -100, 7  # the last one: samples of a step
 
 
 class Attention(nn.Module):
@@ -27,14 +30,12 @@ class Attention(nn.Module):
 class Language(nn.Module):
     """Its forward pass asks for sizes, and has an argument that may be left out."""
 
-    def __init__(self, *, bias: bool = False, tied: bool = False) -> None:
+    def __init__(self, *, bias: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Parameter(torch.zeros(TOKENS, WIDTH))
         self.attention, self.norm = Attention(), nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=bias)
-        if tied:
-            self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         assert tokens.shape[1] <= TOKENS
@@ -58,7 +59,30 @@ def samples(step: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def count_of(step: int) -> int:
     """Samples of a step over all ranks: uneven among 2 or 3, now and then fewer than usual."""
-    return 7 if step % 3 else 5
+    return MOST if step % 3 else 5
 
 
-MOST = 7
+class Counting(torch.utils.data.Dataset):
+    """Tokens that count up, of which the first two of each sample ask for nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        tokens = (index + torch.arange(7)) % VOCABULARY
+        targets = tokens[1:].clone()
+        targets[:2] = IGNORED
+        return tokens[:-1], targets
+
+
+def counting() -> Recipe:
+    return Recipe(
+        model=Language,
+        train=Counting(120),
+        test=Counting(30),
+        loss=next_token_loss,
+        score=bits_per_byte,
+    )

@@ -112,7 +112,7 @@ def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
     watcher, model = Watcher(case), Counted()
     session = session_of(case, policy, workers, epochs, watcher)
     try:
-        with runner_of(session, _recipe(case), model) as runner:
+        with runner_of(session, _recipe(), model) as runner:
             watcher.coordinator = runner.coordinator
             runner.measure()
             for _ in runner.epochs():
@@ -155,7 +155,7 @@ def session_of(case: str, policy: str, workers: str, epochs: int, progress: Watc
         optimizer="uneven:Count",
         learning_rate=0.1,
         momentum=0.0,
-        batch_size=NUM_SAMPLES + 1 if case == "large" else BATCH_SIZE,
+        batch_size=BATCH_SIZE,
         epochs=epochs,
         deadline_s=STOPPED_S if case == "stop" else 30.0,
         profile_s=0.02,
@@ -166,15 +166,13 @@ def session_of(case: str, policy: str, workers: str, epochs: int, progress: Watc
     return TrainingSession(settings, STRATEGY, config, "counted", alone, progress)
 
 
-def _recipe(case: str):
+def _recipe():
     from paceline.data.dataset import TensorSamples
     from paceline.recipes.classification import accuracy, class_loss
     from paceline.recipes.recipe import Recipe
 
     numbers = torch.arange(float(NUM_SAMPLES))[:, None]
     classes = torch.zeros(NUM_SAMPLES, dtype=torch.int64)
-    if case == "label":
-        classes[7] = 2
     samples = TensorSamples(numbers, classes)
     return Recipe(
         model=Counted, train=samples, test=samples, loss=class_loss, score=accuracy, num_classes=2
