@@ -307,13 +307,3 @@ class Started:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
-
-
-def wait_for_checkpoint(runs: Path, run: Started) -> Path:
-    """Wait until the run has written a checkpoint in a folder of runs; return that of the run."""
-    until = time.monotonic() + DEADLINE_S
-    while not (found := list(runs.glob("*/checkpoints/step-*"))):
-        assert run.process.poll() is None, run.finish().err
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return found[0].parents[1]
