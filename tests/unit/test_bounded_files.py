@@ -148,10 +148,11 @@ except InvalidInput as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        pytest.param("a.bz2", lambda: bz2.compress(bytes(3 * 10**8)), marks=pytest.mark.slow),
+        ("a.bz2", lambda: bz2.compress(bytes(3 * 10**8))),
         ("b.libsvm", lambda: b"1 1:1\n2 2000000000:1\n" * 3),
     ],
 )

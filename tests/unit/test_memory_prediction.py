@@ -68,7 +68,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("googlenet", "bottlenecks")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in CASES]
+)
 def test_the_peak_of_a_step_is_predicted_within_a_tenth(case: str) -> None:
     make, shape = CASES[case]
     torch.manual_seed(0)

@@ -141,13 +141,6 @@ def test_a_plan_is_drawn_and_swept(line, plan):
     assert (line.code, line.err) == (0, "")
 
 
-def test_strategies_that_cannot_be_planned_are_refused_beside_the_others(plan):
-    found = plan("mlp-64-32-10", GIGABIT, "--workers", 2)
-    refused = {row["strategy"] for row in found["refused"]}
-    assert "hogbatch" in refused  # its workers share the model in the memory of one host
-    assert "allreduce" not in refused
-
-
 def test_a_layer_of_sequential_is_named_by_its_number(plan):
     """Both bodies of 2,632 values cross to the hub, with labels and 16 values of 32 samples."""
     asked = ("--input-shape", "1x8x8", "--workers", 2, "--strategy", "wheel", "--set", "head=7")
