@@ -206,6 +206,7 @@ def test_of_unequal_devices_the_fastest_are_found():
     uneven = slow.model_copy(update={"devices": (*slow.devices[:2], fast)})
     best = ranked(uneven)[0]
     assert (best.workers, best.devices, best.placement) == (1, ("cpu2",), "fastest")
+    assert best.efficiency == pytest.approx(1)
 
 
 def test_workers_may_be_spread_over_hosts_or_stay_on_one():
