@@ -272,3 +272,16 @@ def test_what_a_worker_says_before_it_fails_is_the_reason(trained):
 
     with pytest.raises(WorkerLost, match="RuntimeError: bang"):
         trained(failing, clock=clock, workers=1, wait_s=60)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("sync_every", {"sync_every": 61}),
+        ("fragments", {"fragments": 4}),
+    ],
+)
+def test_settings_that_do_not_fit_the_run_are_refused(trained, field: str, options: dict[str, int]):
+    """Of 60 steps, with a model of three layers and two workers."""
+    with refused(field):
+        trained(**options)
