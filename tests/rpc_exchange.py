@@ -32,12 +32,6 @@ MIB = 1 << 20
 DEADLINE_S = 40.0  # for what hangs
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Clock:
     """Seconds that pass if a test says so, and by `tick_s` whenever somebody looks."""
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from paceline.core.errors import InvalidInput
 from paceline.core.settings import TrainSettings
 from paceline.data.batch import call
 from paceline.models import describe
@@ -21,6 +20,7 @@ from paceline.strategies.wheel.config import MOMENTUM, Wheel
 from paceline.strategies.wheel.cut import cut, tied
 from paceline.strategies.wheel.job import training_job
 from paceline.strategies.wheel.split import split
+from refusals import refused
 
 LENGTH, WIDTH = 12, 8
 
@@ -101,7 +101,7 @@ def test_halves_compute_the_model_of_any_inputs(inputs: Any):
 def test_torch_makes_tensors_as_before_a_cut():
     before = {name: getattr(torch, name) for name in ("arange", "zeros", "ones", "full")}
     cut(Decoder(30), IDS, "lm_head")
-    with pytest.raises(InvalidInput):
+    with refused("head"):
         cut(Decoder(30), IDS, "positions")
     assert all(getattr(torch, name) is value for name, value in before.items())
 
@@ -121,23 +121,21 @@ class Labelled(Decoder):
 
 
 def test_what_cannot_be_traced_is_refused_with_the_layer_and_what_would_do():
-    with pytest.raises(InvalidInput) as refused:
+    with refused("head") as caught:
         cut(Branching(30), IDS, "lm_head")
-    assert "Branching cannot be cut before 'lm_head': the forward pass around" in str(refused.value)
-    assert "choose a data-parallel strategy" in str(refused.value)
-    assert "\n" not in str(refused.value)
-    with pytest.raises(InvalidInput, match="the model's input is used behind the cut"):
+    assert caught.value.hint
+    with refused("head"):
         cut(Labelled(30), (IDS, IDS), "lm_head")
 
 
 def test_a_tied_embedding_is_refused_and_told_to_be_untied():
     model = Decoder(30, is_tied=True)
     for first in ("lm_head", "norm"):
-        with pytest.raises(InvalidInput, match=r"untied embedding .*end in -untied"):
+        with refused("head"):
             cut(model, IDS, first)
     del model.lm_head.bias
     model.lm_head.bias = None  # now the head has no parameter of its own, and is no layer
-    with pytest.raises(InvalidInput, match=r"'lm_head.weight' is 'tokens.weight' \(tied\)"):
+    with refused("head"):
         cut(model, IDS, "lm_head")
     assert tied(Decoder(30), None) == ""
 
@@ -159,13 +157,10 @@ def test_a_small_vocabulary_and_many_tokens_make_none_unless_it_is_asked_for():
     """256 bytes, 64 samples of 12 tokens: more crosses than the output layer holds."""
     work = described(256, 64)
     crossing, kept = 2 * 4 * 64 * LENGTH * WIDTH / 1e6, 2 * 4 * 256 * WIDTH / 1e6
-    with pytest.raises(InvalidInput) as refused:
+    with refused("wheel") as caught:
         split(work, Wheel())
-    said = str(refused.value)
-    assert "the best begins with lm_head" in said
-    assert f"of 64 samples are {crossing:.3g} MB" in said
-    assert f"gradients only {kept:.3g} MB" in said
-    assert "choose a data-parallel strategy" in said
+    for figure in ("lm_head", f"{crossing:.3g} MB", f"{kept:.3g} MB"):
+        assert figure in str(caught.value)
     assert split(work, Wheel(head="lm_head")).head.layers[0].name == "lm_head"
 
 
@@ -222,12 +217,12 @@ def test_a_recipe_handed_over_is_for_workers_of_this_machine():
     job = job_of(partial(Decoder, 5000), steps=7)
     assert job.spec.head == "lm_head"
     assert (job.spec.num_steps, job.spec.data, job.spec.precision) == (7, None, "float32")
-    with pytest.raises(InvalidInput, match="cannot import; name it as package"):
+    with refused("model"):
         job_of(partial(Decoder, 5000), bind="tcp://127.0.0.1:0")
 
 
 def test_a_run_says_that_a_tied_head_cannot_be_split_off():
-    with pytest.raises(InvalidInput, match=r"no head to split off: 'lm_head.weight' is 'tokens.w"):
+    with refused("wheel"):
         job_of(partial(Decoder, 5000, is_tied=True))
 
 
@@ -253,5 +248,5 @@ def test_the_usual_momentum_is_that_of_sgd_alone():
     for name in ("adam", "rmsprop"):
         updating = jobs_of(partial(Decoder, 5000), optimizer=name)[1]
         assert not updating.optimizer(job.model).param_groups[0].get("momentum")
-    with pytest.raises(InvalidInput, match="momentum: optimizer adam has none"):
+    with refused("momentum"):
         jobs_of(partial(Decoder, 5000), optimizer="adam", momentum=0.5)

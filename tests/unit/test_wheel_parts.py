@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from paceline.core.cost import compute_lane
-from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.errors import NonFinite
 from paceline.core.plan import Kind
 from paceline.core.reading import read_record
 from paceline.core.timeline import Span, Timeline
@@ -23,6 +23,7 @@ from paceline.strategies.wheel.protocol import CopyLane, Endpoint, check_codecs
 from paceline.strategies.wheel.split import MessageSize
 from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.strategies.wheel.worker import Stopped, Turns
+from refusals import refused
 
 DEADLINE_S = 20.0
 
@@ -181,32 +182,21 @@ def test_encoded_values_take_the_bytes_of_the_plan(codec: str):
     assert (came - values).abs().mean() < values.abs().mean()
 
 
-@pytest.mark.parametrize(
-    ("codec", "nbytes", "count", "message"),
-    [
-        (
-            "",
-            12,
-            4,
-            "activation_gradients: 12 bytes in 1 parts; 4 values of torch.float32 are 16 in one",
-        ),
-        ("half", 16, 4, "came by codec 'half', and not by 'none'"),
-    ],
-)
-def test_values_that_do_not_fit_are_refused(codec, nbytes, count, message: str):
+@pytest.mark.parametrize(("codec", "nbytes"), [("", 12), ("half", 16)])
+def test_values_that_do_not_fit_are_refused(codec: str, nbytes: int):
     sent = Message("activation_gradients", codec=codec, parts=(bytearray(nbytes),))
-    with pytest.raises(InvalidInput, match=message):
-        endpoint().values(Purpose.ACTIVATION_GRADIENTS, sent, 0.0, count)
+    with refused("activation_gradients"):
+        endpoint().values(Purpose.ACTIVATION_GRADIENTS, sent, 0.0, 4)
 
 
 def test_no_codec_carries_what_is_not_finite():
     values = torch.tensor([1.0, 2.0, float("nan"), 3.0])
-    with pytest.raises(NonFinite, match="activation_gradients: 1 of 4 values are NaN"):
+    with pytest.raises(NonFinite, match="activation_gradients"):
         endpoint(activation_gradients="half").message(Purpose.ACTIVATION_GRADIENTS, 0, 0, values)
 
 
 def test_float64_travels_by_no_codec():
-    with pytest.raises(InvalidInput, match="activations=half encodes float32"):
+    with refused("codec"):
         check_codecs(Wheel(activations="half"), torch.float64)
     check_codecs(Wheel(), torch.float64)
 
@@ -227,7 +217,7 @@ def test_a_record_travels_and_its_clock_is_set_right():
     found.add(read, ahead_s=4.0)
     assert found.spans == [span._replace(start_s=6.0, end_s=7.0)]
     assert found.sent == [MessageTime("labels", 0, 0, 7.0)]
-    with pytest.raises(InvalidInput, match=r"trace: spans: Input should be a valid array"):
+    with refused("trace"):
         read_record(TypeAdapter(Trace), b'{"spans": 3}', "trace")
 
 

@@ -252,7 +252,7 @@ def test_a_lost_workers_half_is_dropped_and_begun_again(mlp):
     assert server.workers.of(0).half is None
     before = values(server.model)
     server.workers.add(0)
-    with pytest.raises(StepDiscarded, match=r"worker 0, step 0: .* begin the step again"):
+    with pytest.raises(StepDiscarded, match="worker 0, step 0"):
         server.update(0, 0, version, gradients)
     assert equal(values(server.model), before)
     assert server.version == 0
