@@ -129,9 +129,9 @@ class Ranks:
         """Run `function(*args)` on each rank, and return the results.
 
         With `errors` a Failure is the result of a rank that raises or dies; else the call raises.
-        Collectives wait `timeout_s`. Without `group` the function makes the process group. `cwd` is where it runs. The
-        environment has this process's PACELINE_* variables, as failpoints set them, and
-        `environment`.
+        Collectives wait `timeout_s`. Without `group` the function makes the process group. `cwd`
+        is where it runs. The environment has this process's PACELINE_* variables, as failpoints
+        set them, and `environment`.
         """
         if not self._ranks:
             self._ranks = [_Rank(number, self._environment) for number in range(self.size)]

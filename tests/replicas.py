@@ -1,22 +1,110 @@
-"""Replicas of hogbatch's workers on CPU threads of this process."""
+"""Models of float64 that ranks train, each beside one in plain torch on the samples of all."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from paceline.links.shared_memory import SharedTensors
-from paceline.recipes.optimizers import OptimizerFactory
-from paceline.recipes.recipe import Recipe
-from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+from paceline import DataParallel
+from paceline.devices import gpus
+
+Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
 
 
-@contextmanager
-def on_threads(
-    recipe: Recipe, make: OptimizerFactory, **options: Any
-) -> Iterator[tuple[CpuReplica, dict[str, Tensor]]]:
-    """A worker's replica of a new model, and the model that it shares."""
-    memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
-    yield CpuReplica(recipe, memory.tensors, make, **{"worker": 0} | options), memory.tensors
-    memory.close()
+class Net(nn.Module):
+    """Layers a, b and c of one size, which `order` uses one after another."""
+
+    def __init__(self, order: str = "abc", layers: str = "abc") -> None:
+        super().__init__()
+        self.order = order
+        for name in layers:
+            setattr(self, name, nn.Linear(6, 6).double())
+
+    def forward(self, x: Tensor, order: str = "") -> Tensor:
+        for name in order or self.order:
+            x = torch.tanh(getattr(self, name)(x))
+        return x
+
+
+def device() -> torch.device:
+    """The device of this rank's models: a simulated GPU, if the environment says so.
+
+    It is not made the current one, which stays the first.
+    """
+    return gpus()[int(os.environ["LOCAL_RANK"])] if gpus() else torch.device("cpu")
+
+
+def build(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """Return a module with this rank's own values, and one with those of rank 0."""
+    with torch.device(device()):  # and not moved there, which would leave hooks behind
+        torch.manual_seed(dist.get_rank())
+        module = make()
+        torch.manual_seed(0)
+        return module, make()
+
+
+def parallel_of(module: nn.Module, exchange: str, **options: Any) -> DataParallel:
+    return DataParallel(module, **{"exchange": exchange, "chunk": 1, "deadline_s": 20.0} | options)
+
+
+def batch(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The samples of a rank in a step, the same wherever they are asked for."""
+    generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
+    return torch.randn(*(shape or (4, 6)), generator=generator, dtype=dtype).to(device())
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def square(model: nn.Module, rank: int, step: int) -> Tensor:
+    return model(batch(rank, step)).square().mean()
+
+
+def mean(loss: Loss, oracle: nn.Module, step: int) -> Tensor:
+    """The loss over the samples of all ranks: what one process would minimise."""
+    return torch.stack([loss(oracle, rank, step) for rank in range(dist.get_world_size())]).mean()
+
+
+def train(
+    parallel: nn.Module, oracle: nn.Module, steps: Iterable[int], loss: Loss = square
+) -> None:
+    """Train a model on all ranks, and its oracle on this one."""
+    optimizers = sgd(parallel), sgd(oracle)
+    for step in steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        square(parallel, dist.get_rank(), step).backward()
+        mean(square, oracle, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def check(parallel: nn.Module, oracle: nn.Module, tolerance: float = 1e-12) -> str:
+    """Compare a model with its oracle; return a digest of its bits, the same on all ranks."""
+    pairs = zip(parallel.parameters(), oracle.parameters(), strict=True)
+    apart = max(distance(*pair) for pair in pairs)
+    assert apart <= tolerance, apart
+    own = bits(parallel)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    assert set(everyone) == {own}
+    return own
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest value; NaN if there is one."""
+    apart = (one.detach().double() - other.detach().double()).abs().max()
+    return float(apart / other.detach().double().abs().max().clamp(min=1e-3))
+
+
+def bits(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for tensor in model.parameters():
+        digest.update(tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
