@@ -1,0 +1,166 @@
+"""A rank of a user's own loop that is killed, stopped or leaves: the others say which, and end."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from faults import failpoints
+from paceline.core.errors import WorkerLost
+from paceline.links.failpoints import reach
+from pair import Failure, Ranks
+from replicas import Net, batch, bits, device, parallel_of
+
+DEADLINE_S = 3.0
+PATIENCE_S = 25.0  # on a machine that others use, too
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Victim(Net):
+    """A net that comes to a failpoint in each phase of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = -1
+        self.register_buffer("seen", torch.zeros(6, dtype=torch.float64))
+
+    def reach(self, phase: str) -> None:
+        reach(f"test.{phase}", rank=dist.get_rank(), step=self.step)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        self.reach("construction")
+        return super().named_buffers(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x))
+        self.reach("forward")
+        self.seen += x.detach().sum(0)
+        x = torch.tanh(self.b(x))
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self.reach("backward"))
+        return self.c(x)
+
+
+def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, float]:
+    """Train until a rank is lost; return what is said of it, its name, and after which time."""
+    pids: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    store, started = dist.distributed_c10d._get_default_store(), time.monotonic()
+    survivors = [rank for rank in range(len(pids)) if rank != victim]
+    try:
+        with torch.device(device()):
+            module = Victim()
+        parallel = parallel_of(module, exchange, deadline_s=DEADLINE_S)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+        for module.step in range(num_steps):
+            started = time.monotonic()
+            optimizer.zero_grad()
+            parallel(batch(dist.get_rank(), module.step)).square().mean().backward()
+            module.reach("optimizer")
+            optimizer.step()
+        return bits(module), "", 0.0
+    except WorkerLost as error:
+        return str(error), f"worker {victim} (process {pids[victim]})", time.monotonic() - started
+    finally:
+        store.set(f"ended/{dist.get_rank()}", "")
+        if dist.get_rank() == survivors[0] and victim != dist.get_rank():
+            store.wait([f"ended/{rank}" for rank in survivors])
+            with suppress(ProcessLookupError):  # it is but stopped, or has ended already
+                os.kill(pids[victim], signal.SIGKILL)
+
+
+def lost(ranks: Ranks, exchange: str, how: str, phase: str, victim: int) -> list[Any]:
+    """Harm a rank in a phase of a step; return what came of the others."""
+    step = {"construction": -1, "first backward": 0}.get(phase, 5)
+    at = f"test.{phase.removeprefix('first ')}"
+    with failpoints({"at": at, "rank": victim, "step": step, "do": how}):
+        found = ranks(trains, exchange, victim, timeout_s=DEADLINE_S, errors=True)
+    assert found[victim].kind == "Died"
+    assert not [path for path in SHARED_MEMORY.iterdir() if "paceline" in path.name]
+    return [one for rank, one in enumerate(found) if rank != victim]
+
+
+def loses(how: str, phase: str, victim: int = 1, place: str = "pair", slow: bool = False) -> object:
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(place, how, phase, victim, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("place", "how", "phase", "victim"),
+    [
+        *(loses("SIGKILL", one) for one in ("construction", "first backward", "backward")),
+        *(loses("SIGKILL", one, slow=True) for one in ("forward", "optimizer")),
+        loses("SIGKILL", "backward", 0),
+        loses("SIGSTOP", "backward"),
+        *(loses("SIGSTOP", one, slow=True) for one in ("construction", "first backward")),
+        *(loses("SIGSTOP", one, slow=True) for one in ("forward", "optimizer")),
+        loses("SIGSTOP", "optimizer", 0, slow=True),
+        loses("SIGKILL", "backward", 1, "triple"),
+        loses("SIGSTOP", "backward", 1, "triple", slow=True),
+        loses("SIGKILL", "first backward", 1, "pair_on_gpus", slow=True),
+        loses("SIGKILL", "backward", 1, "pair_on_gpus", slow=True),
+        loses("SIGSTOP", "backward", 1, "pair_on_gpus", slow=True),
+        loses("SIGKILL", "optimizer", 1, "pair_on_gpus", slow=True),
+    ],
+)
+def test_the_others_name_the_rank_that_is_lost(
+    request: pytest.FixtureRequest, place: str, how: str, phase: str, victim: int
+):
+    for text, named, after_s in lost(request.getfixturevalue(place), "host", how, phase, victim):
+        assert named
+        assert named in text
+        assert "\n" not in text
+        assert after_s < PATIENCE_S
+
+
+@pytest.mark.parametrize("exchange", ["tree", "allreduce"])
+@pytest.mark.parametrize(
+    ("phase", "victim"), [("first backward", 1), ("backward", 1), ("optimizer", 0)]
+)
+@pytest.mark.slow
+def test_exchanges_of_torch_stop_with_an_error(pair: Ranks, exchange: str, phase: str, victim: int):
+    (one,) = lost(pair, exchange, "SIGKILL", phase, victim)
+    assert isinstance(one, Failure) or one[1]
+
+
+def pauses() -> str:
+    """Rank 1 stops for a second in the middle, which is less than the deadline."""
+    if dist.get_rank() == 1 and os.fork() == 0:
+        while "T" not in Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2][:3]:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    return trains("host", 99)[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_pauses_for_less_than_the_deadline_is_waited_for(pair: Ranks):
+    with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}):
+        first, second = pair(pauses)
+    assert first == second
+
+
+def is_interrupted() -> None:
+    """Rank 0 has a Ctrl-C while it waits for rank 1, which is stopped."""
+    if dist.get_rank() == 0:
+        handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        try:
+            trains("host", 1, 2000)
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+    trains("host", 1, 2000)
+
+
+def test_a_rank_that_waits_can_be_interrupted(pair: Ranks):
+    with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}):
+        interrupted, _ = pair(is_interrupted, errors=True)
+    assert interrupted.kind == "KeyboardInterrupt"
