@@ -36,6 +36,7 @@ def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:
     assert of_more.samples_per_s < stated.samples_per_s  # calls weigh less in a large batch
 
 
+@pytest.mark.slow
 def test_equal_devices_gain_less_than_their_number() -> None:
     for name in ("8xv100", "8xk80", "4x4090", "2x4xv100+10gbe"):
         ranking = planned(name, batch_size=256, measured="200/s@32")
@@ -163,6 +164,7 @@ def test_a_file_counts_more_than_its_name_which_stands_for_one_that_is_not_there
     assert find_machine("8xv100").num_devices == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", sorted(Path("machines/equal").glob("*.toml")), ids=lambda path: path.stem
 )

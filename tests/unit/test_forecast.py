@@ -104,7 +104,7 @@ def test_a_lone_device_reaches_what_it_was_measured_to_make_so():
     assert alone.samples_per_s == pytest.approx(900, rel=0.02)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is(precision):
     whole, half = (
         forecast("resnet50", "8xv100", batch_size=512, precision=one)

@@ -124,7 +124,7 @@ ROWS = {
     "master": [(*LAUNCH, "torchrun", "--nodes", 2)],
     "image": [(*LAUNCH, "kubernetes")],
     "nodes": [(*LAUNCH, "slurm", "--workers", 3, "--nodes", 2)],
-    "gpu": [(*LAUNCH, "slurm", "--machine", "dgx1-v100")],
+    "gpu": [(*LAUNCH, "slurm", "--machine", "2xv100")],
     # Files and folders.
     "wrong.toml": [("train", "--config", "wrong.toml")],
     "train.toml": [("plan", "--config", "train.toml")],
