@@ -1,38 +1,26 @@
 """Programs of tests that run as several ranks of this machine, and what they say."""
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import Finished, Started
+from processes import Finished
 
-PROGRAMS = Path(__file__).parent / "multiprocess" / "programs"
+PROGRAMS = Path(__file__).parent / "network" / "programs"
 LAUNCH = """
 import sys
 from paceline.links.launch import launch
 launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 """
 
-# What torch's process group on CPUs does now and then, and none of our doing: it loses a connection
-# between ranks that have just begun; and one of its threads, which frees the tensors of the last
+# What torch's process group on CPUs does now and then: a rank that leaves the group at once breaks
+# a connection that another one still makes (see pair.joined); and one of its threads, which frees the tensors of the last
 # collective, finds that Python is ending, where it cannot, and aborts a rank whose work is done.
 TORCH_FAILED = ("Gloo connectFullMesh failed", "terminate called without an active exception")
 ATTEMPTS = 3
 
 Found = dict[str, list[Any]]  # of each case what came of it, rank by rank
-
-
-def output(
-    folder: Path, num_ranks: int, program: str, *arguments: str, before: Sequence[str] = ()
-) -> str:
-    """Run a program to its end, `before` in front of its command line; return what it has printed.
-
-    Afterwards none of its processes is left.
-    """
-    command = [sys.executable, "-c", LAUNCH, str(num_ranks), str(PROGRAMS / program), *arguments]
-    return succeeded(lambda: _finished([*before, *command], folder)).out
 
 
 def succeeded(run: Callable[[], Finished]) -> Finished:
@@ -43,21 +31,6 @@ def succeeded(run: Callable[[], Finished]) -> Finished:
             break
     assert done.code == 0, done.err[-5000:]
     return done
-
-
-def _finished(command: list[str], folder: Path) -> Finished:
-    started = Started(command, folder)
-    try:
-        done = started.finish(200)
-        assert done.code != 0 or not started.members()
-    finally:
-        started.kill()
-    return done
-
-
-def run(folder: Path, num_ranks: int, program: str, *arguments: str) -> Found:
-    """Run a program of cases to its end, and return what came of them."""
-    return found_in(output(folder, num_ranks, program, *arguments))
 
 
 def found_in(out: str) -> Found:
