@@ -15,8 +15,8 @@ launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 """
 
 # What torch's process group on CPUs does now and then: a rank that leaves the group at once breaks
-# a connection that another one still makes (see pair.joined); and one of its threads, which frees the tensors of the last
-# collective, finds that Python is ending, where it cannot, and aborts a rank whose work is done.
+# a connection that another one still makes (see pair.joined); and one of its threads, which frees
+# the tensors of the last collective, finds that Python is ending, and aborts a rank that is done.
 TORCH_FAILED = ("Gloo connectFullMesh failed", "terminate called without an active exception")
 ATTEMPTS = 3
 
