@@ -18,7 +18,8 @@ from refusals import refused_field
 
 QUICK = ("--profile-s", "0.2", "--batch-size", "24")
 HOST = ("train", "small_recipes:plain", "--strategy", "host", "--workers", "2", *QUICK)
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+RESTARTING = (*TORCHRUN, "--max-restarts", "1")
 
 
 class Runs:
@@ -95,9 +96,9 @@ def test_torchrun_starts_workers_again_from_the_last_checkpoint(runs: Runs, tmp_
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at("checkpoint.written", step=20)):
         asked = (*HOST, "--epochs", "2", "--checkpoint-every", "20")
-        run = runs(*asked, before=TORCHRUN)
+        run = runs(*asked, before=RESTARTING)
     first = pause.reached()
-    (second,) = set(children_of(run.process.pid, "paceline")) - {first}
+    (second,) = set(children_of(run.process.pid, "small_recipes")) - {first}
     os.kill(second, signal.SIGKILL)
     done = run.finish()
     assert done.code == 0, done.err
@@ -114,7 +115,7 @@ PARTS = (*LOCAL, "--set", "fragments=2", "--set", "codec=onebit")
 @pytest.mark.parametrize(
     ("recipe", "strategy", "workers", "every", "options"),
     [
-        ("classes", "hogbatch", "cpu:1", "400", ("--policy", "hogbatch")),
+        ("classes", "hogbatch", "cpu:1", "37", ("--policy", "hogbatch")),
         ("plain", "wheel", "1", "0.2s", WHEEL),
         ("with_dropout", "local", "2", "37", ("--set", "sync_every=7")),
         (
