@@ -60,7 +60,7 @@ def test_proportional_batches_take_equally_long():
 @given(ratio=st.floats(1.0, 60.0), alpha=st.sampled_from([1.5, 2.0, 4.0]))
 def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
     config = Hogbatch(threads=1, cpu_batch=(1, 64), alpha=alpha)
-    timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 600.0)
+    timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 300.0)
     assert statistics.update_shares(timeline)["cpu0"] == pytest.approx(0.5, abs=0.05)
     assert min(statistics.utilisation(timeline).values()) > 0.9
 
