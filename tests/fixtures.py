@@ -8,7 +8,6 @@ import pytest
 
 from local_runs import LocalRuns
 from processes import Finished, Started
-from rpc_exchange import Proxy
 
 
 @pytest.fixture
@@ -38,20 +37,6 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 def paceline(start: Callable[..., Started]) -> Callable[..., Finished]:
     """Run the command line to its end."""
     return lambda *arguments: start("-m", "paceline", *arguments).finish()
-
-
-@pytest.fixture
-def proxy():
-    """Make a proxy of a port that can be cut, stopped and slowed down."""
-    made: list[Proxy] = []
-
-    def begin(target: int, pause_s: float = 0.0) -> Proxy:
-        made.append(Proxy(target, pause_s))
-        return made[-1]
-
-    yield begin
-    for one in made:
-        one.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.strategies.local.config import Local
@@ -103,7 +103,6 @@ class Run:
                 self.places[worker] = self.places[worker][0] + 1, 0, []
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.integers(1, 4),
     st.integers(1, 9),

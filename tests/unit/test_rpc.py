@@ -60,6 +60,7 @@ def test_cut_connections_do_not_change_the_result():
             between.wait_for(int(share * nbytes))
             between.cut()
         assert worker.result(DEADLINE_S).restarts == 0
+        until(lambda: hub.lost)
     assert between.num_connections >= 5
     assert hub.steps_of() == list(range(steps))
     assert hub.states == {0: expected(0, steps, nbytes)}

@@ -1,5 +1,5 @@
-"""Fixtures: a network that can be cut, and runs of strategy local."""
+"""Fixtures: runs of strategy local."""
 
-from fixtures import proxy, runs
+from fixtures import runs
 
-__all__ = ["proxy", "runs"]
+__all__ = ["runs"]
