@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from bed import can_build, hosts
 
+from bed import can_build, hosts
 from processes import Started
 
 __all__ = ["can_build", "hosts"]

@@ -2,7 +2,7 @@
 
     python benchmarks/suite/main.py draw SRC                  # 60 mutations -> mutations.json
     python benchmarks/suite/main.py measure TREE FOLDER [ARGUMENTS OF PYTEST]
-    python benchmarks/suite/main.py run TREE FOLDER OUT       # which mutations the tests of TREE find
+    python benchmarks/suite/main.py run TREE FOLDER OUT       # which mutations are found
 
 TREE is a checkout with an environment of its own in .venv, with coverage installed. `measure` runs
 its tests, leaves in FOLDER which test runs which line, in all processes, and prints the share of
@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from coverage import Coverage, CoverageData
+
 from mutations import Mutation, Place, apply, draw, place_of
 
 HERE = Path(__file__).parent

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bed import can_build, hosts
 from host import Host
 from hosts import TwoHosts
 from wire import ADDRESSES, INTERFACE
 
+from bed import can_build, hosts
 from processes import DEADLINE_S
 
 pytestmark = pytest.mark.slow

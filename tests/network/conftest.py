@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bed import can_build, hosts
 from hosts import Finished, TwoHosts
 
+from bed import can_build, hosts
 from processes import DEADLINE_S
 
 __all__ = ["can_build", "hosts"]

@@ -88,10 +88,8 @@ IN_THREES = (
     "accumulation.gradients_kept_over_steps",
     "accumulation.no_sync_in_all_micro_batches_but_the_last",
     "graphs.order_of_use_that_differs_between_ranks",
-    "norms.batch_norm_in_training_and_evaluation",
     "optimizers.clipping_by_norm_and_by_value",
     "recomputed.tied_embedding_with_reentrant_checkpoints",
-    "unused.other_experts_on_the_other_rank",
 )
 FAULTS = {
     "differs_in_the_second_step": "step 1: module 0: gradients: 0.bias: ",

@@ -14,6 +14,8 @@ from faults import failpoints
 from paceline.data import ShardedBatches, load
 from processes import Started
 
+pytestmark = pytest.mark.slow
+
 BATCH, EPOCHS, SEED, RATE = 48, 3, 5, 0.05
 STEPS = 30  # of an epoch
 MODEL = """
@@ -21,7 +23,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.slow
 
 class Small(nn.Module):
     def __init__(self):
