@@ -364,6 +364,7 @@ def _leave() -> None:
     if dist.is_initialized():
         _groups[:] = [*_groups[-1:], dist.group.WORLD]
     gc.collect()
+    gc.freeze()  # what is left need not be looked at again
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()

@@ -57,6 +57,7 @@ def _seen(program: Program, kind: str, store: Store) -> list[Any]:
     seen = observe(program, Trial(dist.get_rank(), dist.get_world_size(), kind, program.wait_s))
     _groups[:] = [dist.group.WORLD]
     gc.collect()  # models go, and their threads with them
+    gc.freeze()  # what is left need not be looked at again
     if dist.is_initialized():
         dist.destroy_process_group()
     torch.set_default_dtype(torch.float32)
