@@ -1,7 +1,5 @@
 """What a coordinator and its workers say to each other, and the queue of samples that it has."""
 
-from math import isnan
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,12 +30,6 @@ def test_work_and_requests_arrive_as_they_were_sent(work, messages: list[Schedul
     packet = b"".join(message.pack() for message in messages)
     assert len(packet) <= MOST_NBYTES
     assert unpack(packet) == tuple(messages)
-
-
-def test_a_loss_that_is_no_number_arrives():
-    messages = unpack(ScheduleWork(3, result=BatchResult(loss=float("nan"))).pack())
-    assert not isinstance(messages, Failure)
-    assert isnan(messages[0].result.loss)
 
 
 @given(st.booleans(), st.text(max_size=40), st.sampled_from([1, 50, 500]))

@@ -98,11 +98,6 @@ def test_steps_are_batches_of_the_batch_size(changes, sizes):
     assert epoch_sizes(settings, NUM_SAMPLES) == sizes
 
 
-def test_what_asynchronous_workers_cannot_follow_is_refused():
-    refused_settings = set(STRATEGY.refused_settings)
-    assert refused_settings == {"accumulate", "evaluate_every"} <= set(TrainSettings.model_fields)
-
-
 @pytest.mark.parametrize(
     ("field", "changes"),
     [("batch_size", {"batch_size": NUM_SAMPLES + 1}), ("data", {"label": 3})],

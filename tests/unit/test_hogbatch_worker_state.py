@@ -3,16 +3,16 @@
 import math
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, NAdam, Optimizer
 
-from paceline.devices import device_of
-from paceline.devices.simulated import SimulatedDevice
+from paceline.devices import Device, device_of
 from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
 from refusals import refused
 from simulated_gpus import simulated_gpus
@@ -81,29 +81,35 @@ MAKES = {
     "sgd": lambda some: SGD(some, 0.01),
     "momentum": lambda some: SGD(some, 0.01, momentum=0.9, nesterov=True),
     "adam": lambda some: Adam(some, 0.01, amsgrad=True),
-    "adamw": lambda some: AdamW(some, 0.01),
-    "rmsprop": lambda some: torch.optim.RMSprop(some, 0.01, momentum=0.5, centered=True),
-    "adagrad": lambda some: torch.optim.Adagrad(some, 0.01),
-    "nadam": lambda some: torch.optim.NAdam(some, 0.01),
-    "rprop": lambda some: torch.optim.Rprop(some, 0.01),
+    "nadam": lambda some: NAdam(some, 0.01),
 }
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize(("num_threads", "before"), [(1, 0), (1, 1), (2, 1), (2, 7)])
 def test_optimizers_and_random_numbers_go_on_bit_by_bit(file, make, num_threads, before):
-    resumed, model = net(), net()
+    check_goes_on(file, HOST, make, num_threads, before)
+
+
+def test_an_optimizer_on_a_gpu_goes_on_too(file):
+    with simulated_gpus() as (device,):
+        check_goes_on(file, device, MAKES["adam"], 1, 4)
+    assert {one.device.type for one in read_state(file)[0].values()} == {"cpu"}
+
+
+def check_goes_on(file: int, device: Device, make: Any, num_threads: int, before: int) -> None:
+    resumed, model = (net().to(device.torch_device) for _ in range(2))
     optimizers = [make(list(model.parameters())) for _ in range(num_threads)]
     steps(model, optimizers, range(before))
-    write_state(file, *state_of(optimizers, HOST))
+    write_state(file, *state_of(optimizers, device))
     resumed.load_state_dict(model.state_dict())
     fresh = [make(list(resumed.parameters())) for _ in range(num_threads)]
     steps(model, optimizers, range(before, before + 6))
     torch.manual_seed(99)
-    load_state(fresh, HOST, *read_state(file))
+    load_state(fresh, device, *read_state(file))
     steps(resumed, fresh, range(before, before + 6))
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
+        assert torch.equal(one.detach().cpu(), other.detach().cpu())
 
 
 def test_what_was_loaded_is_a_copy(file):
@@ -118,31 +124,6 @@ def test_what_was_loaded_is_a_copy(file):
     for one, other in zip(model.parameters(), before, strict=True):
         assert one.isfinite().all()
         assert not torch.equal(one, other)
-
-
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    with simulated_gpus() as (found,):
-        yield found
-
-
-def test_an_optimizer_on_a_gpu_goes_on_too(device, file):
-    model = nn.Linear(6, 4).to(device.torch_device)
-    optimizers = [MAKES["adam"](list(model.parameters()))]
-    steps(model, optimizers, range(4))
-    write_state(file, *state_of(optimizers, device))
-    tensors, _ = read_state(file)
-    assert {one.device.type for one in tensors.values()} == {"cpu"}
-    start = {name: one.cpu().clone() for name, one in model.state_dict().items()}
-    steps(model, optimizers, range(4, 8))
-    resumed = nn.Linear(6, 4)
-    resumed.load_state_dict(start)
-    resumed.to(device.torch_device)
-    fresh = [MAKES["adam"](list(resumed.parameters()))]
-    load_state(fresh, device, *read_state(file))
-    steps(resumed, fresh, range(4, 8))
-    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one.detach().cpu(), other.detach().cpu())
 
 
 def test_the_state_of_another_optimizer_is_refused(file):

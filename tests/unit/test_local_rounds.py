@@ -139,17 +139,3 @@ def test_what_is_out_of_turn_is_refused() -> None:
     assert rounds.complete() is None
     with pytest.raises(ValueError, match="border"):
         rounds.admit(2)
-
-
-def test_a_worker_that_was_lost_after_its_part_still_counts() -> None:
-    rounds: Rounds[str] = Rounds(Units(20), Local(workers=2, sync_every=5))
-    for worker in (0, 1):
-        rounds.admit(worker)
-        rounds.units_of(worker, 0)
-    rounds.post(1, 0, "kept")
-    rounds.drop(1)
-    rounds.post(0, 0, "own")
-    completed = rounds.complete()
-    assert completed is not None
-    assert completed.parts == {0: "own", 1: "kept"}
-    assert rounds.num_done == 10

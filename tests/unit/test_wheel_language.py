@@ -106,28 +106,6 @@ def test_torch_makes_tensors_as_before_a_cut():
     assert all(getattr(torch, name) is value for name, value in before.items())
 
 
-class Branching(Decoder):
-    def forward(self, ids: Tensor) -> Tensor:
-        if ids.sum() > 0:
-            ids = ids + 0
-        return super().forward(ids)
-
-
-class Labelled(Decoder):
-    """As in libraries of models: with labels, the loss is computed inside."""
-
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
-
-
-def test_what_cannot_be_traced_is_refused_with_the_layer_and_what_would_do():
-    with refused("head") as caught:
-        cut(Branching(30), IDS, "lm_head")
-    assert caught.value.hint
-    with refused("head"):
-        cut(Labelled(30), (IDS, IDS), "lm_head")
-
-
 def test_a_tied_embedding_is_refused_and_told_to_be_untied():
     model = Decoder(30, is_tied=True)
     for first in ("lm_head", "norm"):

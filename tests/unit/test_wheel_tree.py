@@ -89,12 +89,6 @@ def land(child: ChildServer) -> bool:
     return child.poll_parent()
 
 
-def test_a_child_begins_with_its_parents_parameters():
-    root, child, *_ = tree(1)
-    assert equal(values(child.model), values(root.model))
-    assert child.version == root.version == 0
-
-
 def test_one_update_of_the_parent_has_the_mean_gradient_of_all_its_samples():
     """Three workers with 3, 1 and 2 samples: as a batch of the six, by torch itself."""
     root, child, uplink, hands = tree(3, num_workers=3)
