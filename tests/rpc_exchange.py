@@ -125,6 +125,12 @@ class Hub:
         self.port = int(self.server.address.rpartition(":")[2])
         self.ended = beside(self._serve)
 
+    def check_done(self, steps: int) -> None:
+        """Assert that all workers have done all steps once."""
+        for worker, state in self.states.items():
+            assert self.steps_of(worker) == list(range(steps))
+            assert state == expected(worker, steps, self._nbytes)
+
     def steps_of(self, worker: int = 0) -> list[int]:
         return [step for number, step in self.executed if number == worker]
 

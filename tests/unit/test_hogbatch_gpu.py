@@ -7,6 +7,7 @@ be in some of the copies and not in others, as it is in training.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import cycle, pairwise
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hogbatch_replicas import net, samples
 from hogbatches import classifying
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
@@ -43,19 +45,8 @@ LATE_S = 0.05  # of work that is not done before other work, unless something wa
 OTHERS = 0.25  # what another worker adds to all of the model: exact in any float
 
 
-def net() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
-
-
 def double_net() -> nn.Module:
     return net().double()
-
-
-def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(40, 6, generator=generator, dtype=dtype)
-    return inputs, torch.randint(4, (40,), generator=generator)
 
 
 def batches(num: int = len(SIZES)) -> list[Tensor]:
@@ -308,15 +299,16 @@ def bits_after(delays: Callable[[SimulatedStream, str], float], depth: int) -> l
         return [bytes(case.memory.memory.numpy()), bytes(losses.numpy())]
 
 
-AT_ONCE: dict[int, list[bytes]] = {}  # found when first asked for
 DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
 
 
+@cache
+def bits_at_once(depth: int) -> list[bytes]:
+    return bits_after(lambda stream, what: 0.0, depth)
+
+
 def check_bits(depth: int, **delays: Sequence[float]) -> None:
-    if depth not in AT_ONCE:
-        AT_ONCE[depth] = bits_after(lambda stream, what: 0.0, depth)
-    expected = AT_ONCE[depth]
-    assert bits_after(delayed(delays), depth) == expected
+    assert bits_after(delayed(delays), depth) == bits_at_once(depth)
 
 
 @pytest.mark.slow

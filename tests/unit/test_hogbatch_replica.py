@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import Dataset
 
-from hogbatch_replicas import on_threads
+from hogbatch_replicas import net, on_threads, samples
 from hogbatches import classifying
 from paceline.core.plan import Kind
 from paceline.data.dataset import TensorSamples
@@ -114,16 +114,6 @@ def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return make
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
-
-
-def samples(count: int = NUM_SAMPLES) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(NUM_SAMPLES, 6, generator=generator)
-    return inputs[:count], torch.randint(4, (NUM_SAMPLES,), generator=generator)[:count]
-
-
 RECIPES = {
     "mappings": Recipe(model=seeded(TextNet), train=Samples(text), loss=next_token, name="text"),
     "several inputs": Recipe(model=seeded(PairNet), train=Samples(pair), loss=mse_loss, name="two"),
@@ -131,7 +121,7 @@ RECIPES = {
         model=seeded(Bag), train=Samples(words), loss=cross_entropy, collate=padded, name="words"
     ),
 }
-NET = classifying(seeded(net), samples())
+NET = classifying(net, samples())
 each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
@@ -171,15 +161,19 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @each_recipe
-@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
-def test_a_thread_trains_any_recipe_as_torch_does(recipe: Recipe, bfloat16: bool):
-    learning = Learning(recipe.loss, bfloat16=bfloat16)
-    expected, losses, _ = alone(recipe, bfloat16=bfloat16)
+@pytest.mark.parametrize("how", ["float32", "bfloat16", "clipped"])
+def test_a_thread_trains_any_recipe_as_torch_does(recipe: Recipe, how: str):
+    """Each batch is clipped by itself."""
+    _, plainly, norms = alone(recipe)
+    bound = sum(norms) / len(norms) if how == "clipped" else torch.inf
+    expected, losses, now = alone(recipe, bound, bfloat16=how == "bfloat16")
+    assert how != "clipped" or min(now) < bound < max(now)  # else this would show nothing
+    assert how != "bfloat16" or recipe is not RECIPES["mappings"] or losses != plainly
+    clip_norm = bound if how == "clipped" else None
+    learning = Learning(recipe.loss, bfloat16=how == "bfloat16", clip_norm=clip_norm)
     with on_threads(recipe, MOMENTUM, learning=learning) as (replica, shared):
         assert [replica.train(rows, 1.0, None).loss for rows in ROWS] == losses
         assert_same(shared, expected)
-    if bfloat16 and recipe is RECIPES["mappings"]:
-        assert losses != alone(recipe)[1]
 
 
 @pytest.mark.parametrize("slow", [1.0, 3.0])
@@ -193,18 +187,6 @@ def test_a_thread_trains_with_any_optimizer_and_rate(name: str, momentum: float,
         done = [replica.train(*of, None) for of in zip(ROWS, rates, strict=True)]
         assert [one.updates for one in done] == [1] * len(ROWS)
         assert [one.loss for one in done] == pytest.approx(losses)
-        assert_same(shared, expected)
-
-
-@each_recipe
-def test_each_batch_of_a_thread_is_clipped_by_itself(recipe: Recipe):
-    _, _, norms = alone(recipe)
-    bound = sum(norms) / len(norms)
-    expected, losses, now = alone(recipe, bound)
-    assert min(now) < bound < max(now)  # otherwise this would show nothing
-    learning = Learning(recipe.loss, clip_norm=bound)
-    with on_threads(recipe, MOMENTUM, learning=learning) as (replica, shared):
-        assert [replica.train(rows, 1.0, None).loss for rows in ROWS] == losses
         assert_same(shared, expected)
 
 
@@ -235,14 +217,14 @@ def test_threads_make_an_update_each_in_proportion_to_their_samples():
         assert replica.train(rows[:2], 1.0, None).updates == 2
         expected = build()
         for count in (11, 2):
-            inputs, targets = samples(count)
+            inputs, targets = samples(count=count)
             cross_entropy(expected(inputs), targets).backward()
         change = shared["weight"] - build().weight
         torch.testing.assert_close(change, -tiny * expected.weight.grad, rtol=0.05, atol=1e-8)
 
 
 def test_a_loss_that_is_no_number_leaves_the_parameters_alone():
-    recipe = classifying(seeded(net), (samples()[0] * torch.nan, samples()[1]))
+    recipe = classifying(net, (samples()[0] * torch.nan, samples()[1]))
     with on_threads(recipe, PLAIN) as (replica, shared):
         before = {name: shared[name].clone() for name, _ in net().named_parameters()}
         done = replica.train(torch.arange(4), 1.0, None)

@@ -9,9 +9,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, sequential, serve, values
+from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import NonFinite, StepDiscarded
 from paceline.core.plan import Kind
 from paceline.exchange.step import Learning
@@ -36,29 +37,55 @@ def mlp() -> tuple[Case, ParameterServer, list[ManualWorker]]:
     return case, *serve(case, CUT, num_workers=3, staleness=None)
 
 
+def halving(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 0.5 ** (step // 3))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", CUTS)
-def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: str):
-    """Bit for bit in float64, over 30 steps, losses and running means too."""
-    case, make = CASES[name], OPTIMIZERS[optimizer]
+@pytest.mark.parametrize(
+    ("name", "clip"), [*((name, None) for name in CUTS), ("mlp", 0.3), ("resnet", 0.3)]
+)
+def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: str, clip):
+    """Bit for bit in float64, over 30 steps, losses and running means too; or with clipped
+    gradients, of both halves together, and a schedule, which is told of each update."""
+    case, make, num_steps = CASES[name], OPTIMIZERS[optimizer], 10 if clip else 30
     whole = case.model()
+    plainly, expected, norms = make(whole), [], []
+    schedule = halving(plainly) if clip else None
     torch.manual_seed(21)
-    expected = sequential(whole, make(whole), batches(case, 30))
-    server, (hand,) = serve(case, CUTS[name], make)
+    for inputs, labels in batches(case, num_steps):
+        loss = class_loss(whole(inputs), labels)
+        loss.backward()
+        expected.append(float(loss.detach()))
+        norms.append(float(clip_grad_norm_(whole.parameters(), clip or torch.inf)))
+        plainly.step()
+        plainly.zero_grad()
+        if schedule:
+            schedule.step()
+    server, (hand,) = serve(
+        case,
+        CUTS[name],
+        make,
+        schedule=halving if clip else None,
+        learning=Learning(class_loss, clip_norm=clip),
+    )
     torch.manual_seed(21)
     losses = []
-    for step, batch in enumerate(batches(case, 30)):
+    for step, batch in enumerate(batches(case, num_steps)):
         assert server.may_begin(0, step)
         version, loss = hand.step(step, *batch)
         assert version == step + 1
         losses.append(loss)
     assert losses == expected
     assert losses[0] != losses[-1]
+    assert clip is None or max(norms) > clip  # something was clipped
     assert equal(values(server.model), values(whole))
     own = [*hand.halves.body.buffers(), *server.halves.head.buffers()]
     assert equal(own, whole.buffers())
-    assert server.updates.by_worker == {"worker0": 30}
-    assert server.updates.staleness["all workers"] == {0: 30}
+    rates = [[group["lr"] for group in one.param_groups] for one in (server.optimizer, plainly)]
+    assert rates[0] == rates[1]
+    assert server.updates.by_worker == {"worker0": num_steps}
+    assert server.updates.staleness["all workers"] == {0: num_steps}
 
 
 def test_no_samples_ask_for_nothing(mlp):
@@ -87,34 +114,6 @@ def test_staleness_is_counted_and_slows_an_update_down():
     assert server.updates.staleness["all workers"] == {0: 1, 1: 1}
     assert server.updates.mean_staleness == 0.5
     assert [group["lr"] for group in server.optimizer.param_groups] == [0.25]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_schedules_and_clipping_are_those_of_plain_training(optimizer: str):
-    """Bit for bit: the schedule is told of each update, and all gradients are clipped together."""
-    case, make, clip = CASES["mlp"], OPTIMIZERS[optimizer], 0.3
-
-    def halving(of: torch.optim.Optimizer) -> LRScheduler:
-        return LambdaLR(of, lambda step: 0.5 ** (step // 3))
-
-    whole = case.model()
-    plainly = make(whole)
-    schedule, norms = halving(plainly), []
-    for inputs, labels in batches(case, 10):
-        torch.nn.functional.cross_entropy(whole(inputs), labels).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), clip)))
-        plainly.step()
-        plainly.zero_grad()
-        schedule.step()
-    server, (hand,) = serve(
-        case, CUT, make, schedule=halving, learning=Learning(class_loss, clip_norm=clip)
-    )
-    for step, batch in enumerate(batches(case, 10)):
-        hand.step(step, *batch)
-    assert min(norms) > clip  # it was clipped, each time
-    assert equal(values(server.model), values(whole))
-    rates = [[group["lr"] for group in one.param_groups] for one in (server.optimizer, plainly)]
-    assert rates[0] == rates[1]
 
 
 def test_a_server_that_is_restored_goes_on_with_the_schedule():
