@@ -277,9 +277,7 @@ def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(de
     assert seen == [number + OTHERS * added for number, added in enumerate(added_by_then)]
 
 
-def delayed(
-    seconds: dict[str, Sequence[float]],
-) -> Callable[[SimulatedStream, str], float]:
+def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, str], float]:
     """Return delays of kernels ("kernel") and copies ("h2d", "d2h"), which come again and again."""
     turns = {what: cycle(some) for what, some in seconds.items()}
 

@@ -228,8 +228,7 @@ def test_steps_are_batches_of_the_batch_size(changes, sizes):
 
 
 @pytest.mark.parametrize(
-    ("field", "changes"),
-    [("batch_size", {"batch_size": NUM_SAMPLES + 1}), ("data", {"label": 3})],
+    ("field", "changes"), [("batch_size", {"batch_size": NUM_SAMPLES + 1}), ("data", {"label": 3})]
 )
 def test_batches_and_labels_that_do_not_fit_are_refused(field: str, changes):
     with refused(field), runner(policy="hogbatch", **changes) as one:

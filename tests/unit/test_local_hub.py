@@ -266,11 +266,7 @@ def test_what_a_worker_says_before_it_fails_is_the_reason(trained):
 
 
 @pytest.mark.parametrize(
-    ("field", "options"),
-    [
-        ("sync_every", {"sync_every": 61}),
-        ("fragments", {"fragments": 4}),
-    ],
+    ("field", "options"), [("sync_every", {"sync_every": 61}), ("fragments", {"fragments": 4})]
 )
 def test_settings_that_do_not_fit_the_run_are_refused(trained, field: str, options: dict[str, int]):
     """Of 60 steps, with a model of three layers and two workers."""

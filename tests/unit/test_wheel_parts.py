@@ -221,19 +221,15 @@ SENT = {purpose: MessageSize(1, 100, None) for purpose in Purpose}
 
 
 def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they_came():
+    times = [
+        ("gradients", 0, 0.0, 5.0),
+        ("labels", 1, 1.0, 3.0),
+        ("activations", 1, 1.0, 3.0),
+        ("activation_gradients", 1, 4.0, 6.0),
+    ]
     record = Trace(
-        sent=[
-            MessageTime("gradients", 0, 0, 0.0),
-            MessageTime("labels", 1, 0, 1.0),
-            MessageTime("activations", 1, 0, 1.0),
-            MessageTime("activation_gradients", 1, 0, 4.0),
-        ],
-        received=[
-            MessageTime("gradients", 0, 0, 5.0),
-            MessageTime("labels", 1, 0, 3.0),
-            MessageTime("activations", 1, 0, 3.0),
-            MessageTime("activation_gradients", 1, 0, 6.0),
-        ],
+        sent=[MessageTime(what, worker, 0, sent_s) for what, worker, sent_s, _ in times],
+        received=[MessageTime(what, worker, 0, came_s) for what, worker, _, came_s in times],
     )
     timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, SENT)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}

@@ -260,10 +260,7 @@ def test_gradients_that_are_not_finite_are_refused_by_the_workers_name(mlp, valu
     assert hands[1].step(0, *batch)[0] == 1
 
 
-@given(
-    st.lists(st.floats(width=32), max_size=8),
-    st.sampled_from([torch.float32, torch.float64]),
-)
+@given(st.lists(st.floats(width=32), max_size=8), st.sampled_from([torch.float32, torch.float64]))
 @example([3e38, 3e38], torch.float32)
 def test_all_finite_is_whether_each_value_is(numbers: list[float], dtype: torch.dtype):
     """Sums of float32 that overflow are no reason to refuse."""
