@@ -28,6 +28,7 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.policy import rate_factor
 from paceline.strategies.hogbatch.replica import refer, tensors_of, train_next
 from refusals import refused
+from rpc_exchange import beside
 from simulated_gpus import simulated_gpus
 
 NUM_SAMPLES, TOKENS = 40, 11
@@ -294,10 +295,8 @@ def test_a_data_set_is_read_by_one_thread_at_a_time():
 
 def test_tensors_are_read_by_all_threads_at_once():
     inputs, targets = torch.randn(8, 3), torch.arange(8)
-    recipe = Recipe(
-        model=nn.Module, train=TensorSamples(inputs, targets), loss=cross_entropy, name="tensors"
-    )
-    reader, together = BatchReader(recipe), threading.Barrier(2)
+    reader = BatchReader(classifying(nn.Module, (inputs, targets)))
+    together = threading.Barrier(2)
 
     class Meeting(TensorSamples):
         def __getitems__(self, indices: Any) -> Any:
@@ -305,10 +304,9 @@ def test_tensors_are_read_by_all_threads_at_once():
             return super().__getitems__(indices)
 
     reader._samples = Meeting(inputs, targets)
-    other = threading.Thread(target=reader.read, args=(torch.arange(3),))
-    other.start()
+    other = beside(reader.read, torch.arange(3))
     assert torch.equal(reader.read(torch.tensor([2, 5]))[0], inputs[[2, 5]])
-    other.join()
+    assert torch.equal(other.result(30)[0], inputs[:3])
 
 
 def failing(**changes: Any) -> Recipe:

@@ -3,8 +3,10 @@
 import logging
 import os
 import stat
-import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ from paceline.rpc.limits import WINDOW, Identity, Limits, RateLimitedLog, one_li
 from paceline.rpc.server import WorkerSession
 from paceline.rpc.workers import StepGivenUp, until_told
 from refusals import refused
-from rpc_exchange import Clock
+from rpc_exchange import DEADLINE_S, Clock, beside
 
 SESSION, OTHER = b"session1", b"session2"
 MAX_NBYTES = 1000
@@ -121,21 +123,11 @@ def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
     return outbox
 
 
-def blocks(action) -> tuple[threading.Thread, list]:
-    """Start an action that must wait; return its thread, and where its result will be."""
-    result: list = []
-
-    def run() -> None:
-        try:
-            result.append(action())
-        except Exception as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    return thread, result
+def blocks(action: Callable[[], Any]) -> Future[Any]:
+    """Start an action that must wait; return its result to come."""
+    result = beside(action)
+    assert not wait([result], 0.05).done
+    return result
 
 
 def parts(nbytes: int) -> Message:
@@ -148,10 +140,9 @@ class TestOutbox:
         for nbytes in (MAX_NBYTES, MAX_NBYTES - 1):
             outbox.admit(parts(nbytes))
         outbox.admit(parts(1))
-        thread, result = blocks(lambda: outbox.admit(parts(1)))
+        waiting = blocks(lambda: outbox.admit(parts(1)))
         outbox.answer(3, Message("done"))
-        thread.join(10)
-        assert result[0].sequence == 4
+        assert waiting.result(DEADLINE_S).sequence == 4
         with refused("request"):
             outbox.admit(parts(MAX_NBYTES + 1))
 
@@ -161,10 +152,9 @@ class TestOutbox:
         for one in pending[1:]:
             outbox.answer(one.sequence, Message("done"))
         assert outbox.acknowledged == 0
-        thread, result = blocks(lambda: outbox.admit(Message("a")))
+        waiting = blocks(lambda: outbox.admit(Message("a")))
         outbox.answer(1, Message("done"))
-        thread.join(10)
-        assert result[0].sequence == WINDOW + 1
+        assert waiting.result(DEADLINE_S).sequence == WINDOW + 1
         assert outbox.acknowledged == WINDOW
 
     def test_a_new_connection_sends_again_what_the_hub_lacks(self):
@@ -180,10 +170,10 @@ class TestOutbox:
         outbox = joined()
         kept, void = outbox.admit(Message("a")), outbox.admit(Message("a"))
         outbox.answer(kept.sequence, Message("done"))
-        thread, result = blocks(void.result)
+        waiting = blocks(void.result)
         assert not outbox.join(OTHER, MAX_NBYTES, 0)
-        thread.join(10)
-        assert isinstance(result[0], HubRestarted)
+        with pytest.raises(HubRestarted):
+            waiting.result(DEADLINE_S)
         assert outbox.take() is None
         assert kept.result().topic == "done"
         assert outbox.admit(Message("a")).sequence == 3  # it was told: it has begun its step again
@@ -206,9 +196,9 @@ class TestOutbox:
         waiting = [blocks(pending.result), blocks(lambda: outbox.admit(parts(MAX_NBYTES)))]
         outbox.fail(WorkerLost("gone"))
         outbox.fail(WorkerLost("closed"))
-        for thread, result in waiting:
-            thread.join(10)
-            assert str(result[0]) == "gone"
+        for result in waiting:
+            with pytest.raises(WorkerLost, match="gone"):
+                result.result(DEADLINE_S)
         with pytest.raises(WorkerLost, match="gone"):
             outbox.admit(Message("a"))
 
