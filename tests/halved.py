@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.models.networks import MLP, CifarResNet, LeNet5
-from paceline.recipes.classification import class_loss
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.protocol import flatten, load_vector, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
@@ -84,20 +83,6 @@ def batches(case: Case, count: int, size: int = 4) -> Iterator[tuple[Tensor, Ten
         generator = torch.Generator().manual_seed(100 + number)
         inputs = torch.randn(size, *case.shape, generator=generator, dtype=torch.float64)
         yield inputs, torch.randint(case.num_classes, (size,), generator=generator)
-
-
-def sequential(
-    model: nn.Module, optimizer: torch.optim.Optimizer, source: Iterator[tuple[Tensor, Tensor]]
-) -> list[float]:
-    """Train as if nobody had cut the model, and return the losses."""
-    losses = []
-    for inputs, labels in source:
-        loss = class_loss(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 class ManualWorker:

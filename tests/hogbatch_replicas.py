@@ -1,10 +1,11 @@
-"""Replicas of hogbatch's workers on CPU threads of this process."""
+"""Replicas of hogbatch's workers on CPU threads of this process, and what they train."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from paceline.links.shared_memory import SharedTensors
 from paceline.recipes.optimizers import OptimizerFactory
@@ -20,3 +21,14 @@ def on_threads(
     memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
     yield CpuReplica(recipe, memory.tensors, make, **{"worker": 0} | options), memory.tensors
     memory.close()
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def samples(dtype: torch.dtype = torch.float32, count: int = 40) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(40, 6, generator=generator, dtype=dtype)
+    return inputs[:count], torch.randint(4, (40,), generator=generator)[:count]

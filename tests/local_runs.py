@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from processes import Finished, Started
 
@@ -69,19 +70,20 @@ class LocalRuns:
         path.touch()
         return path
 
-    def train(self, *options: str, recipe: str = RECIPE, workers: int = 2, epochs: int = 4) -> Run:
+    def train(self, *options: str, **sizes: Any) -> Run:
         """Start a run whose workers the hub starts."""
-        sizes = ("--workers", str(workers), "--epochs", str(epochs))
-        return self.paceline(
-            *("train", recipe, "--strategy", "local", *QUICK, *sizes, *options, "--json")
-        )
+        return self._run("train", *options, **sizes)
 
-    def hub(self, *options: str, recipe: str = RECIPE, workers: int = 2, epochs: int = 4) -> Run:
+    def hub(self, *options: str, **sizes: Any) -> Run:
         """Start a hub that waits for its workers."""
+        return self._run("hub", "--bind", "tcp://127.0.0.1:0", *options, **sizes)
+
+    def _run(
+        self, command: str, *options: str, recipe: str = RECIPE, workers: int = 2, epochs: int = 4
+    ) -> Run:
         sizes = ("--workers", str(workers), "--epochs", str(epochs))
-        bind = ("--bind", "tcp://127.0.0.1:0")
         return self.paceline(
-            *("hub", recipe, "--strategy", "local", *QUICK, *sizes, *bind, *options, "--json")
+            *(command, recipe, "--strategy", "local", *QUICK, *sizes, *options, "--json")
         )
 
     def worker(self, address: str, number: int, *options: str) -> Run:

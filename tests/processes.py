@@ -49,29 +49,26 @@ def has_ended(pid: int, deadline_s: float = DEADLINE_S) -> bool:
         os.close(pidfd)
 
 
-def members_of(group: int) -> dict[int, str]:
-    """The processes of a process group that still run, with their command lines."""
-    found = {}
+def _processes() -> Iterator[tuple[int, str, int, int, str]]:
+    """The number, state, parent, group and command line of each process."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            state, parent, group = stat.read_text().rpartition(")")[2].split()[:3]
             command = (stat.parent / "cmdline").read_text().rstrip("\0").replace("\0", " ")
         except OSError:
             continue
-        if int(fields[2]) == group and fields[0] not in "ZX":
-            found[int(stat.parent.name)] = command
-    return found
+        yield int(stat.parent.name), state, int(parent), int(group), command
+
+
+def members_of(group: int) -> dict[int, str]:
+    """The processes of a process group that still run, with their command lines."""
+    found = _processes()
+    return {pid: said for pid, state, _, own, said in found if own == group and state not in "ZX"}
 
 
 def children_of(parent: int, word: str) -> list[int]:
     """The processes that this one has started by a command with the word."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            is_child = int(stat.read_text().rpartition(")")[2].split()[1]) == parent
-            if is_child and word in (stat.parent / "cmdline").read_text():
-                found.append(int(stat.parent.name))
-    return found
+    return [pid for pid, _, own, _, said in _processes() if own == parent and word in said]
 
 
 @contextlib.contextmanager

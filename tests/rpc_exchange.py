@@ -5,14 +5,13 @@ python rpc_exchange.py WORKERS NBYTES    a hub as a process, which ends when its
 
 import hashlib
 import json
-import select
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -125,6 +124,12 @@ class Hub:
         self.server = Server(f"tcp://127.0.0.1:{port}", allowed, keys=keys, clock=clock)
         self.port = int(self.server.address.rpartition(":")[2])
         self.ended = beside(self._serve)
+
+    def check_done(self, steps: int) -> None:
+        """Assert that all workers have done all steps once."""
+        for worker, state in self.states.items():
+            assert self.steps_of(worker) == list(range(steps))
+            assert state == expected(worker, steps, self._nbytes)
 
     def steps_of(self, worker: int = 0) -> list[int]:
         return [step for number, step in self.executed if number == worker]
@@ -265,10 +270,6 @@ class Raw:
             if header.kind in kinds:
                 return header, payload
 
-    def bye(self) -> None:
-        self.send(self.header(MessageKind.BYE))
-        self.close()
-
     def close(self) -> None:
         self._socket.close()
 
@@ -288,13 +289,9 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self._flows = threading.Event()
         self._flows.set()
-        self._is_closed = False
-        self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self.num_connections = 0
-        self.num_bytes = 0
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self.num_connections = self.num_bytes = 0
+        beside(self._accept)
 
     def stop(self) -> None:
         """Hold back all data, but keep the connections: a partition."""
@@ -305,81 +302,53 @@ class Proxy:
 
     def cut(self) -> None:
         """Break all connections, and accept new ones."""
-        with self._lock:
-            for one in self._open:
-                shut_down(one)
+        for one in tuple(self._open):
+            shut_down(one)
 
-    def wait_for(self, num_bytes: int, deadline_s: float = DEADLINE_S) -> None:
+    def wait_for(self, num_bytes: int) -> None:
         """Wait until `num_bytes` more have gone through."""
-        until_s, begin = time.monotonic() + deadline_s, self.num_bytes
-        while self.num_bytes - begin < num_bytes:
-            assert time.monotonic() < until_s, f"{self.num_bytes - begin} bytes came through"
-            time.sleep(0.005)
+        begin = self.num_bytes
+        until(lambda: self.num_bytes - begin >= num_bytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._flows.set()
+        self.go_on()
         shut_down(self._listener)
         self.cut()
-        for thread in self._threads:
-            thread.join(10)
         self._listener.close()
 
     def _accept(self) -> None:
-        while not self._is_closed:
-            if not select.select([self._listener], [], [], 0.1)[0]:
-                continue
-            try:
+        with suppress(OSError):  # the listener is closed
+            while True:
                 one, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                other = socket.create_connection(("127.0.0.1", self._target), 5)
-            except OSError:
-                one.close()
-                continue
-            self.num_connections += 1
-            with self._lock:
+                try:
+                    other = socket.create_connection(("127.0.0.1", self._target), 5)
+                except OSError:
+                    one.close()
+                    continue
+                other.settimeout(None)
+                self.num_connections += 1
                 self._open |= {one, other}
-            for source, target in ((one, other), (other, one)):
-                thread = threading.Thread(target=self._forward, args=(source, target), daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                beside(self._forward, one, other)
+                beside(self._forward, other, one)
 
     def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while not self._is_closed:
-                if not select.select([source], [], [], 0.1)[0]:
-                    continue
-                data = source.recv(65536)
+        with source, suppress(OSError):
+            while data := source.recv(65536):
                 self._flows.wait()
                 time.sleep(self._pause_s)
-                if not data:
-                    break
                 target.sendall(data)
                 self.num_bytes += len(data)
-        except (OSError, ValueError):
-            pass
-        finally:
-            with self._lock:
-                self._open -= {source, target}
-            shut_down(source)
-            shut_down(target)
-            source.close()
+        self._open.discard(source)
+        shut_down(target)
 
 
 def shut_down(one: socket.socket) -> None:
     """Shut a socket down, so that a thread that waits for it returns."""
-    try:
+    with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def test_the_state_at_save_is_written_whatever_comes_after(folder, writer):
     assert loaded.json("progress") == {"steps": [1]}
 
 
-def test_tensors_lie_in_files_by_the_first_part_of_their_names(folder, writer):
+def test_tensors_lie_in_files_by_the_first_part_of_their_names_while_they_are_there(folder, writer):
     folder.goes_on.set()
     tensors = {"model/a/b": torch.ones(1), "model/c": torch.ones(2), "rank1/c": torch.ones(3)}
     writer.save(1, tensors, {"model": 1}, wait=True)
@@ -79,6 +79,8 @@ def test_tensors_lie_in_files_by_the_first_part_of_their_names(folder, writer):
     assert set(loaded.names) == {"model.safetensors", "model.json", "rank1.safetensors"}
     assert loaded.tensors("model").keys() == {"a/b", "c"}
     assert len(loaded.tensors("rank1")["c"]) == 3
+    writer.save(2, {"model/c": torch.ones(2)}, {}, wait=True)
+    assert folder.latest().names == ("model.safetensors",)
 
 
 def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
@@ -144,13 +146,6 @@ def test_the_memory_of_the_copies_is_used_again(folder, writer):
     assert folder.latest().tensors("model")["w"].dtype == torch.int32
     assert folder.latest().tensors("model")["x"].shape == (3, 1)
     assert third.keys() == first.keys()
-
-
-def test_tensors_that_are_gone_are_written_no_more(folder, writer):
-    folder.goes_on.set()
-    writer.save(1, {"model/a": torch.ones(1), "old/b": torch.ones(1)}, {}, wait=True)
-    writer.save(2, {"model/a": torch.ones(1)}, {}, wait=True)
-    assert folder.latest().names == ("model.safetensors",)
 
 
 def test_what_cannot_be_written_is_one_warning_and_the_next_one_is_tried(tmp_path, caplog):

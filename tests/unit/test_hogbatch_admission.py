@@ -129,20 +129,6 @@ def test_what_is_left_out_of_a_long_epoch_is_like_the_rest(policy: str) -> None:
     assert samples_per_s(epochs(policy, 16_000), workers) == pytest.approx(1 + 1 / 7, rel=2e-3)
 
 
-@given(
-    st.sampled_from(POLICIES),
-    st.lists(st.floats(0.05, 20.0), min_size=1, max_size=4),
-    st.integers(1, 60),
-)
-def test_nobody_is_faster_than_the_sum_nor_slower_than_the_slowest(
-    policy: str, per_sample_s: list[float], num_batches: int
-) -> None:
-    trials = [trial(number, seconds) for number, seconds in enumerate(per_sample_s)]
-    found = samples_per_s(epochs(policy, num_batches, num_epochs=2), trials)
-    assert found <= sum(1 / seconds for seconds in per_sample_s) * (1 + 1e-4)
-    assert found >= min(1 / seconds for seconds in per_sample_s) * (1 - 1e-4)
-
-
 def two_layers() -> Workload:
     costs = Cost(flops=1e6, nbytes=4e4, num_calls=2), Cost(flops=2e6, nbytes=8e4, num_calls=3)
     weight = (Parameter("weight", (64, 64)),)

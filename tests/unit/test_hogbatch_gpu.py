@@ -7,7 +7,8 @@ be in some of the copies and not in others, as it is in training.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle
+from functools import cache
+from itertools import cycle, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hogbatch_replicas import net, samples
 from hogbatches import classifying
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
@@ -43,19 +45,8 @@ LATE_S = 0.05  # of work that is not done before other work, unless something wa
 OTHERS = 0.25  # what another worker adds to all of the model: exact in any float
 
 
-def net() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
-
-
 def double_net() -> nn.Module:
     return net().double()
-
-
-def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(40, 6, generator=generator, dtype=dtype)
-    return inputs, torch.randint(4, (40,), generator=generator)
 
 
 def batches(num: int = len(SIZES)) -> list[Tensor]:
@@ -87,7 +78,9 @@ class Case(NamedTuple):
     replica: GpuReplica
     memory: SharedTensors
 
-    def train(self, rows: Sequence[Tensor], *, others: bool = False) -> list[BatchResult]:
+    def train(
+        self, rows: Sequence[Tensor], *, others: bool = False, traced: bool = False
+    ) -> list[BatchResult]:
         """Train on batches; after each of them another worker adds to the model, if asked."""
         done: list[BatchResult] = []
 
@@ -97,11 +90,18 @@ class Case(NamedTuple):
                 add_others(self.memory.tensors)
 
         for number, one in enumerate(rows):
-            for result in train_next(self.replica, one, rate(number), None):
+            for result in self._results(one, number, traced):
                 add(result)
         while self.replica.num_begun:
             add(self.replica.finish())
         return done
+
+    def next(self, rows: Tensor, number: int) -> None:
+        """Begin a batch, and end those that must be done before."""
+        list(self._results(rows, number, traced=True))
+
+    def _results(self, rows: Tensor, number: int, traced: bool) -> Iterator[BatchResult]:
+        return train_next(self.replica, rows, rate(number), number if traced else None)
 
 
 def add_others(model: dict[str, Tensor]) -> None:
@@ -277,9 +277,7 @@ def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(de
     assert seen == [number + OTHERS * added for number, added in enumerate(added_by_then)]
 
 
-def delayed(
-    seconds: dict[str, Sequence[float]],
-) -> Callable[[SimulatedStream, str], float]:
+def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, str], float]:
     """Return delays of kernels ("kernel") and copies ("h2d", "d2h"), which come again and again."""
     turns = {what: cycle(some) for what, some in seconds.items()}
 
@@ -299,15 +297,16 @@ def bits_after(delays: Callable[[SimulatedStream, str], float], depth: int) -> l
         return [bytes(case.memory.memory.numpy()), bytes(losses.numpy())]
 
 
-AT_ONCE: dict[int, list[bytes]] = {}  # found when first asked for
 DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
 
 
+@cache
+def bits_at_once(depth: int) -> list[bytes]:
+    return bits_after(lambda stream, what: 0.0, depth)
+
+
 def check_bits(depth: int, **delays: Sequence[float]) -> None:
-    if depth not in AT_ONCE:
-        AT_ONCE[depth] = bits_after(lambda stream, what: 0.0, depth)
-    expected = AT_ONCE[depth]
-    assert bits_after(delayed(delays), depth) == expected
+    assert bits_after(delayed(delays), depth) == bits_at_once(depth)
 
 
 @pytest.mark.slow
@@ -388,14 +387,14 @@ def test_buffers_of_bool_are_the_shared_ones_and_those_of_integers_are_counted(d
         assert torch.equal(changed.any(0), ~model["mask"])
 
 
-def test_nothing_makes_the_host_wait_for_a_copy(device):
+def test_nothing_makes_the_host_wait_for_a_copy_in_training_or_trials(device):
     with sharing(device) as case:
         before = device.num_blocking_copies
         case.train(batches())
-        for number, rows in enumerate(batches()):
-            list(train_next(case.replica, rows, 1.0, number))
-        while case.replica.num_begun:
-            case.replica.finish()
+        case.train(batches(), traced=True)
+        for most in (12, 3):
+            assert median_seconds(case.replica, 40, most, 0.0) > 0
+            assert case.replica.num_begun == 0
         assert device.num_blocking_copies == before
 
 
@@ -428,10 +427,10 @@ def test_copies_and_sums_run_beside_the_computing(device, gate):
     with sharing(device, lambda: Gated(gate, device)) as case:
         replica, rows = case.replica, batches(3)
         start = case.memory.tensors["layer.weight"].clone()
-        list(train_next(replica, rows[0], 1.0, 0))
+        case.next(rows[0], 0)
         device.synchronize()
         gate.clear()
-        list(train_next(replica, rows[1], 1.0, 1))
+        case.next(rows[1], 1)
         replica.load(rows[2])
         replica.finish()
         assert not torch.equal(case.memory.tensors["layer.weight"], start)
@@ -439,8 +438,7 @@ def test_copies_and_sums_run_beside_the_computing(device, gate):
         replica._in.synchronize()
         assert not replica.is_done
         gate.set()
-        while replica.num_begun:
-            replica.finish()
+        case.train([])
         spans = {span.name: span for span in replica.spans}
         ended_s = spans["s1/forward[layer]@worker0"].end_s
         for beside in ("s0/reduce[update]", "s2/h2d[batch]", "s2/h2d[model]"):
@@ -450,29 +448,25 @@ def test_copies_and_sums_run_beside_the_computing(device, gate):
 def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, gate):
     with sharing(device) as case:
         replica, rows = case.replica, batches(3)
-        list(train_next(replica, rows[0], 1.0, 0))
+        case.next(rows[0], 0)
         device.synchronize()
         replica._out.run_last(gate.wait)
-        list(train_next(replica, rows[1], 1.0, 1))
+        case.next(rows[1], 1)
         replica.finish()
-        list(train_next(replica, rows[2], 1.0, 2))
+        case.next(rows[2], 2)
         replica._compute.synchronize()
         assert not replica.is_done
         gate.set()
-        while replica.num_begun:
-            replica.finish()
+        case.train([])
 
 
 @each_depth
-def test_traced_batches_conform_to_their_plan(device, depth):
+def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(device, depth):
     device.delays = delayed({"kernel": [1e-4], "h2d": [2e-3], "d2h": [3e-3]})
     spec, config = WorkerSpec("gpu"), Hogbatch(workers=1, gpu_depth=depth)
     with sharing(device, depth=depth, threads=2) as case:
         case.train(batches(3))
-        for number, rows in enumerate(batches()):
-            list(train_next(case.replica, rows, 1.0, number))
-        while case.replica.num_begun:
-            case.replica.finish()
+        done = case.train(batches(), traced=True)
         spans = case.replica.spans
     work = describe(net(), torch.zeros(8, 6), "net")
     machine = machine_of(work, [SpeedTrial(0, spec, {1: 1e-3, 32: 4e-3})])
@@ -480,19 +474,10 @@ def test_traced_batches_conform_to_their_plan(device, depth):
     assert conform(plan, Timeline(spans, Origin.MEASURED)) == []
     computed = {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
     assert {span.kind for span in spans} == {Kind.H2D, *computed, Kind.D2H, Kind.REDUCE}
-
-
-@each_depth
-def test_the_times_of_a_batch_are_in_their_order(device, depth):
-    device.delays = delayed({"kernel": [1e-4], "h2d": [1e-3], "d2h": [1e-3]})
-    with sharing(device, depth=depth) as case:
-        done = case.train(batches())
-    for one in done:
-        assert list(one[2:]) == sorted(one[2:])
-    ends, begins = [one.ended_ns for one in done], [one.begun_ns for one in done]
+    assert all(list(one[2:]) == sorted(one[2:]) for one in done)
+    ends = [one.ended_ns for one in done]
     assert ends == sorted(ends)
-    computed = [one.stepped_ns for one in done]
-    assert all(begun >= stepped for begun, stepped in zip(begins[1:], computed[:-1], strict=True))
+    assert all(later.begun_ns >= one.stepped_ns for one, later in pairwise(done))
 
 
 @pytest.mark.parametrize("threads", [1, 3, 4])
@@ -509,15 +494,6 @@ def test_threads_share_a_large_model_among_them_and_each_value_is_added_once(
         assert len(pieces) == threads + 1  # integers are one
         case.train(batches(), others=True)
         assert_alike(case.memory.tensors, naive.shared, exact=False)
-
-
-def test_a_trial_works_as_training_does_and_leaves_nothing_in_work(device):
-    with sharing(device) as case:
-        before = device.num_blocking_copies
-        assert median_seconds(case.replica, 40, 12, 0.0) > 0
-        assert case.replica.num_begun == 0
-        assert median_seconds(case.replica, 40, 3, 0.0) > 0
-        assert device.num_blocking_copies == before
 
 
 class Scripted:

@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
@@ -17,10 +18,9 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from hogbatches import classifying
 from paceline.core.settings import TrainSettings
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.setup import learning_by, optimizer_by
-from paceline.recipes.classification import class_loss
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.rates import ScheduledRate
 from refusals import refused
@@ -88,21 +88,19 @@ def test_a_schedule_of_more_than_the_rate_is_refused(rate: float, schedule):
 
 
 def recipe(**fields) -> Recipe:
-    data = TensorSamples(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
-    return Recipe(model=lambda: nn.Linear(2, 2), train=data, loss=class_loss, **fields)
+    data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    return replace(classifying(lambda: nn.Linear(2, 2), data), **fields)
 
 
-def test_the_optimizer_of_the_settings_goes_before_that_of_the_recipe():
+@pytest.mark.parametrize(
+    ("given", "kind", "rate"),
+    [({"optimizer": "rmsprop", "momentum": 0.0}, RMSprop, None), ({}, AdamW, 0.07)],
+)
+def test_the_optimizer_of_the_settings_goes_before_that_of_the_recipe(given, kind, rate):
     own = recipe(optimizer=lambda some: AdamW(some, 0.07))
-    parameters = list(own.model().parameters())
-    settings = TrainSettings(model="mine:recipe", optimizer="rmsprop", momentum=0.0)
-    named = optimizer_by(own, settings)(parameters)
-    assert type(named).__name__ == "RMSprop"
-    unnamed = optimizer_by(own, settings.model_copy(update={"optimizer": None, "momentum": None}))(
-        parameters
-    )
-    assert isinstance(unnamed, AdamW)
-    assert unnamed.param_groups[0]["lr"] == 0.07
+    made = optimizer_by(own, TrainSettings(model="mine:recipe", **given))(own.model().parameters())
+    assert type(made) is kind
+    assert rate in (None, made.param_groups[0]["lr"])
 
 
 def test_the_schedule_of_a_recipe_gets_the_steps_of_the_run():

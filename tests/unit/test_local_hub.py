@@ -13,7 +13,8 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from paceline.core.errors import WorkerLost
@@ -47,38 +48,28 @@ def data(num_samples: int, seed: int) -> TensorDataset:
     return TensorDataset(inputs, 8 * inputs[:, :3] + 4)
 
 
-def squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).square().mean()
-
-
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
 
 
-def steady() -> Recipe:
+def steady(optimizer: Any = torch.optim.AdamW, rate: float = 0.02, spoilt: float = 1.0) -> Recipe:
+    inputs, targets = data(60, 1).tensors
     return Recipe(
         model=net,
         train=data(STEPS_PER_EPOCH * BATCH_SIZE, 0),
-        test=data(60, 1),
-        loss=squares,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.02),
+        test=TensorDataset(inputs * spoilt, targets),
+        loss=mse_loss,
+        optimizer=lambda parameters: optimizer(parameters, rate),
     )
 
 
 def diverging() -> Recipe:
-    return Recipe(
-        model=lambda: nn.Sequential(nn.Linear(WIDTH, 9), nn.Linear(9, 3)),
-        train=data(240, 0),
-        loss=squares,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 1e30),
-    )
+    return steady(torch.optim.SGD, 1e30)
 
 
 def untestable() -> Recipe:
-    """Test samples that are NaN: the loss on them is, and all parameters are finite."""
-    inputs, targets = data(60, 1).tensors
-    test = TensorDataset(inputs * torch.nan, targets)
-    return Recipe(model=net, train=data(240, 0), test=test, loss=squares)
+    """The loss on test samples that are NaN is, too, and all parameters are finite."""
+    return steady(spoilt=torch.nan)
 
 
 def honest(number: int, hub: Hub) -> None:
@@ -275,11 +266,7 @@ def test_what_a_worker_says_before_it_fails_is_the_reason(trained):
 
 
 @pytest.mark.parametrize(
-    ("field", "options"),
-    [
-        ("sync_every", {"sync_every": 61}),
-        ("fragments", {"fragments": 4}),
-    ],
+    ("field", "options"), [("sync_every", {"sync_every": 61}), ("fragments", {"fragments": 4})]
 )
 def test_settings_that_do_not_fit_the_run_are_refused(trained, field: str, options: dict[str, int]):
     """Of 60 steps, with a model of three layers and two workers."""

@@ -177,12 +177,6 @@ def test_a_process_that_ignores_sigterm_is_killed() -> None:
     os.close(writable)
 
 
-def test_processes_may_end_by_themselves_before_they_are_ended() -> None:
-    processes = [start(python(f"raise SystemExit({code})")) for code in range(3)]
-    end(processes, wait_s=DEADLINE_S)
-    assert [process.poll() for process in processes] == [0, 1, 2]
-
-
 def test_after_the_first_failure_the_others_have_a_time_of_grace() -> None:
     codes = ("raise SystemExit(2)", FOREVER, "")
     failing, sleeping, well = processes = [start(python(code)) for code in codes]
@@ -274,31 +268,31 @@ def test_no_process_outlives_who_asked_or_the_fork_server(
 IMPORTED = "import sys; print('numpy' in sys.modules, __name__, sys.argv[1:])"
 
 
-@pytest.mark.usefixtures("served")
-def test_a_served_process_has_what_the_server_has_imported() -> None:
-    assert output(python(IMPORTED, "x"), DEADLINE_S).stdout == "True __main__ ['x']\n"
-
-
-@pytest.mark.parametrize("changes", [{}, {forkserver.ADDRESS: "paceline-nobody"}])
-def test_without_a_server_it_is_started_the_ordinary_way(monkeypatch, changes) -> None:
-    for name, value in changes.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (forkserver.ADDRESS, "paceline-nobody"),
+        ("OMP_NUM_THREADS", "13"),  # is read once, and not changed by a fork
+        ("OTHER", "without a server"),
+    ],
+)
+def test_what_no_server_can_start_is_started_the_ordinary_way(request, monkeypatch, name, value):
+    if name == "OMP_NUM_THREADS":
+        request.getfixturevalue("served")
+    monkeypatch.setenv(name, value)
     assert output(python(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
 
 
 @pytest.mark.usefixtures("served")
-def test_a_variable_that_is_read_once_is_not_changed_by_a_fork(monkeypatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "13")
-    assert output(python(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
-
-
-@pytest.mark.usefixtures("served")
-def test_a_script_needs_no_guard_and_finds_its_neighbours(tmp_path: Path) -> None:
+def test_a_script_needs_no_guard_finds_its_neighbours_and_has_its_own_command_line(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")
     script = tmp_path / "script.py"
-    script.write_text(f"import neighbour\n{IMPORTED}\nprint(neighbour.WORD, __file__)\n")
-    done = output([sys.executable, str(script)], DEADLINE_S)
-    assert done.stdout == f"True __main__ []\nfound {script}\n"
+    line = "open('/proc/self/cmdline').read().split(chr(0))[1:3]"
+    script.write_text(f"import neighbour\n{IMPORTED}\nprint(neighbour.WORD, __file__, {line})\n")
+    done = output([sys.executable, str(script), "word"], DEADLINE_S)
+    assert done.stdout == f"True __main__ ['word']\nfound {script} {[str(script), 'word']}\n"
 
 
 @pytest.mark.usefixtures("served")
@@ -311,13 +305,6 @@ def test_a_module_is_found_in_the_folder_and_in_pythonpath(tmp_path: Path, monke
     for name in ("here", "there"):
         done = output(module_command(name, "x"), DEADLINE_S)
         assert done.stdout == "True __main__ ['x']\n", done.stderr
-
-
-@pytest.mark.usefixtures("served")
-def test_a_served_process_has_its_own_command_line() -> None:
-    code = "import os; print(open('/proc/self/cmdline').read())"
-    shown = output(python(code, "word"), DEADLINE_S).stdout
-    assert shown.rstrip("\0\n").endswith("\0word")
 
 
 HANGING = """

@@ -42,8 +42,7 @@ def test_every_request_is_executed_once_and_counted():
     with Hub(2, nbytes) as hub:
         both = [beside(work, hub.port, steps, nbytes, worker=number) for number in range(2)]
         ends = [one.result(DEADLINE_S) for one in both]
-    assert hub.states == {w: expected(w, steps, nbytes) for w in range(2)}
-    assert [hub.steps_of(w) for w in range(2)] == [list(range(steps))] * 2
+    hub.check_done(steps)
     # A worker sends pushes and receives parameters; a push has an empty reply, a fetch no payload.
     assert sum(end.sent for end in ends) == hub.server.received_nbytes
     assert sum(end.received for end in ends) <= hub.server.sent_nbytes
@@ -62,8 +61,7 @@ def test_cut_connections_do_not_change_the_result():
         assert worker.result(DEADLINE_S).restarts == 0
         until(lambda: hub.lost)
     assert between.num_connections >= 5
-    assert hub.steps_of() == list(range(steps))
-    assert hub.states == {0: expected(0, steps, nbytes)}
+    hub.check_done(steps)
     assert (hub.joined, hub.lost) == ([0], [(0, "has left")])
 
 
@@ -79,8 +77,7 @@ def test_a_partition_does_not_change_the_result():
         clock.tick_s = 0.0
         between.go_on()
         assert worker.result(DEADLINE_S).restarts == 0
-    assert hub.steps_of() == list(range(steps))
-    assert hub.states == {0: expected(0, steps, nbytes)}
+    hub.check_done(steps)
 
 
 def test_a_killed_hub_resumes_from_its_state():
@@ -110,8 +107,7 @@ def test_a_worker_killed_in_the_middle_of_a_push_is_lost_and_replaced():
         assert hub.lost[0] == (0, "closed its connection and has not come back in 2 s")
         for number in (1, 0):
             assert work(hub.port, steps, nbytes, worker=number).restarts == 0
-    assert [hub.steps_of(w) for w in range(2)] == [list(range(steps))] * 2
-    assert hub.states == {w: expected(w, steps, nbytes) for w in range(2)}
+    hub.check_done(steps)
     assert hub.joined == [0, 1, 0]
 
 
@@ -185,7 +181,7 @@ def test_only_workers_with_known_keys_are_accepted(caplog, tmp_path: Path):
                 client_of(hub.port, keys=keys, deadline_s=2.0, clock=Clock(0.1))
         work(hub.port, keys=load_worker_keys(ours))
     assert hub.joined == [0]
-    assert hub.states == {0: expected(0, 3, 1000)}
+    hub.check_done(3)
     assert "unknown key from 127.0.0.1" in caplog.text
 
 
@@ -230,7 +226,7 @@ def test_a_process_that_was_stopped_has_not_waited_for_the_hub(monkeypatch: pyte
     with Hub() as hub, Proxy(hub.port) as between:
         work(between.port, clock=clock, deadline_s=60.0)
         assert between.num_connections == 1
-    assert hub.states == {0: expected(0, 3, 1000)}
+    hub.check_done(3)
 
 
 def open_and_close() -> None:

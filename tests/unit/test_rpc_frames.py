@@ -1,6 +1,7 @@
 """Frames and messages: a message arrives as it was sent, or the difference is detected."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -86,25 +87,25 @@ def test_arrays_are_sent_without_a_copy_and_received_aligned():
     np.testing.assert_array_equal(values, array)
 
 
-def test_every_corrupted_byte_is_detected():
+def test_every_corrupted_or_missing_byte_is_detected():
     payload = random.Random(1).randbytes(300)
     header = FrameHeader(
         MessageKind.REQUEST, b"01234567", 3, 4, 5, 6, 7, "topic", "codec", (100, 200)
     )
     frame = pack(header, payload)
     assert unpack(frame, payload) == header
-    for at in range(len(frame)):
-        wrong = bytearray(frame)
-        for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255):
-            wrong[at] = frame[at] ^ flip
-            with pytest.raises(ProtocolError):
-                unpack(wrong, payload)
-    for at in range(len(payload)):
-        broken = bytearray(payload)
-        for flip in (1, 2, 64, 128, 255):
-            broken[at] = payload[at] ^ flip
-            with pytest.raises(ProtocolError):
-                unpack(frame, broken)
+
+    def changed(content: bytes) -> Iterator[bytes]:
+        for at in range(len(content)):
+            for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+                yield content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :]
+            yield content[:at]
+        yield content + b"x"
+
+    spoilt = [(one, payload) for one in changed(frame)] + [(frame, one) for one in changed(payload)]
+    for wrong in spoilt:
+        with pytest.raises(ProtocolError):
+            unpack(*wrong)
 
 
 @given(st.binary(max_size=2 * HEADER_NBYTES), st.binary(max_size=50))
@@ -113,15 +114,6 @@ def test_random_bytes_are_no_header(frame, payload):
         unpack(frame, payload)
     with pytest.raises(ProtocolError):
         unpack(b"PCLW" + frame, payload)
-
-
-@pytest.mark.parametrize("length", range(0, HEADER_NBYTES, 7))
-def test_a_truncated_header_is_detected(length):
-    frame = pack(FrameHeader(MessageKind.HEARTBEAT), b"")
-    with pytest.raises(ProtocolError):
-        unpack(frame[:length], b"")
-    with pytest.raises(ProtocolError):
-        unpack(frame + frame[:length] + b"x", b"")
 
 
 def test_another_version_is_recognized_by_its_first_bytes():

@@ -51,22 +51,6 @@ def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
     assert len(hub.steps_of()) == 3
 
 
-def test_a_session_resumes_over_another_connection_without_half_a_message(hub, raw):
-    token, highest = raw.join()
-    assert highest == 0
-    raw.push(1)
-    raw.receive(MessageKind.REPLY)
-    raw.half_a_push(2, NBYTES - 1)
-    raw.close()
-    with Raw(hub.port) as again:
-        assert again.join(token) == (token, 1)
-        assert again.receive(MessageKind.REPLY)[0].sequence == 1  # it may not have arrived
-        again.push(2, acknowledged=1)
-        assert again.receive(MessageKind.REPLY)[0].sequence == 2
-    assert len(hub.steps_of()) == 2
-    assert hub.joined == [0]
-
-
 def large(raw: Raw) -> None:
     big = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(1 << 39,))
     raw.frames(pack(big, b"x" * PIECE_NBYTES), b"x" * PIECE_NBYTES)
@@ -104,15 +88,6 @@ def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, nu
             pass  # what the hub has, it also executes
     assert len(hub.steps_of()) == num_done
     assert hub.server.refusals.num_total == 1
-
-
-def test_the_least_message_and_the_largest_numbers_are_taken(raw):
-    raw.join()
-    raw.send(raw.header(MessageKind.REQUEST, 1), topic="push")
-    least = raw.header(MessageKind.REQUEST, 2, 1, step=-(2**63), version=2**63 - 1, topic="push")
-    raw.frames(pack(least, b""), b"")
-    raw.receive(MessageKind.REPLY)
-    assert raw.receive(MessageKind.REPLY)[0].step == -(2**63)
 
 
 def test_a_worker_of_another_version_is_told_so(hub, raw):

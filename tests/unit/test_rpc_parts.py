@@ -1,20 +1,33 @@
 """The parts of rpc that need no network: sessions, credits, queues, limits and the log."""
 
 import logging
-import threading
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import WorkerLost
-from paceline.rpc.client import HubRestarted, Outbox
+from paceline.rpc.client import Client, HubRestarted, Outbox
 from paceline.rpc.frames import FrameHeader, Message, MessageKind, ProtocolError, unpack
+from paceline.rpc.keys import (
+    bind_address,
+    connect_address,
+    generate_keys,
+    load_hub_keys,
+    load_worker_keys,
+    parse_address,
+)
 from paceline.rpc.limits import WINDOW, Identity, Limits, RateLimitedLog, one_line
 from paceline.rpc.server import WorkerSession
 from paceline.rpc.workers import StepGivenUp, until_told
 from refusals import refused
-from rpc_exchange import Clock
+from rpc_exchange import DEADLINE_S, Clock, beside
 
 SESSION, OTHER = b"session1", b"session2"
 MAX_NBYTES = 1000
@@ -110,21 +123,11 @@ def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
     return outbox
 
 
-def blocks(action) -> tuple[threading.Thread, list]:
-    """Start an action that must wait; return its thread, and where its result will be."""
-    result: list = []
-
-    def run() -> None:
-        try:
-            result.append(action())
-        except Exception as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    return thread, result
+def blocks(action: Callable[[], Any]) -> Future[Any]:
+    """Start an action that must wait; return its result to come."""
+    result = beside(action)
+    assert not wait([result], 0.05).done
+    return result
 
 
 def parts(nbytes: int) -> Message:
@@ -137,10 +140,9 @@ class TestOutbox:
         for nbytes in (MAX_NBYTES, MAX_NBYTES - 1):
             outbox.admit(parts(nbytes))
         outbox.admit(parts(1))
-        thread, result = blocks(lambda: outbox.admit(parts(1)))
+        waiting = blocks(lambda: outbox.admit(parts(1)))
         outbox.answer(3, Message("done"))
-        thread.join(10)
-        assert result[0].sequence == 4
+        assert waiting.result(DEADLINE_S).sequence == 4
         with refused("request"):
             outbox.admit(parts(MAX_NBYTES + 1))
 
@@ -150,10 +152,9 @@ class TestOutbox:
         for one in pending[1:]:
             outbox.answer(one.sequence, Message("done"))
         assert outbox.acknowledged == 0
-        thread, result = blocks(lambda: outbox.admit(Message("a")))
+        waiting = blocks(lambda: outbox.admit(Message("a")))
         outbox.answer(1, Message("done"))
-        thread.join(10)
-        assert result[0].sequence == WINDOW + 1
+        assert waiting.result(DEADLINE_S).sequence == WINDOW + 1
         assert outbox.acknowledged == WINDOW
 
     def test_a_new_connection_sends_again_what_the_hub_lacks(self):
@@ -169,10 +170,10 @@ class TestOutbox:
         outbox = joined()
         kept, void = outbox.admit(Message("a")), outbox.admit(Message("a"))
         outbox.answer(kept.sequence, Message("done"))
-        thread, result = blocks(void.result)
+        waiting = blocks(void.result)
         assert not outbox.join(OTHER, MAX_NBYTES, 0)
-        thread.join(10)
-        assert isinstance(result[0], HubRestarted)
+        with pytest.raises(HubRestarted):
+            waiting.result(DEADLINE_S)
         assert outbox.take() is None
         assert kept.result().topic == "done"
         assert outbox.admit(Message("a")).sequence == 3  # it was told: it has begun its step again
@@ -195,41 +196,30 @@ class TestOutbox:
         waiting = [blocks(pending.result), blocks(lambda: outbox.admit(parts(MAX_NBYTES)))]
         outbox.fail(WorkerLost("gone"))
         outbox.fail(WorkerLost("closed"))
-        for thread, result in waiting:
-            thread.join(10)
-            assert str(result[0]) == "gone"
+        for result in waiting:
+            with pytest.raises(WorkerLost, match="gone"):
+                result.result(DEADLINE_S)
         with pytest.raises(WorkerLost, match="gone"):
             outbox.admit(Message("a"))
 
 
 @pytest.mark.parametrize(
-    ("field", "values"),
+    ("field", "make"),
     [
-        ("run id", {"run_id": ""}),
-        ("run id", {"run_id": "a\nb"}),
-        ("layout", {"layout": "AB" * 32}),
-        ("worker", {"worker": -1}),
-        ("worker", {"worker": 2**32}),
+        ("run id", lambda: Identity("", LAYOUT, 0)),
+        ("run id", lambda: Identity("a\nb", LAYOUT, 0)),
+        ("layout", lambda: Identity("run", LAYOUT.upper(), 0)),
+        ("worker", lambda: Identity("run", LAYOUT, -1)),
+        ("worker", lambda: Identity("run", LAYOUT, 2**32)),
+        ("workers", lambda: Limits("run", LAYOUT, 0, 1)),
+        ("largest message", lambda: Limits("run", LAYOUT, 1, 0)),
+        ("settings", lambda: Limits("run", LAYOUT, 1, 1, settings=bytes(65537))),
     ],
 )
-def test_identities_that_cannot_be_sent_are_refused(field: str, values: dict[str, object]):
+def test_identities_and_limits_that_cannot_be_are_refused(field: str, make):
+    Limits("run", LAYOUT, 1, 1, settings=bytes(65536))
     with refused(field):
-        Identity(**{"run_id": "run", "layout": LAYOUT, "worker": 0, **values})
-
-
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("workers", {"num_workers": 0}),
-        ("largest message", {"max_message_nbytes": 0}),
-        ("settings", {"settings": bytes(65537)}),
-    ],
-)
-def test_limits_out_of_range_are_refused(field: str, values: dict[str, object]):
-    right = {"num_workers": 1, "max_message_nbytes": 1, "settings": bytes(65536)}
-    Limits("run", LAYOUT, **right)
-    with refused(field):
-        Limits("run", LAYOUT, **{**right, **values})
+        make()
 
 
 def test_a_flood_of_warnings_is_a_line_every_five_seconds(caplog):
@@ -263,3 +253,80 @@ def test_a_worker_tells_again_what_a_hub_has_forgotten():
 
     until_told(tell)
     assert len(told) == 3
+
+
+def test_generated_keys_can_be_loaded_and_secret_ones_are_private(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        written = generate_keys(tmp_path / "keys")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in written}
+    secret, public = ("hub.key", "worker.key"), ("hub.pub", "worker.pub")
+    assert modes == dict.fromkeys(secret, 0o600) | dict.fromkeys(public, 0o644)
+    hub, client = load_hub_keys(tmp_path / "keys"), load_worker_keys(tmp_path / "keys")
+    assert hub.workers == {client.public}
+    assert hub.secret.decode() not in repr(hub)
+    assert client.secret.decode() not in repr(client)
+
+
+def test_keys_are_never_overwritten_and_a_worker_needs_no_secret_of_the_hub(tmp_path: Path):
+    generate_keys(tmp_path)
+    before = (tmp_path / "hub.key").read_bytes()
+    with refused("keys"):
+        generate_keys(tmp_path)
+    assert (tmp_path / "hub.key").read_bytes() == before
+    (tmp_path / "hub.key").unlink()
+    load_worker_keys(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda folder: (folder / "hub.key").unlink(), "hub.key"),
+        (lambda folder: (folder / "hub.key").chmod(0o640), "hub.key"),
+        (lambda folder: (folder / "hub.key").write_text(""), "hub.key"),
+        (lambda folder: (folder / "worker.pub").write_text("hello\n"), "worker.pub"),
+        (lambda folder: (folder / "worker.pub").unlink(), None),
+    ],
+)
+def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, spoil, field: str | None):
+    generate_keys(tmp_path)
+    spoil(tmp_path)
+    with refused(tmp_path / field if field else "keys"):
+        load_hub_keys(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["tcp://10.0.0.1:5555", "tcp://[fe80::1]:1", "tcp://a.b:65535"])
+def test_an_address_prints_as_it_was_parsed(text: str):
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("10.0.0.1:5555", "tcp://10.0.0.1", "tcp://:5555", "tcp://*:5555", "tcp://1.2.3.4:65536"),
+        *("tcp://1.2.3.4:-1", "tcp://1.2.3.4:٣", "tcp://::1:80", "ipc://x:1", "tcp://a;b:1", ""),
+    ],
+)
+def test_other_texts_are_refused(text: str):
+    with refused("address"):
+        parse_address(text)
+
+
+def test_a_hub_never_binds_every_interface_or_without_keys_any_but_loopback_ones():
+    for host in ("0.0.0.0", "[::]", "a.name"):
+        with refused("bind"):
+            bind_address(f"tcp://{host}:5555", has_keys=True)
+    for plain in ("tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0"):
+        assert bind_address(plain, has_keys=False).is_loopback
+    with refused("bind"):
+        bind_address("tcp://10.0.0.1:5555", has_keys=False)
+    with refused("connect"):
+        connect_address("tcp://hub.example:5555", has_keys=False)
+    assert connect_address("tcp://hub.example:5555", has_keys=True).port == 5555
+
+
+def test_a_client_checks_its_address_first():
+    with refused("connect"):
+        Client("tcp://127.0.0.1:0", Identity("run", LAYOUT, 0), keys=None, deadline_s=1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
+from language_nets import TOKENS, VOCABULARY, Language
 from paceline.data.dataset import TensorSamples
 from paceline.links.rendezvous import process_group
 from paceline.recipes.classification import accuracy, class_loss, label_loss
@@ -35,7 +36,7 @@ def half_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, targets) / 2
 
 
-ROWS, TOKENS = torch.zeros(1, 6), torch.zeros(1, 3, 6)
+ROWS, ROWS_OF_TOKENS = torch.zeros(1, 6), torch.zeros(1, 3, 6)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ ROWS, TOKENS = torch.zeros(1, 6), torch.zeros(1, 3, 6)
         (cross_entropy, ROWS),
         (nn.CrossEntropyLoss(), ROWS),
         (next_token_loss, ROWS),
-        (next_token_loss, TOKENS),
+        (next_token_loss, ROWS_OF_TOKENS),
     ],
 )
 def test_cross_entropy_is_recognised(loss: Any, outputs: torch.Tensor):
@@ -65,12 +66,12 @@ INT = torch.int64
         ({"loss": nn.CrossEntropyLoss(torch.ones(6))}, ROWS, torch.zeros(1), "loss"),
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ROWS, torch.zeros(1), "loss"),
         ({"loss": label_loss}, ROWS, torch.zeros(1, 6, dtype=torch.bool), "data"),
-        ({}, TOKENS, torch.zeros(1, 3, dtype=INT), "loss"),
+        ({}, ROWS_OF_TOKENS, torch.zeros(1, 3, dtype=INT), "loss"),
         ({}, ROWS, torch.zeros(1), "loss"),
-        ({"loss": next_token_loss}, TOKENS[0], torch.zeros(1, 3, dtype=INT), "loss"),
+        ({"loss": next_token_loss}, ROWS_OF_TOKENS[0], torch.zeros(1, 3, dtype=INT), "loss"),
         (
             {"loss": next_token_loss, "score": accuracy},
-            *(TOKENS, torch.zeros(1, 3, dtype=INT), "score of mine"),
+            *(ROWS_OF_TOKENS, torch.zeros(1, 3, dtype=INT), "score of mine"),
         ),
     ],
 )
@@ -138,35 +139,23 @@ def test_optimizers_of_whole_matrices_are_refused(optimizer: Any):
         check_row_wise(lambda module: optimizer(module.parameters()))
 
 
-class Tokens(nn.Module):
-    """A model of 12 tokens whose forward pass looks at sizes, and takes more than tokens."""
-
-    def __init__(self, *, tied: bool = False) -> None:
-        super().__init__()
-        self.outer = nn.ModuleDict({"embedding": nn.Embedding(12, 8), "norm": nn.LayerNorm(8)})
-        self.mixed, self.head = nn.Linear(8, 8), nn.Linear(8, 12, bias=False)
-        if tied:
-            self.head.weight = self.outer["embedding"].weight
-
-    def forward(self, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
-        assert tokens.shape[1] < 100
-        x = self.outer["embedding"](tokens)
-        if weights is not None:
-            x = x * weights.unsqueeze(2)
-        return self.head(self.outer["norm"](self.mixed(x)))
+def tied() -> Language:
+    model = Language()
+    model.head.weight = model.embedding.weight
+    return model
 
 
-class Doubling(Tokens):
+class Doubling(Language):
     """Returns something else than its last layer gives."""
 
-    def forward(self, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
-        return 2 * super().forward(tokens, weights)
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return 2 * super().forward(tokens, mask)
 
 
 def tokens_recipe(**changes: Any) -> Recipe:
-    tokens = torch.arange(60).remainder(12).view(10, 6)
+    tokens = torch.arange(60).remainder(VOCABULARY).view(10, TOKENS)
     data = TensorSamples(tokens, tokens.roll(-1, 1))
-    known = {"model": Tokens, "train": data, "loss": next_token_loss, "name": "tokens"}
+    known = {"model": Language, "train": data, "loss": next_token_loss, "name": "tokens"}
     return Recipe(**known | changes)
 
 
@@ -180,8 +169,8 @@ def parted(recipe: Recipe, **more: Any) -> Any:
 def test_a_norm_of_tokens_stays_in_the_body():
     model = parted(tokens_recipe())
     assert list(model.shardings) == ["head"]
-    assert (model.rows_per_sample, model.num_classes) == (6, 12)
-    whole = [name for name, _ in Tokens().named_parameters()]
+    assert (model.rows_per_sample, model.num_classes) == (TOKENS, VOCABULARY)
+    whole = [name for name, _ in Language().named_parameters()]
     names = [name for name, _ in model.body.named_parameters()]
     assert names == [name for name in whole if name != "head.weight"]
 
@@ -190,27 +179,27 @@ def test_a_norm_of_tokens_stays_in_the_body():
 def test_a_body_is_the_model_up_to_its_last_layer(optional: bool):
     """Tracing would fix the assertion, and whether the second argument is given."""
     torch.manual_seed(0)
-    model, tokens = Tokens(), torch.arange(12).view(2, 6)
-    weights = torch.rand(2, 6) if optional else None
+    model, tokens = Language(), torch.arange(12).view(2, 6)
+    mask = torch.rand(2, 6) > 0.5 if optional else None
     body, [head] = partition(model, ["head"], "tokens", tokens[:1])
-    assert torch.equal(head.module(body(tokens, weights)), model(tokens, weights))
-    assert body.outer["norm"] is model.outer["norm"]
+    assert torch.equal(head.module(body(tokens, mask)), model(tokens, mask))
+    assert body.norm is model.norm
     body.eval()
-    assert not body.outer["norm"].training
+    assert not body.norm.training
 
 
 def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
     tokens = torch.arange(6).view(1, 6)
-    assert bypassed(Tokens(), "mixed", tokens) is None
+    assert bypassed(Language(), "norm", tokens) is None
     assert bypassed(Doubling(), "head", tokens) is None
     with refused("head"):
         partition(Doubling(), ["head"], "doubling", tokens)
 
 
 def test_a_model_that_changes_its_mind_in_training_is_refused():
-    class Changing(Tokens):
-        def forward(self, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
-            found = super().forward(tokens, weights)
+    class Changing(Language):
+        def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+            found = super().forward(tokens, mask)
             return 2 * found if self.training else found
 
     body = bypassed(Changing().train(), "head", torch.arange(6).view(1, 6))
@@ -221,7 +210,7 @@ def test_a_model_that_changes_its_mind_in_training_is_refused():
 
 @pytest.mark.parametrize("head", [None, "head"])
 def test_a_tied_head_is_refused(head: str | None):
-    recipe = tokens_recipe(model=partial(Tokens, tied=True))
+    recipe = tokens_recipe(model=tied)
     with refused("head"):
         parted(recipe, head=head)
 
@@ -230,15 +219,15 @@ def test_nothing_is_described_with_values():
     """A factory that makes its tensors where torch says makes none of a head on this machine."""
     made = []
 
-    class Watched(Tokens):
+    class Watched(Language):
         def __init__(self) -> None:
             super().__init__()
             made.append(self.head.weight.device.type)
 
     described = describe_recipe(tokens_recipe(model=Watched), 3)
     assert made == ["meta"]
-    assert described.rows_per_sample == 6
-    assert described.outputs.shape == (3, 6, 12)
+    assert described.rows_per_sample == TOKENS
+    assert described.outputs.shape == (3, TOKENS, VOCABULARY)
 
 
 def test_tokens_are_not_normalised_over_samples():
@@ -247,8 +236,8 @@ def test_tokens_are_not_normalised_over_samples():
 
         def __init__(self) -> None:
             super().__init__()
-            self.embedding, self.norm = nn.Embedding(12, 8), nn.BatchNorm1d(8)
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 12)
+            self.embedding, self.norm = nn.Embedding(VOCABULARY, 8), nn.BatchNorm1d(8)
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, VOCABULARY)
 
         def forward(self, tokens: Tensor) -> Tensor:
             x = self.first(self.embedding(tokens))

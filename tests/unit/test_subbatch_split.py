@@ -1,15 +1,24 @@
 """A head in parts within one process: what is cut, what is refused, and what parts compute."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from paceline.core.cost import PacedDevice, Rate, Roofline, Totals
+from paceline.core.plan import Kind, PriceKey
+from paceline.core.strategy import Window
+from paceline.core.workload import Cost
 from paceline.models import find
 from paceline.records.settings import validated_settings
-from paceline.strategies.subbatch import parameters
+from paceline.strategies.subbatch import paced, parameters
+from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import (
     DropoutMasks,
     HeadLayer,
@@ -17,9 +26,13 @@ from paceline.strategies.subbatch.layers import (
     Sharding,
     dropout_seed,
 )
+from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
+from paceline.strategies.subbatch.paced import paced_model
 from paceline.strategies.subbatch.parameters import build_sharded
 from paceline.strategies.subbatch.partition import Elementwise, partition
+from paceline.strategies.subbatch.plan import plan, weights_of
 from refusals import refused
+from subbatches import BATCH, CONV, FC1, FC2, FEATURES, model, ring_of
 
 ROWS, RANKS = 7, 3
 
@@ -95,10 +108,6 @@ GIVEN = {"model": "lenet5", "strategy": "subbatch"}
 @pytest.mark.parametrize(
     ("field", "more"),
     [
-        ("codec", {"codec": "labels=half"}),
-        ("codec", {"codec": "activations"}),
-        ("codec", {"codec": "activation_gradients="}),
-        ("codec", {"options": {"activations": "dynamic8"}, "codec": "activations=half"}),
         ("balance", {"balance": "auto"}),
         ("accumulate", {"accumulate": 2}),
         ("codec", {"options": {"activations": "threshold:1"}}),
@@ -218,3 +227,98 @@ def test_no_more_than_one_tensor_of_a_head_is_ever_whole(monkeypatch):
     assert max(made) == sum(
         parameter.numel() for name in shards for parameter in model.get_submodule(name).parameters()
     )
+
+
+SCALE = 0.125
+
+
+def parted(
+    logits: torch.Tensor, targets: torch.Tensor, ranks: int
+) -> tuple[CrossEntropy, torch.Tensor]:
+    """The loss, and all derivatives, as ranks of which each has some columns find them."""
+    sharding = Sharding.even(logits.shape[1], ranks)
+    shards = [sharding.shard(rank) for rank in range(ranks)]
+    own = list(logits.split(sharding.sizes, 1))
+    terms = [loss_terms(one, targets, shard) for one, shard in zip(own, shards, strict=True)]
+    loss = CrossEntropy.of(torch.stack(terms), targets)
+    parts = [loss.gradients(one, targets, at, SCALE) for one, at in zip(own, shards, strict=True)]
+    return loss, torch.cat(parts, 1)
+
+
+@given(
+    st.integers(0, 7), st.integers(4, 13), st.integers(1, 4), st.integers(0, 2**20), st.floats(0, 1)
+)
+def test_loss_and_derivatives_are_torchs(
+    rows: int, classes: int, ranks: int, seed: int, ignored: float
+):
+    source = torch.Generator().manual_seed(seed)
+    logits = 5 * torch.randn(rows, classes, generator=source, dtype=torch.float64)
+    targets = torch.randint(classes, (rows,), generator=source)
+    targets[torch.rand(rows, generator=source) < ignored] = -100
+    loss, gradients = parted(logits, targets, ranks)
+    whole = logits.clone().requires_grad_()
+    expected = cross_entropy(whole, targets, reduction="none")
+    (SCALE * expected.sum()).backward()
+    torch.testing.assert_close(loss.losses, expected.detach(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(gradients, whole.grad, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_logits_that_exp_cannot_hold_have_a_loss(ranks: int):
+    logits = torch.tensor([[1e4, -1e4, 0.0], [-2e4, -2e4, -2e4]])
+    targets = torch.tensor([1, 2])
+    loss, gradients = parted(logits, targets, ranks)
+    torch.testing.assert_close(loss.losses, cross_entropy(logits, targets, reduction="none"))
+    assert gradients.isfinite().all()
+
+
+NBYTES_PER_S, CALL_S = 2e3, 0.25
+FAST = {"memory_bandwidth_bytes_per_s": NBYTES_PER_S, "call_latency_s": CALL_S}
+RATE = Rate(1e9, NBYTES_PER_S, CALL_S)
+
+
+def moving(layer):
+    """A layer that moves its weights and some bytes a sample, and does no arithmetic."""
+    forward, backward = Cost(0, layer.gradient_nbytes + 960, 1), Cost(0, 0, 2)
+    backward = replace(backward, nbytes=2 * layer.gradient_nbytes + 1920)
+    return replace(layer, forward=forward, backward=backward)
+
+
+# Parameters have names as models have them.
+BODY = replace(
+    CONV, parameters=tuple(replace(one, name=f"conv.{one.name}") for one in CONV.parameters)
+)
+NET = model(BODY, moving(FC1), moving(FC2))
+
+
+@pytest.mark.parametrize("sub_batch", [None, 2, 6, 10, 24])
+@pytest.mark.parametrize("totals", [Totals(), Totals(30.0, 90.0)])
+def test_each_sub_batch_takes_what_the_plan_says(monkeypatch, sub_batch, totals):
+    slept: list[float] = []
+    monkeypatch.setattr(paced.time, "sleep", slept.append)
+    config, machine = SubBatch(2, sub_batch=sub_batch), ring_of(2, **FAST)
+    device = PacedDevice("paced as a test", RATE, "gpu", totals)
+    layer = paced_model(NET, config, 0, device).head[0]
+    forward_scale = backward_scale = 1.0
+    if totals.forward_s is not None and totals.backward_s is not None:
+        whole = PacedDevice("unscaled", RATE, "gpu").times(NET)
+        forward_scale = totals.forward_s / sum(whole.forward_s)
+        backward_scale = totals.backward_s / sum(whole.backward_s)
+    roofline = Roofline.of(machine)
+    tasks = {task.price_key: task for task in plan(NET, machine, config, Window(1)).tasks}
+    num_passes = config.num_sub_batches(BATCH)
+    for number in range(num_passes):
+        rows = 2 * (BATCH // num_passes + (number < BATCH % num_passes))
+        values, masks = torch.zeros(rows, FEATURES), DropoutMasks(0, 0, 2 * BATCH)
+        outputs = layer.forward(number, values, torch.arange(rows), masks)
+        layer.backward_input(number, outputs, 1.0)
+        layer.backward_weight(number, 1.0)
+        keys = (
+            PriceKey("gpu0", Kind.FORWARD, "fc1", number),
+            PriceKey("gpu0", Kind.BACKWARD, "fc1", number),
+            PriceKey("gpu0", Kind.BACKWARD, weights_of("fc1"), number),
+        )
+        seconds = [roofline.seconds(tasks[key]) for key in keys]
+        scales = (forward_scale, backward_scale, backward_scale)
+        expected = [scale * one for scale, one in zip(scales, seconds, strict=True)]
+        assert slept[-3:] == pytest.approx(expected)

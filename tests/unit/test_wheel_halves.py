@@ -1,19 +1,24 @@
 """Halves of models: they are the model, to the last bit, or the model is not cut."""
 
 import copy
+from collections.abc import Callable
 from math import prod
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from halved import CASES, equal
+from halved import CASES, Case, equal
 from paceline.models import describe, layers_of
+from paceline.models import paced as module_of_paced
 from paceline.strategies.wheel.cut import Halves, cut
 from paceline.strategies.wheel.protocol import flatten, load_vector, views
 from paceline.strategies.wheel.split import Split
+from paceline.strategies.wheel.stand_in import paced_halves
 from refusals import refused
+from sleeping import Sleeping
 
 CUTS = [(name, first) for name, case in CASES.items() for first in case.cuts]
 DTYPES = (torch.float32, torch.float64)
@@ -136,117 +141,93 @@ def test_copies_of_halves_are_apart():
     assert flatten(halves.body_parameters).any()
 
 
-class Centred(nn.Module):
-    """A forward pass that makes a tensor of numbers, on each side of the cut."""
+def chain(net: nn.Module, samples: Tensor) -> Tensor:
+    return net.last(net.first(samples))
 
-    def __init__(self) -> None:
+
+class Connected(nn.Module):
+    """Two layers, connected by a function."""
+
+    def __init__(self, connect: Callable[..., Any] = chain) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.last = nn.Linear(6, 3)
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.connect, self.calls = connect, 0
 
-    def forward(self, samples: Tensor) -> Tensor:
-        hidden = self.first(samples - torch.tensor([0.25, 0.5, 0.75, 1.0, 1.25, 1.5]))
-        return self.last(hidden) * torch.tensor(2.0)
+    def forward(self, samples: Tensor) -> Any:
+        return self.connect(self, samples)
 
 
 def test_tensors_that_a_forward_pass_makes_stay_out_of_the_model():
+    """Tensors of numbers, on each side of the cut."""
     torch.manual_seed(1)
-    model, samples = Centred(), torch.randn(4, 6)
+    model, samples = (
+        Connected(lambda net, x: chain(net, x - torch.tensor(0.5)) * torch.tensor(2.0)),
+        torch.randn(4, 6),
+    )
     attributes, names = set(vars(model)), list(model.state_dict())
     halves = cut(model, samples, "last")
     assert torch.equal(halves.head(halves.body(samples)), model(samples))
-    assert set(vars(model)) == attributes
-    assert list(model.state_dict()) == names
+    assert (set(vars(model)), list(model.state_dict())) == (attributes, names)
 
 
-class Base(nn.Module):
-    """Two layers, of which subclasses connect the second in ways that cannot be cut before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, samples: Tensor) -> Tensor:
-        return self.last(self.first(samples))
+def skipping(net: nn.Module, samples: Tensor) -> Tensor:
+    early = net.first(samples)
+    return net.last(torch.relu(early)) + early[:, :3]
 
 
-class Skip(Base):
-    def forward(self, samples: Tensor) -> Tensor:
-        early = self.first(samples)
-        return self.last(torch.relu(early)) + early[:, :3]
+def branching(net: nn.Module, samples: Tensor) -> Tensor:
+    hidden = net.first(samples)
+    return net.last(hidden if hidden.sum() > 0 else -hidden)
 
 
-class Input(Base):
-    def forward(self, samples: Tensor) -> Tensor:
-        return super().forward(samples) + samples[:, :3]
+def counting(net: nn.Module, samples: Tensor) -> Tensor:
+    net.calls += 1
+    return chain(net, samples) * net.calls
 
 
-class Branching(Base):
-    def forward(self, samples: Tensor) -> Tensor:
-        hidden = self.first(samples)
-        return self.last(hidden if hidden.sum() > 0 else -hidden)
+def tied() -> nn.Module:
+    net = Connected()
+    net.last = nn.Linear(6, 6)
+    net.last.weight = net.first.weight
+    return net
 
 
-class Uncalled(Base):
-    def forward(self, samples: Tensor) -> Tensor:
-        return self.first(samples)
+def frozen() -> nn.Module:
+    net = Connected()
+    net.first.requires_grad_(False)
+    return net
 
 
-class Detached(Base):
-    def forward(self, samples: Tensor) -> Tensor:
-        return self.last(self.first(samples).detach())
+UNCUT = {
+    "skipping": lambda: Connected(skipping),
+    "input": lambda: Connected(lambda net, x: chain(net, x) + x[:, :3]),
+    "branching": lambda: Connected(branching),
+    "uncalled": lambda: Connected(lambda net, x: net.first(x)),
+    "detached": lambda: Connected(lambda net, x: net.last(net.first(x).detach())),
+    "counting": lambda: Connected(counting),
+    "strange": lambda: Connected(lambda net, x: SimpleNamespace(scores=chain(net, x))),
+    "summed": lambda: Connected(lambda net, x: net.last(net.first(x).sum(0, keepdim=True))),
+    "tied": tied,
+    "frozen": frozen,
+}
 
 
-class Counting(Base):
-    calls = 0
-
-    def forward(self, samples: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(samples) * self.calls
-
-
-class Strange(Base):
-    def forward(self, samples: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(scores=super().forward(samples))
-
-
-class Summed(Base):
-    def forward(self, samples: Tensor) -> Tensor:
-        return self.last(self.first(samples).sum(0, keepdim=True))
-
-
-class Tied(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(6, 6)
-        self.last.weight = self.first.weight
-
-
-class Frozen(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first.requires_grad_(False)
-
-
-CONNECTED = (Skip, Input, Branching, Uncalled, Detached, Counting, Strange, Summed, Tied, Frozen)
-
-
-@pytest.mark.parametrize("kind", CONNECTED)
-def test_what_cannot_be_cut_is_refused(kind: type[nn.Module]):
+@pytest.mark.parametrize("make", UNCUT.values(), ids=UNCUT)
+def test_what_cannot_be_cut_is_refused(make: Callable[[], nn.Module]):
     torch.manual_seed(1)
     with refused("head"):
-        cut(kind(), torch.randn(4, 6), "last")
+        cut(make(), torch.randn(4, 6), "last")
 
 
 @pytest.mark.parametrize(("first", "width"), [("first", 6), ("middle", 6), ("last", 7)])
 def test_names_and_batches_that_do_not_fit_are_refused(first: str, width: int):
     """The first layer leaves nothing for the body; there is no middle one."""
     with refused("head"):
-        cut(Base(), torch.randn(4, width), first)
+        cut(Connected(), torch.randn(4, width), first)
 
 
 def test_parameters_of_two_types_are_refused():
-    model = Base()
+    model = Connected()
     model.last.half()
     with refused("model"):
         cut(model, torch.randn(4, 6), "last")
@@ -260,3 +241,52 @@ def test_vectors_that_do_not_fit_are_refused():
     for wrong in (flat[:-1], flat.float(), flat.view(1, -1)):
         with refused("parameters"):
             load_vector(parameters, wrong)
+
+
+@pytest.fixture
+def paced_lenet(monkeypatch: pytest.MonkeyPatch) -> tuple[Sleeping, Case, Split]:
+    clock = Sleeping()
+    monkeypatch.setattr(module_of_paced, "time", clock)
+    case = CASES["lenet5"]
+    example = case.inputs(dtype=torch.float32)
+    return clock, case, Split.before(describe(case.model(torch.float32), example), 2)
+
+
+def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lenet):
+    _, case, parts = paced_lenet
+    real = cut(case.model(torch.float32), case.inputs(dtype=torch.float32), "fc3")
+    whole, halves = paced_halves(parts, [0.0] * 5, [0.0] * 5, 0.0, 10)
+    assert halves.crossing == real.crossing
+    assert set(halves.body_names) == set(real.body_names)
+    assert set(halves.head_names) == set(real.head_names)
+    shapes = {name: p.shape for name, p in whole.named_parameters()}
+    assert shapes == {name: p.shape for name, p in case.model().named_parameters()}
+    named = dict(whole.named_parameters())
+    pairs = zip(halves.body_names, halves.body_parameters, strict=True)
+    assert all(named[key] is parameter for key, parameter in pairs)
+    activations = halves.body(torch.zeros(3, 1, 32, 32))
+    taken_in = activations.detach().requires_grad_()
+    scores = halves.head(taken_in)
+    assert scores.shape == (3, 10)
+    scores.sum().backward()
+    torch.autograd.backward(activations, taken_in.grad)
+    assert taken_in.grad.shape == (3, 400)
+    assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]
+
+
+def test_paced_halves_take_the_times_of_their_own_layers(paced_lenet):
+    clock, _, parts = paced_lenet
+    _, halves = paced_halves(parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512], 0.0, 10)
+    ends = []
+    activations = halves.body(torch.zeros(3, 1, 32, 32))
+    ends.append(clock.now)
+    taken_in = activations.detach().requires_grad_()
+    scores = halves.head(taken_in)
+    ends.append(clock.now)
+    scores.sum().backward()
+    ends.append(clock.now)
+    torch.autograd.backward(activations, taken_in.grad)
+    ends.append(clock.now)
+    took = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    assert took == pytest.approx([3, 28, 896, 96])
+    assert torch.equal(taken_in.grad, torch.zeros(3, 400))

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from paceline.core.settings import TrainSettings
 from paceline.data.batch import call
 from paceline.models import describe
+from paceline.recipes.losses import next_token_loss
 from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
 from paceline.rpc.workers import difference
@@ -106,28 +108,6 @@ def test_torch_makes_tensors_as_before_a_cut():
     assert all(getattr(torch, name) is value for name, value in before.items())
 
 
-class Branching(Decoder):
-    def forward(self, ids: Tensor) -> Tensor:
-        if ids.sum() > 0:
-            ids = ids + 0
-        return super().forward(ids)
-
-
-class Labelled(Decoder):
-    """As in libraries of models: with labels, the loss is computed inside."""
-
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
-
-
-def test_what_cannot_be_traced_is_refused_with_the_layer_and_what_would_do():
-    with refused("head") as caught:
-        cut(Branching(30), IDS, "lm_head")
-    assert caught.value.hint
-    with refused("head"):
-        cut(Labelled(30), (IDS, IDS), "lm_head")
-
-
 def test_a_tied_embedding_is_refused_and_told_to_be_untied():
     model = Decoder(30, is_tied=True)
     for first in ("lm_head", "norm"):
@@ -183,59 +163,37 @@ def test_a_fully_connected_head_behind_attention_is_one():
     assert [layer.name for layer in split(work, Wheel()).head.layers] == ["lm_head", "last"]
 
 
-class Windows:
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return IDS[index % 4], IDS[index % 4]
+WINDOWS = [(IDS[index % 4], IDS[index % 4]) for index in range(40)]
+LONGER = [(ids, torch.cat([ids, IDS[0]])) for ids, _ in WINDOWS]
 
 
-def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
-
-class Session:
-    def __init__(self, name: str, **settings: Any) -> None:
-        own = {"strategy": "wheel", "workers": 2, "batch_size": 4, "momentum": MOMENTUM}
-        self.settings = TrainSettings(model=name, **(own | settings))
-        self.config = Wheel(workers=2)
-
-
-def jobs_of(model: Any, train: Any = None, loss: Any = None, **settings: Any):
-    recipe = Recipe(model=model, train=train or Windows(), loss=loss or next_token)
+def jobs_of(is_tied: bool = False, train: Any = WINDOWS, loss: Any = next_token_loss, **more: Any):
+    recipe = Recipe(model=partial(Decoder, 5000, is_tied), train=train, loss=loss)
+    own = {"strategy": "wheel", "workers": 2, "batch_size": 4, "momentum": MOMENTUM}
     with given(recipe) as name:
-        session = Session(name, **settings)
-        return training_job(session, session.settings, torch.device("cpu"))
-
-
-def job_of(model: Any, **settings: Any):
-    return jobs_of(model, **settings)[0]
+        settings = TrainSettings(model=name, **(own | more))
+        session = SimpleNamespace(settings=settings, config=Wheel(workers=2))
+        return training_job(session, settings, torch.device("cpu"))
 
 
 def test_a_recipe_handed_over_is_for_workers_of_this_machine():
-    job = job_of(partial(Decoder, 5000), steps=7)
+    job, _ = jobs_of(steps=7)
     assert job.spec.head == "lm_head"
     assert (job.spec.num_steps, job.spec.data, job.spec.precision) == (7, None, "float32")
     with refused("model"):
-        job_of(partial(Decoder, 5000), bind="tcp://127.0.0.1:0")
+        jobs_of(bind="tcp://127.0.0.1:0")
 
 
 def test_a_run_says_that_a_tied_head_cannot_be_split_off():
     with refused("wheel"):
-        job_of(partial(Decoder, 5000, is_tied=True))
-
-
-class Longer(Windows):
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return IDS[index % 4], torch.cat([IDS[index % 4], IDS[0]])
+        jobs_of(is_tied=True)
 
 
 def test_hub_and_body_agree_on_the_structure_of_a_sample():
     """And on the number of samples; the first difference is named."""
     here, there = (
-        jobs_of(partial(Decoder, 5000), train, lambda outputs, _: outputs.mean())[0].layout
-        for train in (Windows(), Longer())
+        jobs_of(train=train, loss=lambda outputs, _: outputs.mean())[0].layout
+        for train in (WINDOWS, LONGER)
     )
     assert difference(here, here) is None
     assert difference(here, there) == "targets, tensor: int64 [24] and not int64 [12]"
@@ -243,10 +201,10 @@ def test_hub_and_body_agree_on_the_structure_of_a_sample():
 
 
 def test_the_usual_momentum_is_that_of_sgd_alone():
-    job, updating = jobs_of(partial(Decoder, 5000))
+    job, updating = jobs_of()
     assert updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
     for name in ("adam", "rmsprop"):
-        updating = jobs_of(partial(Decoder, 5000), optimizer=name)[1]
+        updating = jobs_of(optimizer=name)[1]
         assert not updating.optimizer(job.model).param_groups[0].get("momentum")
     with refused("momentum"):
-        jobs_of(partial(Decoder, 5000), optimizer="adam", momentum=0.5)
+        jobs_of(optimizer="adam", momentum=0.5)

@@ -1,12 +1,18 @@
-"""The parts of wheel's body processes that stand alone: turns, shares, coded values, timelines."""
+"""The parts of wheel's body processes: turns, shares and batches, coded values, timelines."""
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import NonFinite
@@ -14,27 +20,32 @@ from paceline.core.plan import Kind
 from paceline.core.reading import read_record
 from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
+from paceline.data.batch import Batch
 from paceline.data.dataset import TensorSamples
+from paceline.recipes.recipe import Recipe
 from paceline.rpc.frames import Message
-from paceline.rpc.workers import difference
-from paceline.strategies.wheel.batches import SampleShare
+from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.protocol import CopyLane, Endpoint, check_codecs
+from paceline.strategies.wheel.protocol import (
+    CopyLane,
+    Endpoint,
+    check_codecs,
+    share_of,
+    share_part,
+    values_of,
+)
 from paceline.strategies.wheel.split import MessageSize
 from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.strategies.wheel.worker import Stopped, Turns
 from refusals import refused
+from rpc_exchange import beside
 
 DEADLINE_S = 20.0
 
 
-def together(*works) -> None:
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
+def together(*works: Callable[[], object]) -> None:
+    for done in [beside(work) for work in works]:
+        done.result(DEADLINE_S)
 
 
 def test_turns_go_round_in_order_until_a_lane_leaves():
@@ -98,20 +109,13 @@ def test_a_lane_that_has_left_keeps_nobody_waiting_and_may_come_back():
 
 
 def test_a_failure_of_one_lane_stops_those_that_wait():
-    turns, stopped = Turns([0, 1]), []
+    turns = Turns([0, 1])
 
     def waits() -> None:
-        try:
-            with turns.of(1):
-                raise AssertionError("lane 0 has never had its turn")
-        except Stopped:
-            stopped.append(1)
+        with pytest.raises(Stopped), turns.of(1):
+            raise AssertionError("lane 0 has never had its turn")
 
-    def fails() -> None:
-        turns.stop()
-
-    together(waits, fails)
-    assert stopped == [1]
+    together(waits, turns.stop)
     with pytest.raises(Stopped):
         turns.check()
 
@@ -201,14 +205,6 @@ def test_float64_travels_by_no_codec():
     check_codecs(Wheel(), torch.float64)
 
 
-def test_the_first_difference_of_two_layouts_is_named():
-    here = '{"body": {"a": "float32 [2]"}, "samples": [5, 1]}'
-    assert difference(here, here) is None
-    there = here.replace("[2]", "[3]")
-    assert difference(here, there) == "body, a: float32 [3] and not float32 [2]"
-    assert difference(here, here.replace("5", "6")) == "samples: [6, 1] and not [5, 1]"
-
-
 def test_a_record_travels_and_its_clock_is_set_right():
     span = Span(Kind.LOAD, 0, "", 0, (compute_lane("cpu1"),), 10.0, 11.0)
     record = Trace([span], [MessageTime("labels", 0, 0, 11.0)], [])
@@ -225,19 +221,15 @@ SENT = {purpose: MessageSize(1, 100, None) for purpose in Purpose}
 
 
 def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they_came():
+    times = [
+        ("gradients", 0, 0.0, 5.0),
+        ("labels", 1, 1.0, 3.0),
+        ("activations", 1, 1.0, 3.0),
+        ("activation_gradients", 1, 4.0, 6.0),
+    ]
     record = Trace(
-        sent=[
-            MessageTime("gradients", 0, 0, 0.0),
-            MessageTime("labels", 1, 0, 1.0),
-            MessageTime("activations", 1, 0, 1.0),
-            MessageTime("activation_gradients", 1, 0, 4.0),
-        ],
-        received=[
-            MessageTime("gradients", 0, 0, 5.0),
-            MessageTime("labels", 1, 0, 3.0),
-            MessageTime("activations", 1, 0, 3.0),
-            MessageTime("activation_gradients", 1, 0, 6.0),
-        ],
+        sent=[MessageTime(what, worker, 0, sent_s) for what, worker, sent_s, _ in times],
+        received=[MessageTime(what, worker, 0, came_s) for what, worker, _, came_s in times],
     )
     timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, SENT)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
@@ -269,3 +261,123 @@ def test_idle_is_counted_while_all_lanes_of_a_device_are_traced():
     ]
     # Before 4 and after 9 the other lane has steps that are not among these.
     assert utilisation(Timeline(spans, "measured"), ["cpu1"]) == {"cpu1": pytest.approx(4 / 5)}
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def recipe_of(samples: list[Any], **more: Any) -> Recipe:
+    kept = {"model": nn.Module, "loss": lambda outputs, targets: outputs, "name": "own"}
+    return Recipe(train=samples, **kept, **more)
+
+
+def tensors(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return (100 * torch.rand(shape)).to(dtype)
+
+
+def sent(layout: BatchLayout, batch: Batch, count: int) -> Any:
+    """Return a batch's targets after their way to the hub."""
+    parts = layout.parts(layout.check(batch))
+    assert len(parts) == layout.num_parts
+    assert sum(part.nbytes for part in parts) == count * layout.nbytes
+    layout.check_parts(parts, count)
+    buffers = [values_of(part, torch.uint8, part.nbytes) for part in parts]
+    return layout.targets(buffers, count)
+
+
+LEAVES = st.tuples(st.lists(st.integers(0, 3), max_size=3).map(tuple), st.sampled_from(DTYPES)).map(
+    lambda of: tensors(*of)
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(TREES, st.integers(1, 4))
+def test_targets_of_any_structure_arrive_as_they_were(tree: Any, count: int):
+    recipe = recipe_of([(torch.zeros(2), tree)] * count)
+    batch = Batch.of(recipe.samples.__getitems__(range(count)))
+    found, structure = tree_flatten(sent(BatchLayout(recipe), batch, count))
+    expected, other = tree_flatten(batch.targets)
+    assert structure == other
+    for one, two in zip(found, expected, strict=True):
+        assert (one.dtype, one.shape) == (two.dtype, two.shape)
+        assert torch.equal(one, two)
+
+
+def test_a_mapping_travels_whole():
+    recipe = recipe_of([{"ids": torch.arange(3), "mask": torch.tensor([True, False, True])}] * 4)
+    layout = BatchLayout(recipe)
+    batch = Batch.of(recipe.samples.__getitems__([0, 1]))
+    found = sent(layout, batch, 2)
+    assert list(found) == ["ids", "mask"]
+    assert all(torch.equal(found[key], batch.inputs[key]) for key in found)
+    assert layout.nbytes == recipe.target_nbytes(1) == 3 * 8 + 3
+
+
+def test_class_numbers_travel_as_in_table_1_and_others_as_they_are():
+    samples = [(torch.zeros(2), torch.tensor(i % 5)) for i in range(10)]
+    classes, numbers = recipe_of(samples, num_classes=5), recipe_of(samples)
+    assert (classes.target_nbytes(3), numbers.target_nbytes(3)) == (None, 24)
+    assert (BatchLayout(classes).nbytes, BatchLayout(numbers).nbytes) == (4, 8)
+    for recipe in (classes, numbers):
+        batch = Batch.of(recipe.samples.__getitems__([4, 2]))
+        assert torch.equal(sent(BatchLayout(recipe), batch, 2), torch.tensor([4, 2]))
+
+
+@pytest.mark.parametrize("label", [5, -1])
+def test_a_class_that_there_is_not_is_refused(label: int):
+    """On a GPU it would end the hub."""
+    recipe = recipe_of([(torch.zeros(2), torch.tensor(0))], num_classes=5)
+    layout, wrong = BatchLayout(recipe), Batch(torch.zeros(1, 2), torch.tensor([label]))
+    with refused("targets"):
+        sent(layout, wrong, 1)
+
+
+SAMPLE = {"ids": torch.arange(3), "score": torch.tensor(0.5)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ids": torch.zeros(2, 4, dtype=torch.int64), "score": torch.zeros(2)},
+        {"ids": torch.zeros(2, 3, dtype=torch.int32), "score": torch.zeros(2)},
+        {"ids": torch.zeros(2, 3, dtype=torch.int64)},
+        {"ids": torch.zeros(2, 3, dtype=torch.int64), "score": torch.zeros(2), "more": SAMPLE},
+        torch.zeros(2, 3),
+    ],
+)
+def test_batches_unlike_the_first_sample_are_refused_with_both(wrong: Any):
+    layout = BatchLayout(recipe_of([SAMPLE] * 4))
+    with refused("own"):
+        layout.check(Batch(wrong, wrong))
+
+
+def test_bytes_that_are_too_few_or_too_many_are_refused_by_name():
+    layout = BatchLayout(recipe_of([SAMPLE] * 4))
+    ids, scores = (memoryview(bytes(size)) for size in (2 * 24, 2 * 4))
+    layout.check_parts((ids, scores), 2)
+    for leaf, parts, count in (
+        ("ids", (ids[:-1], scores), 2),
+        ("ids", (ids, scores), 3),
+        ("score", (ids, ids), 2),
+    ):
+        with refused(f"targets['{leaf}']"):
+            layout.check_parts(parts, count)
+
+
+def test_a_sample_without_targets_is_refused():
+    with refused("own"):
+        BatchLayout(recipe_of([(torch.zeros(2), ())]))
+
+
+def test_the_size_and_weight_of_a_share_arrive():
+    assert share_of(share_part(7, 0.25)) == (7, 0.25)
+    for wrong in (-1, 2.5, float("nan"), float("inf"), 1e300):
+        with refused("activations"):
+            share_of(share_part(wrong, 1.0))

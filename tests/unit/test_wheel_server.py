@@ -1,14 +1,23 @@
 """The parameter server: plain training if driven by one worker, and what happens with several."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf, isfinite, nan
+
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, sequential, serve, values
-from paceline.core.errors import StepDiscarded
+from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
+from paceline.core.errors import NonFinite, StepDiscarded
 from paceline.core.plan import Kind
 from paceline.exchange.step import Learning
-from paceline.recipes.classification import class_loss, label_loss
+from paceline.recipes.classification import class_loss
+from paceline.strategies.wheel.protocol import all_finite, take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 from refusals import refused
 
@@ -18,73 +27,65 @@ OPTIMIZERS: dict[str, Make] = {
     ),
     "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01),
 }
-CUTS = {"lenet5": "fc3", "mlp": "layers.3", "dropping": "fc1", "resnet": "classifier.2"}
+CUT = "layers.3"  # of the MLP
+CUTS = {"lenet5": "fc3", "mlp": CUT, "dropping": "fc1", "resnet": "classifier.2"}
 
 
 @pytest.fixture
 def mlp() -> tuple[Case, ParameterServer, list[ManualWorker]]:
     case = CASES["mlp"]
-    return case, *serve(case, CUTS["mlp"], num_workers=3, staleness=None)
+    return case, *serve(case, CUT, num_workers=3, staleness=None)
+
+
+def halving(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 0.5 ** (step // 3))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", CUTS)
-def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: str):
-    """Bit for bit in float64, over 30 steps, losses and running means too."""
-    case, make = CASES[name], OPTIMIZERS[optimizer]
+@pytest.mark.parametrize(
+    ("name", "clip"), [*((name, None) for name in CUTS), ("mlp", 0.3), ("resnet", 0.3)]
+)
+def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: str, clip):
+    """Bit for bit in float64, over 30 steps, losses and running means too; or with clipped
+    gradients, of both halves together, and a schedule, which is told of each update."""
+    case, make, num_steps = CASES[name], OPTIMIZERS[optimizer], 10 if clip else 30
     whole = case.model()
+    plainly, expected, norms = make(whole), [], []
+    schedule = halving(plainly) if clip else None
     torch.manual_seed(21)
-    expected = sequential(whole, make(whole), batches(case, 30))
-    server, (hand,) = serve(case, CUTS[name], make)
+    for inputs, labels in batches(case, num_steps):
+        loss = class_loss(whole(inputs), labels)
+        loss.backward()
+        expected.append(float(loss.detach()))
+        norms.append(float(clip_grad_norm_(whole.parameters(), clip or torch.inf)))
+        plainly.step()
+        plainly.zero_grad()
+        if schedule:
+            schedule.step()
+    server, (hand,) = serve(
+        case,
+        CUTS[name],
+        make,
+        schedule=halving if clip else None,
+        learning=Learning(class_loss, clip_norm=clip),
+    )
     torch.manual_seed(21)
     losses = []
-    for step, batch in enumerate(batches(case, 30)):
+    for step, batch in enumerate(batches(case, num_steps)):
         assert server.may_begin(0, step)
         version, loss = hand.step(step, *batch)
         assert version == step + 1
         losses.append(loss)
     assert losses == expected
     assert losses[0] != losses[-1]
+    assert clip is None or max(norms) > clip  # something was clipped
     assert equal(values(server.model), values(whole))
     own = [*hand.halves.body.buffers(), *server.halves.head.buffers()]
     assert equal(own, whole.buffers())
-    assert server.updates.by_worker == {"worker0": 30}
-    assert server.updates.staleness["all workers"] == {0: 30}
-
-
-def test_a_part_of_an_uneven_batch_counts_by_its_weight(mlp):
-    """Two parts, of 3 and 1 samples, have together the gradient of the mean over 4."""
-    case, server, hands = mlp
-    (inputs, labels), *_ = batches(case, 1)
-    parts = ((hands[0], slice(3), 3 / 4), (hands[1], slice(3, 4), 1 / 4))
-    done = [
-        hand.forward(0, hand.fetch(), inputs[part], labels[part], weight)
-        for hand, part, weight in parts
-    ]
-    whole = case.model()
-    loss = torch.nn.functional.cross_entropy(whole(inputs), labels)
-    loss.backward()
-    named = {name: p.grad for name, p in whole.named_parameters()}
-    assert sum(own for _, own in done) == pytest.approx(float(loss.detach()))
-    in_head = [server.workers.of(hand.worker).half.gradients for hand, *_ in parts]
-    for name, one, other in zip(server.halves.head_names, *in_head, strict=True):
-        torch.testing.assert_close(one + other, named[name])
-    expected = torch.cat([named[name].reshape(-1) for name in server.halves.body_names])
-    torch.testing.assert_close(done[0][0] + done[1][0], expected)
-
-
-def test_samples_with_several_labels_are_trained_on():
-    case = CASES["mlp"]
-    server, (hand,) = serve(case, CUTS["mlp"], learning=Learning(label_loss))
-    whole = case.model()
-    inputs = case.inputs()
-    labels = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0]]).bool()
-    _, loss = hand.step(0, inputs, labels)
-    expected = label_loss(whole(inputs), labels)
-    expected.backward()
-    plain(whole).step()
-    assert loss == float(expected.detach())
-    assert equal(values(server.model), values(whole))
+    rates = [[group["lr"] for group in one.param_groups] for one in (server.optimizer, plainly)]
+    assert rates[0] == rates[1]
+    assert server.updates.by_worker == {"worker0": num_steps}
+    assert server.updates.staleness["all workers"] == {0: num_steps}
 
 
 def test_no_samples_ask_for_nothing(mlp):
@@ -98,9 +99,7 @@ def test_no_samples_ask_for_nothing(mlp):
 def test_staleness_is_counted_and_slows_an_update_down():
     """The second gradient of a version is one update old: with decay 3 a quarter of it counts."""
     case = CASES["mlp"]
-    server, (one, other) = serve(
-        case, CUTS["mlp"], num_workers=2, staleness=None, staleness_decay=3.0
-    )
+    server, (one, other) = serve(case, CUT, num_workers=2, staleness=None, staleness_decay=3.0)
     first, second = batches(case, 2)
     version = one.fetch()
     late = other.fetch()
@@ -117,40 +116,12 @@ def test_staleness_is_counted_and_slows_an_update_down():
     assert [group["lr"] for group in server.optimizer.param_groups] == [0.25]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_schedules_and_clipping_are_those_of_plain_training(optimizer: str):
-    """Bit for bit: the schedule is told of each update, and all gradients are clipped together."""
-    case, make, clip = CASES["mlp"], OPTIMIZERS[optimizer], 0.3
-
-    def halving(of: torch.optim.Optimizer) -> LRScheduler:
-        return LambdaLR(of, lambda step: 0.5 ** (step // 3))
-
-    whole = case.model()
-    plainly = make(whole)
-    schedule, norms = halving(plainly), []
-    for inputs, labels in batches(case, 10):
-        torch.nn.functional.cross_entropy(whole(inputs), labels).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), clip)))
-        plainly.step()
-        plainly.zero_grad()
-        schedule.step()
-    server, (hand,) = serve(
-        case, CUTS["mlp"], make, schedule=halving, learning=Learning(class_loss, clip_norm=clip)
-    )
-    for step, batch in enumerate(batches(case, 10)):
-        hand.step(step, *batch)
-    assert min(norms) > clip  # it was clipped, each time
-    assert equal(values(server.model), values(whole))
-    rates = [[group["lr"] for group in one.param_groups] for one in (server.optimizer, plainly)]
-    assert rates[0] == rates[1]
-
-
 def test_a_server_that_is_restored_goes_on_with_the_schedule():
     def falling(of: torch.optim.Optimizer) -> LRScheduler:
         return LambdaLR(of, lambda step: 1 / (1 + step))
 
     case = CASES["mlp"]
-    server, (hand,) = serve(case, CUTS["mlp"], schedule=falling)
+    server, (hand,) = serve(case, CUT, schedule=falling)
     server.restore(6, server.workers.progress(), {0: 6})
     server.workers.add(0)
     hand.step(0, *next(batches(case, 1)))
@@ -160,7 +131,7 @@ def test_a_server_that_is_restored_goes_on_with_the_schedule():
 def test_an_update_has_its_part_of_the_learning_rate_of_a_step():
     """Four updates with the mean gradients of a quarter each are one with that of the whole."""
     case = CASES["mlp"]
-    server, hands = serve(case, CUTS["mlp"], num_workers=4, staleness=None, updates_per_step=4)
+    server, hands = serve(case, CUT, num_workers=4, staleness=None, updates_per_step=4)
     ((inputs, labels),) = batches(case, 1, size=8)
     whole = case.model()
     torch.nn.functional.cross_entropy(whole(inputs), labels).backward()
@@ -178,7 +149,7 @@ def test_an_update_has_its_part_of_the_learning_rate_of_a_step():
 
 def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pytest.MonkeyPatch):
     case = CASES["mlp"]
-    server, hands = serve(case, CUTS["mlp"], num_workers=2, staleness=None, staleness_decay=1.0)
+    server, hands = serve(case, CUT, num_workers=2, staleness=None, staleness_decay=1.0)
     first, second = batches(case, 2)
     version = hands[0].fetch()
     gradients, _ = hands[0].forward(0, version, *first)
@@ -215,31 +186,25 @@ def test_a_step_is_applied_once(mlp):
         server.update(0, 0, version, gradients)
 
 
-def test_a_step_begun_again_replaces_what_it_had_left(mlp):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_begun_again_is_as_if_it_had_not_been_begun(mlp, fails: bool):
+    """Whether its backward pass has failed, or it has left its half."""
     case, server, (hand, *_) = mlp
+    other, (lone, *_) = serve(case, CUT)
     first, second = batches(case, 2)
-    other, (lone, *_) = serve(case, CUTS["mlp"])
-    hand.forward(0, hand.fetch(), *first)
-    hand.step(0, *second)
-    lone.step(0, *second)
-    assert equal(values(server.model), values(other.model))
-
-
-def test_a_backward_that_fails_leaves_no_gradients_to_the_next_one(mlp):
-    case, server, (hand, *_) = mlp
-    other, (lone, *_) = serve(case, CUTS["mlp"])
-    (batch,) = batches(case, 1)
 
     def fail(_: torch.Tensor) -> None:
         raise RuntimeError("out of memory")
 
-    handle = server.halves.head_parameters[0].register_post_accumulate_grad_hook(fail)
-    version = hand.fetch()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        hand.forward(0, version, *batch)
-    handle.remove()
-    hand.step(0, *batch)
-    lone.step(0, *batch)
+    if fails:
+        handle = server.halves.head_parameters[0].register_post_accumulate_grad_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            hand.forward(0, hand.fetch(), *first)
+        handle.remove()
+    else:
+        hand.forward(0, hand.fetch(), *first)
+    hand.step(0, *second)
+    lone.step(0, *second)
     assert equal(values(server.model), values(other.model))
 
 
@@ -263,18 +228,142 @@ def test_what_is_done_for_a_step_can_be_watched(mlp):
     case, server, (hand, *_) = mlp
     seen = []
 
-    class Watched:
-        def __init__(self, *of: object) -> None:
-            self.of = of
+    @contextmanager
+    def watched(*what: object) -> Iterator[None]:
+        seen.append(what)
+        yield
+        seen.append("end")
 
-        def __enter__(self) -> None:
-            seen.append(self.of)
+    server.watch = watched
+    hand.step(0, *next(batches(case, 1)))
+    kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+    assert seen == [one for kind in kinds for one in ((0, 0, kind), "end")]
 
-        def __exit__(self, *_: object) -> None:
-            seen.append("end")
 
-    server.watch = Watched
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_gradients_that_are_not_finite_are_refused_by_the_workers_name(mlp, value: float):
+    case, server, hands = mlp
     (batch,) = batches(case, 1)
-    hand.step(0, *batch)
-    assert seen[::2] == [(0, 0, Kind.FORWARD), (0, 0, Kind.BACKWARD), (0, 0, Kind.STEP)]
-    assert seen[1::2] == ["end"] * 3
+    before = values(server.model)
+    version = hands[1].fetch()
+    gradients, _ = hands[1].forward(0, version, *batch)
+    gradients[5] = value
+    with pytest.raises(NonFinite, match="worker 1, step 0"):
+        server.update(1, 0, version, gradients)
+    activations = hands[2].halves.body(batch[0]).detach()
+    activations[0, 0] = value
+    with pytest.raises(NonFinite, match="worker 2, step 0"):
+        server.answer(2, 0, version, activations, batch[1], 1.0)
+    assert equal(values(server.model), before)
+    assert server.version == 0
+    assert all(parameter.grad is None for parameter in server.model.parameters())
+    assert hands[1].step(0, *batch)[0] == 1
+
+
+@given(st.lists(st.floats(width=32), max_size=8), st.sampled_from([torch.float32, torch.float64]))
+@example([3e38, 3e38], torch.float32)
+def test_all_finite_is_whether_each_value_is(numbers: list[float], dtype: torch.dtype):
+    """Sums of float32 that overflow are no reason to refuse."""
+    tensor = torch.tensor(numbers, dtype=dtype)
+    assert all_finite([tensor, torch.zeros(2)]) == all(map(isfinite, numbers))
+
+
+def test_sparse_and_missing_gradients_are_refused():
+    table, layer = nn.Embedding(4, 3, sparse=True), nn.Linear(3, 2)
+    table(torch.tensor([1, 2])).sum().backward()
+    for name, parameter in (("table.weight", table.weight), ("fc.bias", layer.bias)):
+        with refused("model") as caught:
+            take_gradients([name], [parameter])
+        assert name in str(caught.value)
+
+
+class Unused(nn.Module):
+    """A head with a parameter that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 4)
+        self.head = nn.Linear(4, 3)
+        self.head.extra = nn.Parameter(torch.ones(2))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        return self.head(self.body(samples))
+
+
+def test_a_head_without_a_gradient_is_refused_by_name():
+    case = Case(Unused, (6,), 3, ("head",))
+    server, (hand,) = serve(case, "head")
+    with refused("worker 0, step 0") as caught:
+        hand.step(0, case.inputs(), case.labels())
+    assert "'head.extra'" in str(caught.value)
+    assert all(parameter.grad is None for parameter in server.model.parameters())
+
+
+def test_what_does_not_fit_is_refused(mlp):
+    case, server, (hand, *_) = mlp
+    (batch,) = batches(case, 1)
+    version = hand.fetch()
+    gradients, _ = hand.forward(0, version, *batch)
+    activations, labels = torch.zeros(4, 9, dtype=torch.float64), batch[1]
+    for activated, targets, asked in [
+        (activations[:, :8], labels, 0),
+        (activations.float(), labels, 0),
+        (activations, labels[:3], 0),
+        (activations, labels + 4, 0),
+        (activations, torch.ones(4, 5, dtype=torch.bool), 0),
+        (activations, labels, 1),
+    ]:
+        with refused("worker 0, step 0"):
+            server.answer(0, 0, asked, activated, targets, 1.0)
+    with refused("worker 3"):
+        server.may_begin(3, 0)
+    with refused("worker 0, step 0"):
+        server.update(0, 0, version, gradients[:-1])
+    assert server.version == 0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda scores, labels: (scores.sum(1) - labels).square(),
+        lambda scores, labels: 0.5,
+        lambda scores, labels: labels.double().mean(),
+        lambda scores, labels: scores["logits"],
+    ],
+)
+def test_a_loss_that_is_no_scalar_of_the_outputs_is_refused_by_the_workers_name(loss):
+    case = CASES["mlp"]
+    server, (hand,) = serve(case, CUT, learning=Learning(loss))
+    with refused("worker 0, step 0"):
+        hand.step(0, case.inputs(), case.labels())
+    assert server.version == 0
+
+
+class Nothing(torch.optim.Optimizer):
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {})
+
+
+def nothing(model: nn.Module) -> torch.optim.Optimizer:
+    return Nothing(model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("field", "make", "options"),
+    [
+        ("optimizer", lambda model: torch.optim.LBFGS(model.parameters()), {}),
+        ("optimizer", lambda model: torch.optim.SparseAdam(model.parameters()), {}),
+        ("optimizer", lambda model: plain(model.layers[:2]), {}),
+        ("optimizer", nothing, {"num_workers": 2, "updates_per_step": 2}),
+        ("staleness_decay", nothing, {"staleness_decay": 1.0}),
+        ("staleness_decay", plain, {"staleness_decay": -1.0}),
+        ("staleness_decay", plain, {"staleness_decay": nan}),
+        ("staleness", plain, {"staleness": -1}),
+    ],
+)
+def test_optimizers_and_settings_that_cannot_be_are_refused(
+    field: str, make: Make, options: dict[str, object]
+):
+    serve(CASES["mlp"], CUT, nothing)
+    with refused(field):
+        serve(CASES["mlp"], CUT, make, **options)

@@ -89,12 +89,6 @@ def land(child: ChildServer) -> bool:
     return child.poll_parent()
 
 
-def test_a_child_begins_with_its_parents_parameters():
-    root, child, *_ = tree(1)
-    assert equal(values(child.model), values(root.model))
-    assert child.version == root.version == 0
-
-
 def test_one_update_of_the_parent_has_the_mean_gradient_of_all_its_samples():
     """Three workers with 3, 1 and 2 samples: as a batch of the six, by torch itself."""
     root, child, uplink, hands = tree(3, num_workers=3)
@@ -264,13 +258,10 @@ IN_TREE = ("--steps", "6", "--set", "child_hubs=2")
         ("model", ["hub", "lenet5", *CHILD[1:]]),
         ("head", [*CHILD, "--set", "head=fc1"]),
         ("staleness_decay", [*CHILD, "--set", "staleness_decay=1"]),
-        ("gather", [*CHILD, "--gather", "0"]),
         ("bind", [*CHILD[:3]]),
         ("connect", ["hub", "--connect", "tcp://10.9.9.9:1", *CHILD[3:]]),
         ("gather", ["hub", "lenet5", *CHILD[3:], "--gather", "2"]),
         ("as", ["hub", "lenet5", *CHILD[3:], "--as", "1"]),
-        ("child_hubs", [*REHEARSE, "--set", "child_hubs=3"]),
-        ("gather", [*REHEARSE, "--set", "gather=3"]),
         ("steps", [*REHEARSE, *IN_TREE, "--set", "gather=20"]),
         ("child_hubs", ["train", "lenet5", "--strategy", "wheel", "--set", "child_hubs=2"]),
     ],
