@@ -27,14 +27,9 @@ from paceline.native import (
     decode_into,
     encode_four_bit_into,
     encode_into,
-    instruction_sets,
 )
 
-SETS: tuple[str, ...] = ("portable",)
-if "avx2" in instruction_sets():
-    SETS += ("avx2",)
-if {"avx2", "avx512f"} <= set(instruction_sets()):
-    SETS += ("avx512",)
+SETS = cases.INSTRUCTIONS
 BLOCK, AROUND = 64, 77
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 EXTREME = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]

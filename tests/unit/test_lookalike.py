@@ -121,9 +121,7 @@ def test_the_seed_decides_and_fewer_samples_are_the_first(name: str) -> None:
         ("real-sim", 0.97, 0.985),
     ],
 )
-def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(
-    name: str, least: float, most: float
-) -> None:
+def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(name, least, most):
     draw, probabilities = task(name)
     inputs = draw(np.random.default_rng(9), 1000 if name == "real-sim" else 6000)
     chances = probabilities(inputs)

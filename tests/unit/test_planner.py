@@ -3,9 +3,7 @@ from dataclasses import replace
 import pytest
 
 from boxes import box, link
-from paceline.core.cost import Measured, Roofline
 from paceline.core.machine import Machine
-from paceline.core.plan import Kind, PriceKey
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, Ranking, forecast, rank, search
 from paceline.planner.ranking import Advice
@@ -75,26 +73,6 @@ def test_bytes_on_the_wire_are_no_memory_traffic_of_the_cores_that_carry_them():
     update_s = 5 * 3e6 / 1e5  # momentum SGD reads three values of each parameter and writes two
     copies_s = 2 * 3e6 / 1e5  # gradients into buckets: longer than the 8 s of both backwards
     assert slow.step_s == pytest.approx(1 + 2 + copies_s + update_s + TWO_S + ONE_S)
-
-
-def test_wire_bytes_are_those_of_a_step_on_the_busiest_link():
-    assert forecast_of(2).wire_nbytes == pytest.approx(2 * 3e6)
-    # Four ranks send 6/4 of the gradients each.
-    assert forecast_of(4, num_devices=4).wire_nbytes == pytest.approx(4 * 1.5 * 3e6)
-
-
-def test_measured_prices_replace_those_of_the_machine():
-    found = machine(1)
-    measured = Measured({PriceKey("cpu0", Kind.FORWARD, "two"): 10.0}, Roofline.of(found))
-    predicted = forecast(workload(), found, ALLREDUCE, AllReduce(workers=1), 8, measured)
-    assert predicted.step_s == pytest.approx(COMPUTE_S - 2 + 10)
-
-
-def test_the_timeline_is_a_prediction_of_several_steps():
-    found = forecast_of(2)
-    assert found.timeline.origin == "predicted"
-    assert found.timeline.num_steps() == 8
-    assert found.timeline.period_s() == pytest.approx(found.step_s)
 
 
 def advise(forecasts: list[Forecast]) -> Advice | None:
@@ -200,18 +178,6 @@ def test_a_sum_in_memory_needs_no_codec():
     silent = replace(local, timeline=forecast_of(1).timeline)
     advice = advise([silent, *forecasts(hosts(("eightbit",)))])
     assert (advice.pays, advice.why_not) == (False, "no_link")
-
-
-def test_the_best_throughput_comes_first_and_ties_keep_their_order():
-    base = forecast_of(1)
-    rates = [("a", 10.0), ("b", 30.0), ("c", 10.0), ("d", 20.0)]
-    mixed = [replace(base, strategy=name, samples_per_s=rate, step_s=1) for name, rate in rates]
-    assert [one.strategy for one in rank(mixed)] == ["b", "d", "a", "c"]
-
-
-def test_more_workers_than_devices_are_refused():
-    with refused("workers"):
-        forecast_of(3)
 
 
 def test_every_number_of_workers_can_be_asked_for_and_some_of_many_are_looked_at():

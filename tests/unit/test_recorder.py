@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from boxes import box
+from nets import Net
 from paceline.core.compare import conform
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
@@ -74,19 +75,6 @@ def test_a_layer_that_is_entered_twice_has_one_share():
     model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
     shares = traced(model, clock, backwards=2)
     assert shares[Kind.BACKWARD] == [("1", 7, 26), ("0", 26, 31)]
-
-
-class Net(nn.Module):
-    """A model of these parts, which `compute` puts together."""
-
-    def __init__(self, compute: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._compute = compute
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._compute(self, x)
 
 
 def test_a_layer_ends_with_the_last_of_its_gradients():

@@ -25,6 +25,7 @@ from paceline.report import write_report
 from paceline.report.figures import PARTS
 from paceline.report.format import duration, share
 from paceline.report.markup import Html, element, table
+from paceline.report.terminal import epoch_line, result_tables
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from plan_rows import plan_row
@@ -190,10 +191,6 @@ class TestPage:
             error = "-" if row.error is None else share(row.error, signed=True)
             assert [label, duration(row.left_s), duration(row.right_s), error] in page.rows
 
-    def test_is_the_same_each_time(self, html: str, tmp_path: Path) -> None:
-        _, predicted, measured = timelines()
-        assert write_run(tmp_path, result(), predicted, measured) == html
-
 
 def sections(html: str) -> list[str]:
     return re.findall("<h2>(.*?)</h2>", html)
@@ -272,16 +269,6 @@ def test_inputs_that_are_missing_or_damaged_are_named(tmp_path, missing, content
     assert not (tmp_path / "report.html").exists()
 
 
-def test_rehearsed_timelines_are_labelled_as_such(tmp_path: Path) -> None:
-    _, predicted, measured = timelines()
-    rehearsed = Timeline(measured.spans, "rehearsed")
-    content = result().model_copy(update={"comparison": compare(predicted, rehearsed)})
-    page = Page(write_run(tmp_path, content, predicted, rehearsed))
-    assert any(row[1:3] == ["predicted", "rehearsed"] for row in page.rows)
-    assert any("rehearsed: 2 of 6 steps" in script for script in page.scripts)
-    assert not any("measured: 2 of 6" in script for script in page.scripts)
-
-
 def tiles(html: str) -> dict[str, tuple[str, str]]:
     """The value and the note of each tile, by its label."""
     found = re.findall(r'<div class="tile"><span>(.*?)</span><b>(.*?)</b><small>(.*?)</sm', html)
@@ -325,3 +312,58 @@ def test_a_topic_stands_once_with_all_that_is_said_about_it(tmp_path) -> None:
     (both,) = [said for topic, said in items if topic == "what next"]
     # Of the step, and then of the epochs: the loss fell by half.
     assert numbers(re.sub("<.*?>", " ", both)).index(50.0) > 0
+
+
+NAMES = pytest.mark.parametrize(
+    ("score", "other"), [("accuracy", "precision@1"), ("precision@1", "accuracy")]
+)
+
+
+def uneven(score: str) -> RunResult:
+    return RunResult(
+        origin="measured",
+        id="run",
+        settings=TrainSettings(model="mlp", strategy="hogbatch"),
+        strategy="hogbatch",
+        machine={},
+        epochs=(Epoch(number=0, train_loss=2, test_loss=1, score=0.5, seconds=3),),
+        accuracy=0.5,
+        score=score,
+        trained_s=3.0,
+        samples_per_s=10.0,
+    )
+
+
+@NAMES
+def test_lines_in_a_terminal_say_which(tmp_path: Path, score: str, other: str) -> None:
+    in_step = read_run(run_folder(tmp_path / "run", 1.0, 1.0)).model_copy(update={"score": score})
+    lines = [epoch_line(Epoch(0, 2.0, 1.0, 0.5, 3.0), 4, score)]
+    for result in (in_step, uneven(score)):
+        *_, summary = result_tables(result, "folder")
+        lines.append(str(summary).splitlines()[0])
+    for line in lines:
+        assert score in line
+        assert other not in line
+    assert lines[0].endswith(f"test loss 1.0000, {score} 50.00%")
+
+
+@NAMES
+def test_reports_say_which(tmp_path: Path, score: str, other: str) -> None:
+    folder = run_folder(tmp_path / "run", 1.0, 1.0)
+    result = read_run(folder).model_copy(update={"score": score})
+    (folder / "result.json").write_text(result.model_dump_json())
+    both = tmp_path / "uneven"
+    both.mkdir()
+    (both / "result.json").write_text(uneven(score).model_dump_json())
+    write_trace(both / "trace.json", (Timeline([], "measured"),))
+    for one in (folder, both):
+        page = write_report(one).read_text()
+        assert page.lower().count(f"test {score}") >= 2
+        assert f"test {other}" not in page.lower()
+
+
+def test_a_result_of_before_is_an_accuracy(tmp_path: Path) -> None:
+    text = uneven("accuracy").model_dump_json()
+    assert '"score":"accuracy",' in text
+    (tmp_path / "result.json").write_text(text.replace('"score":"accuracy",', ""))
+    assert read_run(tmp_path).score == "accuracy"

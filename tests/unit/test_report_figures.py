@@ -15,25 +15,14 @@ from paceline.core.cost import compute_lane, exchange_lane, link_lane
 from paceline.core.outcome import Epoch, Updates
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
-from paceline.report.figures import (
-    KINDS,
-    PARTS,
-    decades,
-    learning_curves,
-    step_parts,
-    whole_numbers,
-)
+from paceline.report.figures import KINDS, decades, learning_curves, step_parts, whole_numbers
 from paceline.report.side_by_side import Point, Side, SideBySide
 from paceline.report.side_by_side_page import drawn
 from paceline.report.steps import Excerpt, excerpt, steps_in_time, thinned, through_time
 from paceline.report.workers import _updates
 
 CPU0, CPU1 = compute_lane("cpu0"), compute_lane("cpu1")
-EXCHANGE = (
-    link_lane("host", "host"),
-    exchange_lane("cpu0"),
-    exchange_lane("cpu1"),
-)
+EXCHANGE = (link_lane("host", "host"), exchange_lane("cpu0"), exchange_lane("cpu1"))
 
 
 def window(num_steps: int, part: str = "layer") -> Timeline:
@@ -133,12 +122,6 @@ class TestStepParts:
             "weight update": (15, 16),
             "idle": (16, 20),
         }
-
-    def test_have_the_colours_of_their_kinds(self) -> None:
-        assert PARTS["forward"] == KINDS[Kind.FORWARD]
-        assert set(KINDS) == set(Kind)
-        looks = [(fill.colour, fill.hatched) for fill in KINDS.values()]
-        assert len(set(looks)) == len(looks)
 
 
 class TestExcerpt:

@@ -86,10 +86,7 @@ def test_what_is_read_knows_the_exact_number(shown: Quantity, value: float, unit
 
 
 def test_a_column_has_exact_numbers_below_one_unit_or_none() -> None:
-    rows = [
-        ("a", duration(1 / 3), nbytes(5), "-"),
-        ("b", duration(2e-6), duration(5), share(0.5)),
-    ]
+    rows = [("a", duration(1 / 3), nbytes(5), "-"), ("b", duration(2e-6), duration(5), share(0.5))]
     drawn = table(("name", "time", "mixed", "part"), rows)
     assert '<th class="number" data-unit="s">time</th>' in drawn
     assert '<td class="number" data-value="0.333333333333">333 ms</td>' in drawn

@@ -86,32 +86,6 @@ def test_a_study_on_the_dgx_1(line):
     assert codes["workers"] == "workers.fewer_may_do"
 
 
-@SLOW
-def test_gpus_that_exchange_beside_long_steps_are_said_to_pay(line):
-    asked = ("--strategy", "allreduce", "--workers", "4,8", "--batch-size", "512")
-    found = predicted(line, "resnet50", *asked)
-    half, whole = (one["spread"] for one in found["cells"])
-    assert whole[1] < half[0]
-    (workers,) = (one for one in found["insights"] if one["topic"] == "workers")
-    assert workers["code"] == "workers.pay"
-    assert numbers(workers["sentence"])[:3] == [512, 8, pytest.approx(1.9, abs=0.1)]
-
-
-@SLOW
-def test_figure_3_stands_in_the_cells_of_strong_scaling_per_worker(line):
-    """Table: with 16 images a GPU NCCL is 1.1 and 1.2 times as fast on 4 and 8 GPUs (V-A)."""
-    asked = ("--strategy", "tree,allreduce", "--workers", "1,4,8", "--batch-size", "16")
-    found = predicted(line, "googlenet", *asked, "--scaling", "strong-per-worker,weak")
-    times = {(one["scaling"], one["method"], one["workers"]): one for one in found["cells"]}
-    for gpus, published in ((4, 1.1), (8, 1.2)):
-        p2p, nccl = (
-            times["strong-per-worker", method, gpus]["epoch_s"] for method in ("tree", "allreduce")
-        )
-        assert p2p / nccl == pytest.approx(published, rel=0.08)
-        # Figure 5: the same steps, of so many times the samples.
-        assert times["weak", "tree", gpus]["epoch_s"] == pytest.approx(gpus * p2p)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_cell_is_the_forecast_of_its_plan(line, workers):
     settings = ScaleSettings(model="lenet5", predict=True, machine=str(MACHINE))

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data import Dataset, ShardedBatches, load, loader
+from paceline.data import Dataset, load
 from paceline.data.windows import IGNORED, MaskedTokens, TokenWindows
 from refusals import refused
 
@@ -219,7 +219,6 @@ class TestTokens:
             np.zeros(900),
             np.zeros(900, bool),
             np.zeros(900, "m8[s]"),
-            np.array([{}] * 900),
             np.zeros(0, np.int64),
         ],
         ids=lambda array: f"{array.dtype}{array.shape}",
@@ -260,19 +259,6 @@ class TestTokens:
         with refused(path):
             load(f"tokens:{path}")
         assert not (tmp_path / "ran").exists()
-
-
-def test_an_epoch_takes_each_window_once_on_some_rank(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(np.arange(6000).astype(np.uint8).tobytes())
-    data = load(f"text:{tmp_path}/text", (20,))
-    seen = []
-    for rank in range(3):
-        batches = ShardedBatches(len(data.train), 12, rank, 3, seed=1)
-        for inputs, targets in loader(data.train, batches):
-            assert torch.equal(inputs[:, 1:], targets[:, :-1])
-            seen += inputs.tolist()
-    every, _ = data.train.__getitems__(range(len(data.train)))
-    assert sorted(seen) == sorted(every.tolist())
 
 
 def windows(count: int, length: int) -> TokenWindows:

@@ -11,7 +11,7 @@ from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import Split
 from paceline.strategies.wheel.stand_in import paced_halves
-from sleeping import Sleeping
+from ticking import Sleeping
 
 
 @pytest.fixture
