@@ -56,6 +56,7 @@ def test_help_of_a_command_has_an_example_that_it_reads(line, name):
     line(name, "--help")
     assert (line.code, line.err) == (0, "")
     assert f"paceline {COMMANDS[name].example}" in " ".join(line.out.split())
+    assert name != "train" or "[default: 64]" in line.out  # rich would take it for markup
 
 
 @pytest.mark.parametrize(
@@ -66,15 +67,6 @@ def test_help_lists_all_commands(line, arguments, shown):
     line(*arguments)
     assert (line.code, line.err) == (0, "")
     assert set(shown) <= set(line.out.split())
-
-
-def test_help_of_train_groups_its_options_and_keeps_brackets(line):
-    line("train", "--help")
-    panels = [one.split(" ")[1:] for one in line.out.splitlines() if one.startswith("╭─")]
-    titles = [" ".join(words).split(" ─")[0] for words in panels]
-    assert {"Workers", "Learning", "Model and data", "Going on", "Output"} <= set(titles)
-    assert "Only with strategy hogbatch" in titles
-    assert "[default: 64]" in line.out  # rich would take it for markup
 
 
 def in_a_process(code: str, *arguments: str, **environment: str) -> tuple[str, list[str]]:

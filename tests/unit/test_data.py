@@ -281,17 +281,14 @@ def test_a_loader_that_draws_ahead_takes_a_change_where_all_can() -> None:
     assert sorted(chain.from_iterable(chain.from_iterable(steps))) == list(range(40))
 
 
-def test_a_change_between_epochs_holds_from_the_first_step_on() -> None:
+def test_a_change_holds_from_the_first_step_of_an_epoch_or_when_it_is_due() -> None:
     (sampler, _) = samplers(10, 4, 2)
-    assert [len(batch) for batch in sampler] == [2, 2, 1]
-    sampler.update((4, 0))
-    assert [len(batch) for batch in sampler] == [4, 4, 2]
-    sampler.update((0, 4))
-    sampler.update((1, 3))  # the last word counts
-    assert [len(batch) for batch in sampler] == [1, 1, 0]  # of 2, the other is 3 times as fast
-
-
-def test_a_change_waits_until_it_is_due() -> None:
+    changes = [], [((4, 0),)], [((0, 4),), ((1, 3),)]  # the last word counts
+    sizes = [2, 2, 1], [4, 4, 2], [1, 1, 0]  # of 2, the other is 3 times as fast
+    for updates, expected in zip(changes, sizes, strict=True):
+        for update in updates:
+            sampler.update(*update)
+        assert [len(batch) for batch in sampler] == expected
     (sampler, _) = samplers(20, 4, 2)
     assert next(iter(sampler))
     sampler.update((3, 1), (1, 3))

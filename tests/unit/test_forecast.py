@@ -10,7 +10,6 @@ from paceline import forecast
 from paceline.core.workload import kept_nbytes
 from paceline.models import describe
 from paceline.planner.precision import in_half
-from paceline.records.machine_file import read_machine
 from refusals import refused
 
 BATCH = 32
@@ -144,16 +143,6 @@ def test_a_module_of_the_programs_own_is_planned_for() -> None:
     (of_even,) = (one for one in even if (one.strategy, one.codec) == ("allreduce", None))
     assert by_workers[2].step_s == of_even.step_s
     assert by_workers[1].samples_per_s == pytest.approx(33 / by_workers[1].step_s)
-
-
-def test_a_machine_may_be_a_file_or_an_object() -> None:
-    from_file = paceline.plan("lenet5", str(EPYC))
-    from_object = paceline.plan("lenet5", read_machine(EPYC))
-    assert [one.step_s for one in from_file] == [one.step_s for one in from_object]
-
-
-def test_no_more_workers_are_planned_for_than_samples() -> None:
-    assert [one.workers for one in paceline.plan("lenet5", EPYC, batch_size=1)] == [1]
 
 
 @pytest.mark.parametrize(

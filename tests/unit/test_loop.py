@@ -24,7 +24,7 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
 from paceline.exchange.step import SGD, shares, train_step
 from paceline.models import describe
-from paceline.recipes.classification import accuracy, class_loss, label_loss, precision_at_1
+from paceline.recipes.classification import label_loss, precision_at_1
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.named import recipe_of_data
 from paceline.recipes.recipe import Recipe, built
@@ -268,14 +268,6 @@ def test_several_labels_as_a_naive_reader_of_the_formula(rows) -> None:
     assert float(label_loss(outputs, targets)) == pytest.approx(sum(losses) / len(rows))
     right = [labels[scores.index(max(scores))] for scores, labels in rows]
     assert float(precision_at_1(outputs, targets)) == pytest.approx(sum(right) / len(rows))
-
-
-def test_one_label_is_the_loss_of_its_class() -> None:
-    outputs = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
-    classes = torch.arange(20) % 5
-    labels = nn.functional.one_hot(classes, 5).bool()
-    torch.testing.assert_close(label_loss(outputs, labels), class_loss(outputs, classes))
-    assert precision_at_1(outputs, labels) == accuracy(outputs, classes)
 
 
 def test_a_sample_without_labels_moves_nothing() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.defaults import usual_for
 from paceline.data import load
 from paceline.models import find
 from paceline.models.factory import names
@@ -260,21 +259,6 @@ def folder(own_modules) -> None:
         own_syntax="def f(:\n",
         **{"own_package.__init__": "", "own_package.nets": OWN},
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "data"),
-    [
-        ("lenet5", torch.float32, "digits"),
-        ("mlp-4-3", torch.float32, "digits"),
-        ("vit", torch.float32, "digits"),
-        ("gpt", torch.int64, "text"),
-        ("gpt2-untied", torch.int64, "text"),
-        ("bert", torch.int64, "masked-text"),
-    ],
-)
-def test_architecture_says_what_a_sample_is(name: str, dtype: torch.dtype, data: str) -> None:
-    assert (find(name).input_dtype, usual_for(name).data) == (dtype, data)
 
 
 def test_perceptron_by_its_widths() -> None:

@@ -61,12 +61,6 @@ def test_buckets_hide_behind_backward_as_far_as_it_lasts():
     assert all(figure in found.why for figure in ("69 %", "31 %", "8.00 s"))
 
 
-def test_nothing_hides_where_the_cores_carry_the_bytes():
-    found = forecast_of(2, uses_cores=True)
-    assert found.step_s == pytest.approx(COMPUTE_S + TWO_S + ONE_S)
-    assert found.breakdown.hidden_s == 0
-
-
 def test_bytes_on_the_wire_are_no_memory_traffic_of_the_cores_that_carry_them():
     # The cores' memory is slower than the link; the layers here have no memory traffic.
     slow = forecast_of(2, uses_cores=True, memory_per_s=1e5)

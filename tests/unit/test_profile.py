@@ -192,9 +192,7 @@ def test_the_profiled_model_is_not_touched(clock):
         (NUM_ROUNDS, HELD_UP_S, 2 + 2 * NUM_ROUNDS + NUM_ROUNDS, HELD_UP_S / 2),
     ],
 )
-def test_the_number_of_rounds_is_bounded_and_doubled_by_unrest(
-    clock, rounds, held_up_s, num_steps, unrest
-):
+def test_rounds_are_bounded_and_doubled_by_unrest(clock, rounds, held_up_s, num_steps, unrest):
     model, taken = small(clock), 0
     share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
 
@@ -270,9 +268,7 @@ def test_a_model_with_next_to_no_parameters_is_told_from_the_small_exchange():
         ("host", {}, "ab", 1),  # on the wire each chunk takes its time
     ],
 )
-def test_small_chunks_of_a_host_are_measured_as_many_at_a_time_as_a_step_has(
-    name, options, hosts, num_small
-):
+def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options, hosts, num_small):
     """Alone, each would pay for threads that wake up, which a step of many chunks pays once."""
     config, made = EXCHANGES[name].config(workers=2, **options), []
     own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))

@@ -106,7 +106,7 @@ SPLIT = ("delicious_trSplit.txt", "delicious_tstSplit.txt")
         ("real-sim", {}, {PACKED: bz2.compress(b"+1 1:1\n" * 1000)[:20] + b"\0" * 9}, PACKED),
     ],
 )
-def test_a_file_that_is_not_the_published_one_is_named(
+def test_a_file_that_is_not_as_published_is_named(
     tmp_path, monkeypatch, name, sizes, files, faulty
 ):
     usual = {"counts": (5,), "num_features": 3} if name == "covtype" else {}

@@ -183,9 +183,7 @@ def files(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("field", "arguments"), [(field, row) for field, rows in ROWS.items() for row in rows]
 )
-def test_what_a_command_cannot_do_is_refused_by_its_field(
-    line, files, monkeypatch, arguments, field
-):
+def test_what_a_command_cannot_do_is_refused(line, files, monkeypatch, arguments, field):
     monkeypatch.chdir(files)
     assert line(*arguments).refused == field
     assert not list(files.glob("runs/*"))

@@ -1,6 +1,5 @@
 """The page of a run: its structure, figures, tables and tiles, and that hostile text is text."""
 
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,7 +24,6 @@ from paceline.report import write_report
 from paceline.report.figures import PARTS
 from paceline.report.format import duration, share
 from paceline.report.markup import Html, element, table
-from paceline.report.terminal import epoch_line, result_tables
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from plan_rows import plan_row
@@ -160,16 +158,6 @@ class TestPage:
         mark = f"plotly.js (basic - minified) v{get_plotlyjs_version()}"
         assert sum(mark in script for script in page.scripts) == 1
         assert len(html.encode()) < 1.5e6
-
-    @pytest.mark.parametrize("name", ["learning", "parts", "steps"])
-    def test_describes_each_figure_and_keeps_room_for_it(self, html: str, name: str) -> None:
-        room = f'<div id="figure-{name}" style="height:(.+?)px"></div>'
-        ((height, described),) = re.findall(
-            f'{room}<script type="application/json">(.+?)</script>', html
-        )
-        figure = json.loads(described)
-        assert figure["data"]
-        assert figure["layout"]["height"] == float(height)
 
     def test_holds_the_values_of_the_result(self, page: Page) -> None:
         for value in (
@@ -332,19 +320,6 @@ def uneven(score: str) -> RunResult:
         trained_s=3.0,
         samples_per_s=10.0,
     )
-
-
-@NAMES
-def test_lines_in_a_terminal_say_which(tmp_path: Path, score: str, other: str) -> None:
-    in_step = read_run(run_folder(tmp_path / "run", 1.0, 1.0)).model_copy(update={"score": score})
-    lines = [epoch_line(Epoch(0, 2.0, 1.0, 0.5, 3.0), 4, score)]
-    for result in (in_step, uneven(score)):
-        *_, summary = result_tables(result, "folder")
-        lines.append(str(summary).splitlines()[0])
-    for line in lines:
-        assert score in line
-        assert other not in line
-    assert lines[0].endswith(f"test loss 1.0000, {score} 50.00%")
 
 
 @NAMES

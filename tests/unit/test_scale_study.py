@@ -105,22 +105,6 @@ def test_a_run_has_as_many_synthetic_samples_as_it_needs(fields, samples):
     assert f"synthetic:1x32x32,classes=10,samples={samples}" in line
 
 
-def test_a_model_with_data_of_its_own_is_trained_for_so_many_steps_of_them():
-    settings = changed(batch_size=(16,), workers=(1,), steps=6, model="own:recipe")
-    (one, *_) = runs(settings)
-    line = run_arguments(one, settings, None, Path("there"))
-    assert line[:2] == ["train", "own:recipe"]
-    assert line[line.index("--steps") + 1] == "6"
-    assert not {"--data", "--epochs", "--learning-rate", "--input-shape"} & set(line)
-
-
-def test_one_worker_exchanges_with_itself_where_a_study_asks_for_the_overhead():
-    settings = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(8,), overhead=True)
-    for one in runs(settings):
-        asked = run_arguments(one, settings, (1, 32, 32), Path("there"))
-        assert ("--exchange-alone" in asked) == (one.workers == 1)
-
-
 class Turns:
     """A study whose runs take no time and say in which order they are done."""
 
