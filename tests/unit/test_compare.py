@@ -42,8 +42,7 @@ def test_losses_are_divided_by_the_lowest_of_all(folders):
     assert sides.times == pytest.approx([number / 6 for number in range(1, 7)])
     rows = time_rows(sides)
     assert [row[1:] for row in rows[:2]] == [("-", "-", "-")] * 2
-    assert rows[2][1:] == ("-", "-", "2.250")
-    assert rows[5][1:] == ("2.000", "-", "1.375")
+    assert (rows[2][1:], rows[5][1:]) == (("-", "-", "2.250"), ("2.000", "-", "1.375"))
     assert epoch_rows(sides) == [
         ("1", "2.000", "1.750", "2.250"),
         ("2", "1.500", "1.000", "1.375"),
@@ -154,8 +153,7 @@ def test_two_runs_are_compared_by_what_differs_and_what_came_of_it(line, tmp_pat
     ]
     assert found["machine"] == [{"name": "torch", "left": "2.12", "right": "2.13"}]
     figures = {row["name"]: (row["left"], row["right"]) for row in found["figures"]}
-    assert figures["test accuracy"] == (0.5, 0.75)
-    assert figures["step, untraced"] == (4, 3)
+    assert (figures["test accuracy"], figures["step, untraced"]) == ((0.5, 0.75), (4, 3))
     assert figures["samples/s"] == (16, 21)
     faster, shorter, machine = found["sentences"]
     assert all(figure in faster for figure in ("21.0", "16.0", "1.31"))

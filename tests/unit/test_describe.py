@@ -144,9 +144,7 @@ def test_layers_are_in_the_order_of_their_runs_and_of_their_real_gradients(case:
 
 def test_a_chain() -> None:
     workload = describe(chain(), torch.zeros(5, 2, 3), name="chain")
-    assert workload.name == "chain"
-    assert workload.batch_size == 5
-    assert workload.input_nbytes == 5 * 6 * 4
+    assert (workload.name, workload.batch_size, workload.input_nbytes) == ("chain", 5, 5 * 6 * 4)
     assert workload.backward_order == (2, 1, 0)
     assert [layer.num_parameters for layer in workload.layers] == [56, 36, 10]
     assert [layer.activation_nbytes for layer in workload.layers] == [5 * 8 * 4, 5 * 4 * 4, 40]
@@ -217,8 +215,7 @@ def test_a_module_that_only_its_parent_reads_has_no_forward_cost() -> None:
 def test_a_module_called_twice_is_one_layer() -> None:
     inner = nn.Linear(4, 4)
     layer = only(describe(nn.Sequential(inner, nn.ReLU(), inner), torch.zeros(2, 4)))
-    assert layer.name == "0"
-    assert layer.forward.flops == 2 * (2 * 2 * 4 * 4) + 8
+    assert (layer.name, layer.forward.flops) == ("0", 2 * (2 * 2 * 4 * 4) + 8)
 
 
 def test_a_layer_has_the_kind_of_the_class_that_computes():

@@ -68,8 +68,7 @@ def test_layers_cost_what_is_counted_by_hand(model, batch, forward, backward):
 def test_layers_move_each_operand_and_result_once() -> None:
     layer = costs_of(nn.Linear(4, 3), torch.zeros(2, 4))
     assert layer.forward.nbytes == 4 * (3 + 2 * 4 + 4 * 3 + 2 * 3)  # bias, input, weight, output
-    assert layer.forward.num_calls == 1
-    assert layer.activation_nbytes == 4 * 2 * 3
+    assert (layer.forward.num_calls, layer.activation_nbytes) == (1, 4 * 2 * 3)
     layer = costs_of(nn.Embedding(1000, 3), torch.zeros(2, 5, dtype=torch.long))
     assert layer.forward.nbytes == 8 * 2 * 5 + 2 * (4 * 2 * 5 * 3)  # not the whole table
 

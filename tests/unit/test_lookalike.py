@@ -71,8 +71,7 @@ def test_covtype_has_ten_quantities_an_area_and_a_soil(few) -> None:
     assert 0 <= inputs.min() < 0.05
     assert 0.95 < inputs.max() <= 1
     for bits in (inputs[:, 10:14], inputs[:, 14:]):
-        assert bits.unique().tolist() == [0, 1]
-        assert bits.sum(1).unique().tolist() == [1]
+        assert (bits.unique().tolist(), bits.sum(1).unique().tolist()) == ([0, 1], [1])
         assert (bits.sum(0) > 0).all()
 
 

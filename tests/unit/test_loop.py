@@ -317,8 +317,7 @@ def tokens(*shape: int) -> tuple[Tensor, Tensor]:
 def test_loss_is_the_mean_over_all_tokens(shape: tuple[int, ...]) -> None:
     logits, targets = tokens(*shape)
     loss = next_token_loss(logits, targets)
-    assert loss.shape == ()
-    assert loss.item() == pytest.approx(naive_tokens(logits, targets), rel=1e-6)
+    assert (loss.shape, loss.item()) == ((), pytest.approx(naive_tokens(logits, targets), rel=1e-6))
 
 
 def test_gradient_is_the_softmax_less_one_at_the_target() -> None:

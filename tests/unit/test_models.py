@@ -263,8 +263,7 @@ def folder(own_modules) -> None:
 
 def test_perceptron_by_its_widths() -> None:
     architecture = find("mlp-300-512-2")
-    assert architecture.input_shape == (300,)
-    assert architecture.num_classes == 2
+    assert (architecture.input_shape, architecture.num_classes) == ((300,), 2)
     shapes = [tuple(p.shape) for p in architecture.build(5).parameters() if p.dim() == 2]
     assert shapes == [(512, 300), (5, 512)]
     assert isinstance(find("mlp").build(None), MLP)

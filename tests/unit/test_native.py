@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from codec_cases import INSTRUCTIONS as SETS
-from paceline.native import die_with_parent, instruction_sets, sum_into
+from paceline.native import instruction_sets, sum_into
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -164,11 +164,6 @@ def test_a_child_whose_parent_is_gone_already_dies_at_once():
     code = CHILD.replace("{parent}", str(os.getppid()))  # not this process, its parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
-
-
-def test_a_process_number_must_be_one():
-    with pytest.raises(TypeError):
-        die_with_parent("1")
 
 
 def test_instruction_sets_are_those_that_the_kernel_lists():

@@ -320,8 +320,7 @@ def test_a_work_takes_the_processor_time_of_its_calls(monkeypatch):
         timed()
         clock.busy_s += 10.0  # between calls
         clock.elapsed_s += 1.0
-    assert timed.num_cores == pytest.approx(1.5)
-    assert timed.busy_s == pytest.approx(3.0)
+    assert (timed.num_cores, timed.busy_s) == (pytest.approx(1.5), pytest.approx(3.0))
 
 
 @pytest.mark.parametrize(

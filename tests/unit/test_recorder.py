@@ -117,9 +117,7 @@ def test_untraced_steps_leave_only_their_ends():
     for _ in range(3):
         step_of(model, torch.randn(2, 1, 32, 32), recorder)
     assert clock.now == 3
-    assert recorder.spans() == []
-    assert recorder.step_ends() == [0, 1, 2]
-    assert recorder.step_ends() == []
+    assert (recorder.spans(), recorder.step_ends(), recorder.step_ends()) == ([], [0, 1, 2], [])
 
 
 def test_a_traced_step_is_numbered_from_the_start_of_the_trace():

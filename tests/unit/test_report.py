@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs_version
 
 from boxes import box, chain, link
 from command_line import write_run as run_folder
-from findings import numbers
+from findings import numbers, run_result
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
 from paceline.core.outcome import Epoch, Traffic, Updates
@@ -57,12 +57,9 @@ def timelines(layer: str = "l0") -> tuple[Plan, Timeline, Timeline]:
 
 def result(model: str = "test", layer: str = "l0") -> RunResult:
     tasks, predicted, measured = timelines(layer)
-    return RunResult(
-        origin="measured",
+    return run_result(
         id="20260102-030405-test-0a1b",
         settings=TrainSettings(model=model, epochs=2, options={"bucket_mb": 1}),
-        strategy="allreduce",
-        decisions=(),
         machine={"processor": "Some & Processor", "memory_bytes": 2**30, "sets": ["avx2", "fma"]},
         plans=(
             plan_row(step_s=0.0123, samples_per_s=5203.2, wire_nbytes_per_step=3 * 2**19),
@@ -214,16 +211,12 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path: Path) -> None:
     updates = Updates(4, {"w0": 3, "w1": 1}, {"w0": {0: 3}, "w1": {2: 1}}, 0.5, ((0.5, 1), (1, 2)))
-    content = RunResult(
-        origin="measured",
+    content = run_result(
         id="shared",
         settings=TrainSettings(model="test", strategy="wheel"),
         strategy="wheel",
         config={"lanes": 2, "head": "fc6"},
-        machine={},
         epochs=(Epoch(0, 1.5, 1.25, 0.5, 4.0),),
-        accuracy=0.5,
-        samples_per_s=100.0,
         traffic=(Traffic("activations", 4096, 8192), Traffic("loss", 8, 8, travels=False)),
         wire_nbytes=(2**20, 2**21),
         updates=updates,
@@ -244,16 +237,14 @@ def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path
     assert not any(label.startswith("predicted") for label in tiles(html))
 
 
-@pytest.mark.parametrize("missing", ["result.json", "trace.json"])
-@pytest.mark.parametrize("content", [None, "{", "[]"])
-def test_inputs_that_are_missing_or_damaged_are_named(tmp_path, missing, content) -> None:
+@pytest.mark.parametrize("name", ["result.json", "trace.json"])
+def test_inputs_that_are_missing_or_damaged_are_named(tmp_path, name) -> None:
     write_run(tmp_path, result())
     (tmp_path / "report.html").unlink()
-    (tmp_path / missing).unlink()
-    if content is not None:
-        (tmp_path / missing).write_text(content)
-    with refused(tmp_path / missing):
-        write_report(tmp_path)
+    for damage in (lambda path: path.write_text("{"), Path.unlink):
+        damage(tmp_path / name)
+        with refused(tmp_path / name):
+            write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
 
@@ -308,18 +299,8 @@ NAMES = pytest.mark.parametrize(
 
 
 def uneven(score: str) -> RunResult:
-    return RunResult(
-        origin="measured",
-        id="run",
-        settings=TrainSettings(model="mlp", strategy="hogbatch"),
-        strategy="hogbatch",
-        machine={},
-        epochs=(Epoch(number=0, train_loss=2, test_loss=1, score=0.5, seconds=3),),
-        accuracy=0.5,
-        score=score,
-        trained_s=3.0,
-        samples_per_s=10.0,
-    )
+    settings = TrainSettings(model="mlp", strategy="hogbatch")
+    return run_result(settings=settings, strategy="hogbatch", score=score, trained_s=3.0)
 
 
 @NAMES

@@ -165,8 +165,7 @@ class TestExcerpt:
         spans += [Span(Kind.STEP, i, "", 0, (lane,), 6.0, 8.0) for i in range(num_updates)]
         shown = excerpt(Timeline(spans, "measured"))
         assert titled(shown, "measured") == []
-        assert shown.length_s == 1 + 2 * num_updates
-        assert shown.rows[lane][0].start_s == 0
+        assert (shown.length_s, shown.rows[lane][0].start_s) == (1 + 2 * num_updates, 0)
         two = [Span(Kind.STEP, i, "", 0, (lane,), i, i + 1.0) for i in range(2)]
         assert titled(excerpt(Timeline(two, "measured")), "measured") == [1, 2]
 

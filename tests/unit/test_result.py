@@ -9,24 +9,20 @@ import pytest
 from rich.console import Console
 
 from command_line import steps
+from findings import run_result
 from paceline.core.compare import compare
-from paceline.core.outcome import ChunkTrial, Epoch
+from paceline.core.outcome import ChunkTrial
 from paceline.core.settings import TrainSettings
-from paceline.records.result import RunResult, read_result
+from paceline.records.result import read_result
 from paceline.report.terminal import comparison_table, result_tables, show_plans
 from paceline.runs.progress import TerminalProgress
 from plan_rows import plan_row
 from refusals import refused
 
-RESULT = RunResult(
-    origin="measured",
+RESULT = run_result(
     id="20261121-000000-lenet5-abcd",
     settings=TrainSettings(model="lenet5", options={"bucket_mb": 5}),
-    strategy="allreduce",
-    machine={"processor": "some", "cores": 2, "instruction_sets": ["avx2"]},
     plans=(plan_row(),),
-    epochs=(Epoch(number=0, train_loss=2.0, test_loss=1.0, score=0.5, seconds=3.0),),
-    accuracy=0.5,
     predicted_step_s=0.011,
     step_s=0.010,
     samples_per_s=6400,

@@ -29,10 +29,7 @@ def train(tmp_path: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"model": "lenet6"}, "model"),
-        ({"model": "nowhere:factory"}, "nowhere:factory"),
         ({"model": "torch.nn:ReLU"}, "torch.nn:ReLU"),
-        ({"data": "libsvm:none.txt"}, "data"),
         ({"data": "images:none"}, "data"),
         ({"batch_size": 1000}, "batch_size"),  # 2 steps an epoch, of which none is measured
         ({"learning_rate": 1e38}, "learning_rate"),

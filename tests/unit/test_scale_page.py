@@ -12,7 +12,6 @@ from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import write_report
 from paceline.report.scale import drawn
 from paceline.studies.scale.conclusions import insights
-from refusals import refused
 from scale_cells import cell, failed, study
 
 OVERHEAD, BESIDE = "A method&#x27;s overhead on one worker", "Predicted beside found"
@@ -77,15 +76,6 @@ def test_the_page_of_a_study_in_which_all_failed_is_a_page(tmp_path):
     text = page(tmp_path, [failed(), failed("tree")])
     assert "0 of 2" in text
     assert "plotly.js v" not in text
-
-
-def test_a_damaged_result_is_named(tmp_path):
-    page(tmp_path, [cell()])
-    path = tmp_path / "result.json"
-    path.write_text(path.read_text().replace('"method"', '"means"', 1))
-    with refused(path) as caught:
-        write_report(tmp_path)
-    assert "cells.0.means" in caught.value.problem
 
 
 def guess(method: str, epoch_s: float) -> ScaleCell:

@@ -299,8 +299,6 @@ def test_what_is_written_is_toml_with_the_same_values(values: dict[str, Any]):
         ("optimiser = 'sgd'", "'optimiser'"),
         ("kind = 'train'", "'kind'"),
         ("epochs = 0", "epochs"),
-        ("epochs = 'many'", "epochs"),
-        ("checkpoint_every = '5m'", "checkpoint_every"),
         ("options = 3", "options"),
         ("epochs = ", "not TOML"),
         ("epochs = 1\nepochs = 2", "not TOML"),

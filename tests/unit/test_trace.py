@@ -85,28 +85,23 @@ def test_slices_are_complete_events_in_microseconds(events):
 
 
 def test_every_track_is_labelled_and_holds_one_resource(events):
-    def label(kind: str, event: dict) -> str:
-        (name,) = {
-            other["args"]["name"]
-            for other in events
-            if other["ph"] == "M"
-            and other["name"] == kind
-            and other["pid"] == event["pid"]
-            and (kind == "process_name" or other["tid"] == event["tid"])
-        }
-        return name
-
-    tracks: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    tracks: dict[tuple[int, int], set[str]] = {}
+    labels = {
+        (one["name"], one["pid"], one["tid"] if one["name"] == "thread_name" else None): one["args"]
+        for one in events
+        if one["ph"] == "M"
+    }
     for event in events:
         if event["ph"] == "X":
-            labels = (label("process_name", event), label("thread_name", event))
-            tracks.setdefault((event["pid"], event["tid"]), set()).add(labels)
-    assert all(len(labels) == 1 for labels in tracks.values())
-    assert {name for labels in tracks.values() for name in labels} == {
-        (f"{origin} {resource.owner}", str(resource))
+            pid, tid = event["pid"], event["tid"]
+            kinds = ("process_name", pid, None), ("thread_name", pid, tid)
+            label = " | ".join(labels[kind]["name"] for kind in kinds)
+            tracks.setdefault((pid, tid), set()).add(label)
+    assert sorted(label for (label,) in tracks.values()) == sorted(
+        f"{origin} {resource.owner} | {resource}"
         for origin in ("predicted", "measured")
         for resource in (COMPUTE, ZERO, ONE)
-    }
+    )
     assert {event["ph"] for event in events} == {"X", "M"}
 
 

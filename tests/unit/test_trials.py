@@ -181,5 +181,4 @@ def test_a_recorder_follows(clock):
     found.record("recorder")
     for _ in range(100):
         found()
-    assert found.name == "b"
-    assert found._replica.recorder == "recorder"
+    assert (found.name, found._replica.recorder) == ("b", "recorder")
