@@ -1,4 +1,4 @@
-"""Where a model is cut: before layers before which it can be, in plans and trainings; in threads."""
+"""Where a model is cut by default: a layer before which it can be, in plans as in trainings."""
 
 import sys
 import threading

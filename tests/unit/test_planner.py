@@ -118,7 +118,7 @@ def test_nothing_is_forecast_for_codecs_that_encode_nothing():
 @pytest.mark.parametrize(
     ("nbytes_per_s", "encode_values_per_s", "verdict", "speedup", "told"),
     [
-        # 30 s of gradients, of which 3 s hide behind backward, and 7.5 s: ranges of about 20 % each.
+        # 30 s of gradients, 3 of them behind backward, and 7.5 s: ranges of about 20 % each.
         (1e5, 1e9, (True, False, "small"), 38.01 / 15.54, ("2.45x", "15.54 s", "38.01 s", "79 %")),
         # 3 MB at 1 MB/s, of which 3 s hide behind backward; of 0.75 MB all but the last bucket's
         # quarter of a second: less than predictions err.
