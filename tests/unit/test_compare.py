@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ SHARES = {"slow": {"cpu0": 30, "gpu0": 10}}
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     for name, (seconds, losses) in CURVES.items():
-        settings = read_run(write_run(tmp_path / name, 1, 2)).settings
-        changes = {"settings": settings.model_copy(update={"options": {"policy": name}})}
+        write_run(tmp_path / name, 1, 2)
+        changes: dict[str, Any] = {"settings": {"options": {"policy": name}}}
         changes["epochs"] = tuple(
             Epoch(number, 2 * loss, loss, 0.5, seconds) for number, loss in enumerate(losses)
         )
