@@ -9,7 +9,13 @@ from torch import Tensor
 from paceline.codecs import blockwise
 from paceline.codecs.blockwise import QuantizationTable, table
 from paceline.codecs.four_bit import four_bit_table, join, split
+from paceline.native import instruction_sets
 
+INSTRUCTIONS: tuple[str, ...] = ("portable",)
+if "avx2" in instruction_sets():
+    INSTRUCTIONS += ("avx2",)
+if {"avx2", "avx512f"} <= set(instruction_sets()):
+    INSTRUCTIONS += ("avx512",)
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 
@@ -68,12 +74,7 @@ def check_encode(
 
 
 def check_decode(
-    codes: Tensor,
-    scales: Tensor,
-    name: str,
-    block_size: int,
-    device: str = "cpu",
-    offset: int = 0,
+    codes: Tensor, scales: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
 ) -> None:
     """Compare what codes decode to, and sums with it, down to the sign of zero."""
     from paceline.codecs import triton_kernels

@@ -5,15 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from findings import run_result
 from paceline.commands.app import run
 from paceline.core.compare import compare
 from paceline.core.cost import compute_lane
-from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import write_trace
-from paceline.records.result import RunResult
 from plan_rows import plan_row
 from refusals import refused_field
 
@@ -69,18 +68,12 @@ def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
         wire_nbytes_per_step=0,
         why="computes",
     )
-    result = RunResult(
-        origin="measured",
+    result = run_result(
         id=folder.name,
         settings=TrainSettings(model="lenet5", workers=1),
-        strategy="allreduce",
-        machine={"processor": "some"},
         plans=(row,),
-        epochs=(Epoch(number=0, train_loss=2, test_loss=1, score=0.5, seconds=3),),
-        accuracy=0.5,
         predicted_step_s=predicted_s,
         step_s=measured_s,
-        samples_per_s=1,
         comparison=compare(*timelines),
         peak_memory_bytes=(1,),
     )

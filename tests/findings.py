@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.outcome import Epoch, Insight
@@ -39,6 +40,21 @@ def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
     return Epoch(number=number, train_loss=1, test_loss=test_loss, score=accuracy, seconds=2)
 
 
+def run_result(**fields: Any) -> RunResult:
+    """Return the result of a training of one epoch, but for `fields`."""
+    usual: dict[str, Any] = {
+        "origin": "measured",
+        "id": "run",
+        "settings": TrainSettings(model="lenet5"),
+        "strategy": "allreduce",
+        "machine": {"processor": "some"},
+        "epochs": (Epoch(number=0, train_loss=2, test_loss=1, score=0.5, seconds=3),),
+        "accuracy": 0.5,
+        "samples_per_s": 1.0,
+    }
+    return RunResult(**usual | fields)
+
+
 def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:
     """Return a run of two workers, predicted without an error, but for `changes`.
 
@@ -46,15 +62,11 @@ def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResul
     """
     step = sum(parts.values())
     rows = {"step": step, "hidden": 0.5 * step} | parts
-    result = RunResult(
-        origin="measured",
-        id="run",
+    result = run_result(
         settings=TrainSettings(model="net", workers=2),
-        strategy="allreduce",
         machine={"memory_bytes": 2**30},
         plans=(plan_row(step_s=step), *plans),
         epochs=(epoch(0, 1),),
-        accuracy=0.5,
         predicted_step_s=step,
         step_s=step,
         samples_per_s=64 / step,

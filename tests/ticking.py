@@ -26,6 +26,19 @@ class Ticking:
         return self  # a copied model works by the same clock
 
 
+class Sleeping(Ticking):
+    """Stands in for the time module: each sleep takes `late_s` longer than asked for."""
+
+    late_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds + self.late_s
+
+
 class _Work(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, clock: Ticking, forward_s: float, backward_s: float) -> Tensor:

@@ -1,5 +1,9 @@
 """Fixtures of tests that stay in one process."""
 
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 
 from command_line import Line
@@ -17,3 +21,21 @@ def line(monkeypatch, capsys, tmp_path) -> Line:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return Line(monkeypatch, capsys)
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., None]]:
+    """Write a user's modules into the current directory; they leave no trace in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+
+    def write(**sources: str) -> None:
+        for name, source in sources.items():
+            path = tmp_path / f"{name.replace('.', '/')}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+
+    yield write
+    for name in [one for one in sys.modules.keys() - known if one.startswith("own_")]:
+        del sys.modules[name]

@@ -7,7 +7,6 @@ of two that are equally near, the smaller one.
 
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -27,14 +26,9 @@ from paceline.native import (
     decode_into,
     encode_four_bit_into,
     encode_into,
-    instruction_sets,
 )
 
-SETS: tuple[str, ...] = ("portable",)
-if "avx2" in instruction_sets():
-    SETS += ("avx2",)
-if {"avx2", "avx512f"} <= set(instruction_sets()):
-    SETS += ("avx512",)
+SETS = cases.INSTRUCTIONS
 BLOCK, AROUND = 64, 77
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 EXTREME = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]
@@ -118,13 +112,12 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 FOUR_BIT = [Kernel(name) for name in FOUR_BIT_TABLES]
 KERNELS = [*(Kernel(name) for name in TABLES), *FOUR_BIT]
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.name)
-each_four_bit = pytest.mark.parametrize("kernel", FOUR_BIT, ids=lambda one: one.name)
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_specification_finds_the_nearest_magnitude(name: str):
+@each_kernel
+def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
     """Against all distances in float64, on values of any magnitude; ties go to the smaller one."""
-    one = table(name)
+    one = kernel.table
     generator = torch.Generator().manual_seed(1)
     near = [one.thresholds, torch.nextafter(one.thresholds, torch.tensor(2.0))]
     small = 10 ** (-9 * torch.rand(4000, generator=generator))
@@ -134,51 +127,17 @@ def test_the_specification_finds_the_nearest_magnitude(name: str):
     assert torch.equal(codes.long(), distances.argmin(1))
 
 
-@each_four_bit
-def test_tables_of_four_bits_are_their_definition_and_ties_go_to_the_smaller(kernel: Kernel):
-    one = kernel.table
-    assert one.magnitudes.tolist() == torch.tensor(MAGNITUDES[kernel.name]).tolist()
-    exact = (one.magnitudes[1:].double() + one.magnitudes[:-1].double()) / 2
-    middles = exact[exact == exact.float()].float()
-    assert len(middles) > 0 or kernel.name != "e3m0"
-    with_scale = torch.cat([torch.ones(1), middles])
-    codes = split(kernel.specified(with_scale, 1024)[0], len(with_scale))[1:]
-    assert codes.tolist() == [int((one.thresholds < middle).sum()) for middle in middles]
+@pytest.mark.parametrize("name", MAGNITUDES)
+def test_tables_of_four_bits_are_their_definition(name: str):
+    assert four_bit_table(name).magnitudes.tolist() == torch.tensor(MAGNITUDES[name]).tolist()
 
 
-def codes_by_numpy(values: Tensor, name: str, block_size: int) -> tuple[list[int], list[float]]:
-    """Return bytes and scales, value by value, by all distances in float64."""
-    magnitudes = np.array(MAGNITUDES[name], np.float32).astype(np.float64)
-    found, scales = [], []
-    numbers = values.numpy()
-    for begin in range(0, len(numbers), block_size):
-        block = numbers[begin : begin + block_size]
-        block = np.where(np.isfinite(block), block, np.float32(0))
-        scale = np.abs(block).max()
-        scales.append(float(scale))
-        with np.errstate(over="ignore", under="ignore"):
-            quotients = np.abs(block) / scale if scale > 0 else np.zeros_like(block)
-        nearest = np.abs(quotients.astype(np.float64)[:, None] - magnitudes).argmin(1)
-        found += [
-            int(code) + 8 * (code > 0 and v < 0) for code, v in zip(nearest, block, strict=True)
-        ]
-    found += [0] * (len(found) % 2)
-    return [a + 16 * b for a, b in zip(found[::2], found[1::2], strict=True)], scales
-
-
-def check_naive(kernel: Kernel, values: Tensor, block_size: int) -> None:
-    codes, scales = kernel.specified(values, block_size)
-    assert (codes.tolist(), scales.tolist()) == codes_by_numpy(values, kernel.name, block_size)
-
-
-@each_four_bit
-@given(st.lists(FLOATS | st.sampled_from(EXTREME), max_size=80), st.sampled_from([2, 6, 64]))
-def test_the_specification_of_four_bits_is_a_naive_search(kernel: Kernel, values, block_size: int):
-    check_naive(kernel, torch.tensor(values, dtype=torch.float32), block_size)
-    for count in (65, 1000):
-        mixed = cases.normal(count) * 10 ** cases.normal(count, 1)
-        mixed[5::7], mixed[3::31] = 0.0, torch.nan
-        check_naive(kernel, mixed, BLOCK)
+def test_codes_of_four_bits_by_hand():
+    """Blocks of four: scales of 1 and 4; the first of two codes is the lower half of a byte."""
+    values = torch.tensor([1.0, -0.5, 0.0, torch.nan, torch.inf, -4.0, 2.0, -0.001, 0.3])
+    codes, scales = Kernel("e3m0").specified(values, 4)
+    assert codes.tolist() == [7 + 16 * (6 + 8), 0, 0 + 16 * (7 + 8), 6, 7]
+    assert scales.tolist() == torch.tensor([1.0, 4.0, 0.3]).tolist()
 
 
 @each_kernel

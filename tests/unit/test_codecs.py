@@ -1,4 +1,4 @@
-"""The contract of all codecs: what their payloads take, carry, lose, remember and refuse."""
+"""The contract of all codecs: their payloads and tables, and the bytes that plans expect."""
 
 from collections.abc import Callable
 
@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_cases import normal
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import TABLES, EightBit, table
 from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 from paceline.codecs.names import CODECS, find_codec
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
-from paceline.core.wire_format import WIRE_FORMATS, remembers, wire_format
+from paceline.core.outcome import SentShare
+from paceline.core.wire_format import PIECE, WIRE_FORMATS, pieces, remembers, wire_format
 from refusals import refused
 
 MADE: dict[str, Callable[[], Codec]] = {
@@ -106,19 +108,6 @@ def test_values_that_are_too_large_are_counted_and_never_infinite(name: str, siz
         assert (decoded / size - values / size).abs().max() < 0.12
     else:
         assert payload.num_nonfinite == len(values)
-
-
-def test_half_holds_65504_and_nothing_larger():
-    payload = find_codec("half").encode(torch.tensor([1.0, 65504.0, 1e5]))
-    assert payload.num_nonfinite == 1
-    assert find_codec("half").decode(payload).tolist() == [1.0, 65504.0, 0.0]
-
-
-@pytest.mark.parametrize("name", FOUR_BIT_TABLES)
-def test_two_values_of_four_bits_share_a_byte_and_a_block_has_a_scale(name: str):
-    for count in (0, 1, 3, 1023, 1025, 5001):
-        sizes = [buffer.numel() for buffer in find_codec(name).encode(normal(count)).buffers]
-        assert sizes == [4 * -(-count // 1024), -(-count // 2)]
 
 
 @pytest.mark.parametrize(
@@ -256,3 +245,123 @@ def test_plans_know_what_codecs_make_and_do_with_sums_and_errors(name, count):
     assert known.nbytes(count) == codec.nbytes(count)
     assert known.encodes_sums == codec.encodes_sums
     assert known.remembers == remembers(name) == isinstance(codec, ErrorFeedback)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_magnitudes_ascend_from_zero(name: str):
+    one = table(name)
+    assert one.magnitudes[0] == 0
+    assert one.magnitudes.dtype == torch.float32
+    assert 2 <= len(one.magnitudes) <= 128
+    assert (one.magnitudes.diff() > 0).all()
+    assert one.magnitudes[-1] <= 1
+
+
+def test_the_dynamic_tree_is_that_of_the_paper():
+    magnitudes = table("dynamic8").magnitudes.double()
+    assert len(magnitudes) == 128  # 64 + 32 + ... + 1 leaves, and zero
+    decades = [
+        int(((10.0**-n > magnitudes) & (magnitudes > 10.0 ** -(n + 1))).sum()) for n in range(7)
+    ]
+    assert decades == [64, 32, 16, 8, 4, 2, 1]
+    assert magnitudes[-1] == pytest.approx(1 - 0.9 / 128)
+    assert magnitudes[1] == pytest.approx(0.55e-6)  # one leaf: the middle of (0.1, 1), times 10^-6
+
+
+def test_the_static_tree_has_sixteen_leaves_in_each_of_eight_decades():
+    magnitudes = table("static8").magnitudes.double()
+    assert len(magnitudes) == 128
+    decades = [
+        int(((10.0**-n > magnitudes) & (magnitudes > 10.0 ** -(n + 1))).sum()) for n in range(8)
+    ]
+    assert decades == [16] * 7 + [15]  # the smallest is zero
+
+
+def test_the_mantissa_holds_the_digits_up_to_fifteen():
+    magnitudes = table("mantissa8").magnitudes.double()
+    ones = magnitudes[(magnitudes > 0.0999) & (magnitudes < 1.0001)]
+    assert torch.allclose(
+        ones,
+        torch.tensor(
+            [0.1, 0.11, 0.12, 0.13, 0.14, 0.15, *[i / 10 for i in range(2, 11)]],
+            dtype=torch.float64,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        ("half", 2),
+        ("bfloat16", 2),
+        ("dynamic8", 1 + 4 / 1024),
+        ("e3m0", 129 / 256),
+        ("onebit", 17 / 128),
+    ],
+)
+def test_a_value_takes_its_bits_and_a_part_of_its_block(name, nbytes):
+    known = wire_format(name)
+    assert known.nbytes_per_value == nbytes
+    assert known.nbytes(2**20) == nbytes * 2**20
+
+
+@given(st.integers(1, 5 * PIECE))
+def test_pieces_are_full_but_for_the_last(count):
+    *full, last = pieces(count)
+    assert set(full) <= {PIECE}
+    assert 0 < last <= PIECE
+    assert sum(full) + last == count
+
+
+def test_shards_are_encoded_each_on_its_own():
+    # 10 values for three ranks: shards of 4, each with a scale.
+    assert wire_format("dynamic8").sharded_nbytes(10, 3) == 3 * (4 + 4)
+
+
+def test_what_auto_encodes_can_be_planned_and_thresholds_only_with_a_share():
+    assert wire_format("auto") == wire_format("dynamic8")
+    for share in ("", "@0", "@1.5", "@-0.1", "@", "@nan", "@1%"):
+        with refused("codec"):
+            wire_format(f"threshold:0.5{share}")
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=5), st.floats(1e-4, 1))
+def test_stand_ins_are_values_of_which_the_declared_share_is_sent_every_time(sizes, share):
+    name, codec = f"threshold:0.5@{share!r}", find_codec(f"threshold:0.5@{share!r}")
+    like = stand_ins_for(name)
+    whole = torch.cat([like(torch.ones(size)) for size in sizes])
+    for _ in range(3):  # error feedback changes nothing of it
+        nbytes = codec.encode(whole).nbytes
+        assert abs(nbytes - (4 + 4 * share * len(whole))) <= 2.001
+        assert abs(nbytes - wire_format(name).nbytes(len(whole))) <= 4
+    if len(whole):
+        assert codec.sent_share == pytest.approx(share, abs=0.51 / len(whole))
+        begin, end = len(whole) // 3, 2 * len(whole) // 3
+        assert abs(int((whole[begin:end] > 0.5).sum()) - share * (end - begin)) <= 1.001
+
+
+def test_other_codecs_send_as_much_of_any_values():
+    assert [stand_ins_for(name) for name in (None, "dynamic8", "threshold:0.5")] == [None] * 3
+
+
+def test_the_share_that_bytes_have_sent():
+    # Three payloads of 100 values with 5, 6 and 7 words, and tau before each.
+    assert wire_format("threshold:0.5@0.1").sent_share(100, 3 * 4 + 4 * 18, 3) == 18 / 300
+    assert wire_format("threshold:0.5@0.1").sent_share(100, 0, 0) is None
+    assert wire_format("half").sent_share(100, 200) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_off"),
+    [(0.01, False), (0.0124, False), (0.0126, True), (0.0081, False), (0.0079, True), (0.0, True)],
+)
+def test_a_declared_share_that_is_off_by_a_quarter_has_a_warning(measured, is_off):
+    found = SentShare.of("threshold:0.5@0.01", measured)
+    assert (found.declared, found.measured) == (0.01, measured)
+    assert (found.warning is not None) is is_off
+
+
+def test_only_a_declared_share_is_checked():
+    for codec in (None, "half", "threshold:1"):
+        assert SentShare.of(codec, 0.1) is None
+    assert SentShare.of("threshold:1@0.1", None) is None

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.core.workload import Layer
 from paceline.models import describe, find
@@ -50,14 +49,17 @@ def grouped(groups: int) -> nn.Module:
             2 * (2 * 7 * 6) * (4 * 3 * 9),
             2 * 2 * (2 * 7 * 6) * (4 * 3 * 9),
         ),
+        *(
+            (nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.zeros(2, 3, 9, 9), product, both)
+            for product in [2 * (2 * 5 * 5) * (8 * 3 * 9)]
+            for both in [product + 2 * 8 * 5 * 5]  # and the bias
+        ),
         (nn.Embedding(1000, 3), torch.zeros(2, 5, dtype=torch.long), 0, 2 * 5 * 3),
         (nn.BatchNorm2d(3).train(), VALUES, 8 * 2 * 3 * 4 * 5, 9 * 2 * 3 * 4 * 5),
         (nn.BatchNorm2d(3).eval(), VALUES, 4 * 2 * 3 * 4 * 5, 6 * 2 * 3 * 4 * 5),
     ],
 )
-def test_layers_cost_what_is_counted_by_hand(
-    model: nn.Module, batch: Tensor, forward: int, backward: int
-) -> None:
+def test_layers_cost_what_is_counted_by_hand(model, batch, forward, backward):
     layer = costs_of(model, batch)
     assert layer.forward.flops == pytest.approx(forward, abs=1)
     assert layer.backward.flops == backward
@@ -66,19 +68,9 @@ def test_layers_cost_what_is_counted_by_hand(
 def test_layers_move_each_operand_and_result_once() -> None:
     layer = costs_of(nn.Linear(4, 3), torch.zeros(2, 4))
     assert layer.forward.nbytes == 4 * (3 + 2 * 4 + 4 * 3 + 2 * 3)  # bias, input, weight, output
-    assert layer.forward.num_calls == 1
-    assert layer.activation_nbytes == 4 * 2 * 3
+    assert (layer.forward.num_calls, layer.activation_nbytes) == (1, 4 * 2 * 3)
     layer = costs_of(nn.Embedding(1000, 3), torch.zeros(2, 5, dtype=torch.long))
     assert layer.forward.nbytes == 8 * 2 * 5 + 2 * (4 * 2 * 5 * 3)  # not the whole table
-
-
-def test_convolution_without_input_gradient_agrees_with_torch() -> None:
-    model, batch = nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.zeros(2, 3, 9, 9)
-    with FlopCounterMode(display=False) as counter:
-        model(batch).sum().backward()
-    layer = costs_of(model, batch)
-    bias_gradient = 2 * 8 * 5 * 5
-    assert layer.forward.flops + layer.backward.flops == counter.get_total_flops() + bias_gradient
 
 
 def test_an_lstm_is_counted_as_on_real_values() -> None:
@@ -151,9 +143,7 @@ Q = torch.zeros(2, 2, 5, 4)
         (lambda x: F.scaled_dot_product_attention(Q, Q, Q), 2 * 2 * (2 * 2 * 5 * 5 * 4), None),
     ],
 )
-def test_single_operations(
-    operation: Callable[[Tensor], Any], flops: int, nbytes: int | None
-) -> None:
+def test_single_operations(operation, flops, nbytes):
     counted = count(operation, X.clone())
     assert counted[0] == flops
     assert nbytes is None or counted[1] == nbytes
@@ -195,9 +185,7 @@ def test_prices_of_a_value(operation: Callable[[Tensor], Any], price: float) -> 
         (lambda x: x.t() + x.t(), 1),
     ],
 )
-def test_views_and_allocations_are_no_calls(
-    operation: Callable[[Tensor], Any], num_calls: int
-) -> None:
+def test_views_and_allocations_are_no_calls(operation, num_calls):
     assert count(operation, torch.zeros(3, 4))[2] == num_calls
 
 
@@ -227,9 +215,7 @@ def test_recurrent_kernels_of_cudnn_are_counted() -> None:
         pytest.param("resnet152", 11.3e9, 0.03, marks=pytest.mark.slow),
     ],
 )
-def test_forward_pass_has_the_published_multiply_adds(
-    name: str, published: float, tolerance: float
-) -> None:
+def test_forward_pass_has_the_published_multiply_adds(name, published, tolerance):
     architecture = find(name)
     with torch.device("meta"):
         model = architecture.build(None)

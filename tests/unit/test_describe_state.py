@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, library, nn
 
+from nets import Net
 from paceline.models import describe
 from refusals import refused
 
@@ -92,21 +93,6 @@ def test_hook_whose_owner_cannot_be_copied_still_runs() -> None:
     assert watcher.calls == 1
 
 
-def test_model_on_the_meta_device_can_be_described() -> None:
-    with torch.device("meta"):
-        model = nn.Linear(100_000, 100_000)
-    assert describe(model, torch.zeros(1, 100_000)).num_parameters == 100_000 * 100_001
-
-
-class Constant(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
 class Locked(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -130,7 +116,7 @@ def test_a_kernel_that_pytorch_has_already_is_no_reason_to_take_a_step_with_valu
         (nn.ReLU(), torch.zeros(2, 4), "ReLU"),  # has no parameters
         (nn.Linear(4, 3), torch.zeros(2, 5), "Linear"),
         (nn.BatchNorm1d(4), torch.zeros(1, 4), "BatchNorm1d"),  # trains on several samples
-        (Constant(), torch.zeros(2, 4), "model"),
+        (Net(lambda net, x: 2 * x, w=nn.Parameter(torch.ones(1))), torch.zeros(2, 4), "model"),
         (Locked(), torch.zeros(2, 4), "Locked"),  # cannot be copied
         (nn.LazyLinear(3), torch.zeros(2, 4), "model"),
         (nn.Linear(4, 3), torch.tensor(1.0), "Linear"),

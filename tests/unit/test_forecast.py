@@ -1,10 +1,11 @@
-"""`paceline.forecast`: one configuration, as in a plan's ranking; and in half precision."""
+"""`paceline.forecast` and `paceline.plan`, as a Python program calls them; half precision."""
 
 import pytest
 import torch
 from torch import nn
 
 import paceline
+from command_line import MACHINE as EPYC
 from paceline import forecast
 from paceline.core.workload import kept_nbytes
 from paceline.models import describe
@@ -30,11 +31,6 @@ def test_options_are_those_of_the_configuration():
     coded = forecast("alexnet", MACHINE, "allreduce", batch_size=32, options={"codec": "dynamic8"})
     assert (plain.codec, coded.codec) == (None, "dynamic8")
     assert sum(coded.link_nbytes.values()) < 0.26 * sum(plain.link_nbytes.values())
-
-
-def test_a_chunk_that_is_named_is_taken():
-    found = forecast("lenet5", MACHINE, "host", options={"chunk": 3}, batch_size=32)
-    assert found.config.chunk == 3
 
 
 @pytest.mark.parametrize(
@@ -127,3 +123,37 @@ def test_a_device_whose_speed_in_half_precision_nobody_says_is_refused():
     for precision in ("bfloat16", "int8"):
         with refused("precision"):
             forecast("lenet5", "4xk80", precision=precision)
+
+
+def test_a_module_of_the_programs_own_is_planned_for() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    before = torch.get_rng_state()
+    forecasts = paceline.plan(model, EPYC, batch_size=33, input_shape=(1, 8, 8))
+    assert torch.equal(torch.get_rng_state(), before)
+    rates = [one.samples_per_s for one in forecasts]
+    assert rates == sorted(rates, reverse=True)
+    plain = [one for one in forecasts if (one.strategy, one.codec) == ("allreduce", None)]
+    by_workers = {one.workers: one for one in plain}
+    num_parameters = 64 * 100 + 100 + 100 * 10 + 10
+    assert by_workers[2].wire_nbytes == 2 * 4 * num_parameters
+    # 33 samples are 17 and 16: the step takes as long as with 34, but 33 are done.
+    assert by_workers[2].samples_per_s == pytest.approx(33 / by_workers[2].step_s)
+    even = paceline.plan(model, EPYC, batch_size=34, input_shape=(1, 8, 8), workers=2)
+    (of_even,) = (one for one in even if (one.strategy, one.codec) == ("allreduce", None))
+    assert by_workers[2].step_s == of_even.step_s
+    assert by_workers[1].samples_per_s == pytest.approx(33 / by_workers[1].step_s)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"input_shape": ()}, "input_shape"),
+        ({"input_shape": (1, 0, 32)}, "input_shape"),
+        ({"model": nn.Linear(3, 3)}, "input_shape"),
+        ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_refused(arguments, field: str) -> None:
+    with refused(field):
+        paceline.plan(**{"model": "lenet5", "machine": EPYC} | arguments)

@@ -65,31 +65,20 @@ def test_there_are_as_many_samples_as_in_table_ii(name: str) -> None:
 
 
 @SLOW
-def test_covtype_has_ten_quantities_an_area_and_a_soil(few) -> None:
-    inputs, _ = tensors(few["covtype-like"].train)
-    assert len(inputs[:, 0].unique()) > 5000
-    assert 0 <= inputs.min() < 0.05
-    assert 0.95 < inputs.max() <= 1
-    for bits in (inputs[:, 10:14], inputs[:, 14:]):
-        assert bits.unique().tolist() == [0, 1]
-        assert bits.sum(1).unique().tolist() == [1]
+def test_samples_are_of_the_kind_of_the_originals(few) -> None:
+    """Ten quantities, an area and a soil; frequent and rare keywords; documents of length one."""
+    covtype, *keywords, documents = (tensors(few[name].train)[0] for name in KNOWN)
+    assert len(covtype[:, 0].unique()) > 5000
+    assert 0 <= covtype.min() < 0.05 < 0.95 < covtype.max() <= 1
+    for bits in (covtype[:, 10:14], covtype[:, 14:]):
+        assert (bits.unique().tolist(), bits.sum(1).unique().tolist()) == ([0, 1], [1])
         assert (bits.sum(0) > 0).all()
-
-
-@SLOW
-@pytest.mark.parametrize("name", ["w8a-like", "delicious-like"])
-def test_keywords_are_bits_some_frequent_and_some_rare(few, name: str) -> None:
-    inputs, _ = tensors(few[name].train)
-    assert inputs.unique().tolist() == [0, 1]
-    shares = inputs.mean(0).sort().values
-    assert shares[-1] > 8 * shares[len(shares) // 10]
-
-
-@SLOW
-def test_documents_have_length_one(few) -> None:
-    inputs, _ = tensors(few["real-sim-like"].train)
-    torch.testing.assert_close(inputs.norm(dim=1), torch.ones(len(inputs)))
-    lengths = (inputs > 0).sum(1).float()
+    for inputs in keywords:
+        assert inputs.unique().tolist() == [0, 1]
+        shares = inputs.mean(0).sort().values
+        assert shares[-1] > 8 * shares[len(shares) // 10]
+    torch.testing.assert_close(documents.norm(dim=1), torch.ones(len(documents)))
+    lengths = (documents > 0).sum(1).float()
     assert lengths.std() > 0.3 * lengths.mean()
 
 
@@ -121,9 +110,7 @@ def test_the_seed_decides_and_fewer_samples_are_the_first(name: str) -> None:
         ("real-sim", 0.97, 0.985),
     ],
 )
-def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(
-    name: str, least: float, most: float
-) -> None:
+def test_who_knows_the_teacher_is_right_as_often_as_the_documentation_says(name, least, most):
     draw, probabilities = task(name)
     inputs = draw(np.random.default_rng(9), 1000 if name == "real-sim" else 6000)
     chances = probabilities(inputs)

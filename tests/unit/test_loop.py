@@ -1,9 +1,14 @@
+"""The loop of a training, its losses, scores and evaluations, beside naive ones."""
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import exp, log
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from groups import group_of
@@ -19,8 +24,10 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
 from paceline.exchange.step import SGD, shares, train_step
 from paceline.models import describe
+from paceline.recipes.classification import label_loss, precision_at_1
+from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.named import recipe_of_data
-from paceline.recipes.recipe import Recipe
+from paceline.recipes.recipe import Recipe, built
 from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import STRATEGY
@@ -79,23 +86,12 @@ def recipe_of(data: TensorSamples, num_classes: int) -> Recipe:
     return recipe_of_data(Dataset("toy", data, data, num_classes, (4,)))
 
 
-class Untested(nn.Module):
-    """Logits as they come in, but noise while training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(0.9)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(x)
-
-
 @pytest.mark.parametrize("num_samples", [1, 5, 256, 257, 600])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
     data = samples(num_samples, num_classes=4)
     rows = [
-        evaluate(Untested().train(), data, group_of(number, world_size), recipe_of(data, 4))
+        evaluate(nn.Dropout(0.9).train(), data, group_of(number, world_size), recipe_of(data, 4))
         for number in range(world_size)
     ]
     loss, correct = (sum(column) for column in zip(*rows, strict=True))
@@ -253,8 +249,133 @@ def test_losses_that_are_no_numbers_refuse_the_learning_rate(sgd):
         run(6, 1, sgd=sgd)
 
 
-@pytest.mark.parametrize("num_steps", [1, 4])
-def test_an_epoch_too_short_to_be_measured_is_refused(num_steps):
-    data = Dataset("toy", samples(4 * num_steps), samples(4), 3, (4,))
-    with refused("batch_size"):
-        share_batches(len(data.train), 4, 0, group_of())
+SCORES = st.lists(st.floats(-8, 8, width=32), min_size=4, max_size=4)
+LABELS = st.lists(st.booleans(), min_size=4, max_size=4)
+
+
+def naive_loss(scores: list[float], labels: list[bool]) -> float:
+    """Cross entropy between the softmax and equal shares of the labels, one value at a time."""
+    total = log(sum(map(exp, scores)))
+    wanted = [total - score for score, label in zip(scores, labels, strict=True) if label]
+    return sum(wanted) / len(wanted) if wanted else 0.0
+
+
+@given(st.lists(st.tuples(SCORES, LABELS), min_size=1, max_size=6))
+def test_several_labels_as_a_naive_reader_of_the_formula(rows) -> None:
+    outputs = torch.tensor([scores for scores, _ in rows], dtype=torch.float64)
+    targets = torch.tensor([labels for _, labels in rows])
+    losses = [naive_loss(scores, labels) for scores, labels in rows]
+    assert float(label_loss(outputs, targets)) == pytest.approx(sum(losses) / len(rows))
+    right = [labels[scores.index(max(scores))] for scores, labels in rows]
+    assert float(precision_at_1(outputs, targets)) == pytest.approx(sum(right) / len(rows))
+
+
+def test_a_sample_without_labels_moves_nothing() -> None:
+    outputs = torch.randn(2, 3, requires_grad=True)
+    targets = torch.tensor([[False, False, False], [True, True, False]])
+    label_loss(outputs, targets).backward()
+    assert outputs.grad is not None
+    assert not outputs.grad[0].any()
+    assert outputs.grad[1].all()
+
+
+def several(num: int) -> TensorSamples:
+    source = torch.Generator().manual_seed(num)
+    inputs = torch.randn(num, 4, generator=source, dtype=torch.float64)
+    return TensorSamples(inputs, torch.rand(num, 6, generator=source) < 0.4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "name"),
+    [
+        (several(3), "precision@1"),
+        (TensorSamples(torch.zeros(2, 4), torch.tensor([0, 1])), "accuracy"),
+    ],
+)
+def test_the_data_set_says_which_and_the_name_is_honest(samples: TensorSamples, name: str) -> None:
+    assert recipe_of(samples, 6).score_name == name
+
+
+def naive_tokens(logits: Tensor, targets: Tensor) -> float:
+    """The mean of -log(softmax), one token after the other, in Python's float64."""
+    rows = zip(logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True)
+    losses = [
+        log(sum(exp(value - row[target]) for value in row))
+        for row, target in rows
+        if target != -100
+    ]
+    return sum(losses) / len(losses)
+
+
+def tokens(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(len(shape))
+    logits = 3 * torch.randn(*shape, 7, generator=generator)
+    return logits, torch.randint(7, shape, generator=generator)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])
+def test_loss_is_the_mean_over_all_tokens(shape: tuple[int, ...]) -> None:
+    logits, targets = tokens(*shape)
+    loss = next_token_loss(logits, targets)
+    assert (loss.shape, loss.item()) == ((), pytest.approx(naive_tokens(logits, targets), rel=1e-6))
+
+
+def test_gradient_is_the_softmax_less_one_at_the_target() -> None:
+    logits, targets = tokens(3, 4)
+    targets[2, 0] = -100
+    logits.requires_grad_()
+    loss = next_token_loss(logits, targets)
+    loss.backward()
+    exact = logits.detach().double().softmax(-1)
+    exact -= torch.nn.functional.one_hot(targets.clamp(min=0), 7)
+    exact[2, 0] = 0
+    assert loss.item() == pytest.approx(naive_tokens(logits.detach(), targets), rel=1e-6)
+    torch.testing.assert_close(logits.grad.double(), exact / 11, rtol=1e-5, atol=1e-8)
+
+
+def test_equal_chances_cost_the_logarithm_of_their_number() -> None:
+    logits, targets = torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64)
+    assert next_token_loss(logits, targets).item() == pytest.approx(log(256), rel=1e-6)
+    assert bits_per_byte(logits, targets).item() == pytest.approx(8, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 3)])
+def test_without_any_target_the_loss_is_zero_and_moves_nothing(shape: tuple[int, ...]) -> None:
+    """A worker without samples in a step adds its gradients to the others'."""
+    logits = torch.randn(*shape, 7, requires_grad=True)
+    loss = next_token_loss(logits, torch.full(shape, -100))
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()
+
+
+def data(targets: torch.Tensor) -> Dataset:
+    samples = TensorSamples(torch.zeros(2, 4), targets)
+    return Dataset("toy", samples, samples, 3, (4,))
+
+
+def of(model: nn.Module, targets: torch.Tensor) -> Recipe:
+    return replace(recipe_of_data(data(targets)), model=lambda: model, name="net")
+
+
+CLASSES, SEVERAL = torch.tensor([0, 2]), torch.tensor([[True, False, True]] * 2)
+
+
+@pytest.mark.parametrize(("targets", "outputs"), [(CLASSES, 3), (CLASSES, 5), (SEVERAL, 3)])
+def test_enough_outputs_are_taken(targets: torch.Tensor, outputs: int) -> None:
+    built(of(nn.Linear(4, outputs), targets), 0)
+
+
+@pytest.mark.parametrize(
+    "targets_and_model",
+    [
+        (CLASSES, nn.Linear(4, 2)),
+        (SEVERAL, nn.Linear(4, 2)),
+        (SEVERAL, nn.Linear(4, 4)),
+        (CLASSES, nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))),  # no table of scores
+    ],
+)
+def test_too_few_outputs_or_for_labels_too_many_are_refused(targets_and_model) -> None:
+    targets, model = targets_and_model
+    with refused("model net"):
+        built(of(model, targets), 0)

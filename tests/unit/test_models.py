@@ -1,8 +1,8 @@
-"""The built-in networks: published sizes and shapes, initial weights, and that they train."""
+"""The networks: by name, of published sizes, with their initial weights, and that they train."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.data import load
 from paceline.models import find
@@ -149,19 +149,6 @@ def test_initial_weights_keep_the_scale_of_a_deep_network() -> None:
     assert 0.1 < scale < 10
 
 
-def test_an_mlp_flattens_its_samples_and_ends_without_rectifier() -> None:
-    torch.manual_seed(0)
-    scores: Tensor = MLP((6, 32, 3))(torch.randn(64, 2, 3)).detach()
-    assert scores.shape == (64, 3)
-    assert float(scores.min()) < 0 < float(scores.max())
-
-
-@pytest.mark.parametrize("name", ["sigmoid-mlp-5", "mlp-5", "mlp-5-0-2", "covtyp-mlp"])
-def test_names_with_widths_that_cannot_be_are_refused(name: str) -> None:
-    with refused("model"):
-        find(name)
-
-
 # The networks of the Hogbatch paper.
 
 BATCH = 32
@@ -221,3 +208,151 @@ def test_signals_reach_the_deepest_layer_of_sigmoids_and_gradients_the_first() -
     nn.functional.cross_entropy(scores, targets).backward()
     norms = [parameter.grad.norm().item() for parameter in model.parameters()]
     assert max(norms) < 100 * min(norms)
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Tiny(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 3))
+
+class Family:
+    @staticmethod
+    def small():
+        return Tiny()
+
+def tiny():
+    return Tiny()
+
+def frozen():
+    return Tiny().requires_grad_(False)
+
+def empty():
+    return nn.ReLU()
+
+def number():
+    return 7
+
+def broken():
+    raise RuntimeError("first line\\nsecond line")
+
+def needs(width):
+    return Tiny()
+
+def leaves():
+    raise SystemExit(3)
+
+WIDTH = 5
+made = Tiny()
+"""
+
+
+@pytest.fixture
+def folder(own_modules) -> None:
+    own_modules(
+        own_models=OWN,
+        own_broken="import torch\nraise ValueError('no good')\n",
+        own_missing="import a_package_that_nobody_has\n",
+        own_script="import sys\nsys.exit(2)\n",
+        own_syntax="def f(:\n",
+        **{"own_package.__init__": "", "own_package.nets": OWN},
+    )
+
+
+def test_perceptron_by_its_widths() -> None:
+    architecture = find("mlp-300-512-2")
+    assert (architecture.input_shape, architecture.num_classes) == ((300,), 2)
+    shapes = [tuple(p.shape) for p in architecture.build(5).parameters() if p.dim() == 2]
+    assert shapes == [(512, 300), (5, 512)]
+    assert isinstance(find("mlp").build(None), MLP)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("alexnte", "'alexnet'"),
+        ("AlexNet", "'alexnet'"),
+        ("transformer-xxl", "lenet5"),
+        ("", "lenet5"),
+        ("mlp-5", ""),
+        ("mlp-5-0-2", ""),
+        ("mlp-5-x", ""),
+        ("sigmoid-mlp-5", ""),
+        ("covtyp-mlp", "'covtype-mlp'"),
+    ],
+)
+def test_unknown_names(name: str, nearest: str) -> None:
+    with refused("model") as caught:
+        find(name)
+    assert nearest in caught.value.problem
+
+
+def test_a_model_has_at_least_one_class() -> None:
+    with refused("num_classes", got=0):
+        find("lenet5").build(0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("own_models:Tiny", "own_models:tiny", "own_models:Family.small"),
+        *("own_package.nets:Tiny", "own_package.nets:tiny"),
+    ],
+)
+def test_own_factory_in_the_current_directory(folder, name: str) -> None:
+    architecture = find(name)
+    assert (architecture.name, architecture.input_shape, architecture.num_classes) == (
+        *(name, None, None),
+    )
+    for num_classes in (None, 10):  # it has its own
+        assert architecture.build(num_classes)(torch.zeros(2, 4)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("own_model:Tiny", "'own_model'"),
+        ("own_package.net:Tiny", "'own_package.net'"),
+        ("nowhere.at.all:Tiny", "'nowhere'"),
+        ("own_missing:Tiny", "a_package_that_nobody_has"),
+        ("own_broken:Tiny", "ValueError: no good"),
+        ("own_script:Tiny", "SystemExit: 2"),
+        ("own_syntax:Tiny", "SyntaxError: "),
+        ("own_models:Tyny", "'Tiny'"),
+        ("own_models:Family.large", "'Family.large'"),
+        ("own_models:WIDTH", " int"),
+        ("own_models:made", " Tiny"),
+    ],
+)
+def test_factories_that_cannot_be_found(folder, name: str, cause: str) -> None:
+    with refused(name) as caught:
+        find(name)
+    assert cause in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "name", [":Tiny", "own_models:", "own_models:Tiny:x", "./own_models.py:Tiny"]
+)
+def test_names_of_factories_have_a_form(name: str) -> None:
+    with refused("model"):
+        find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("broken", "RuntimeError: first line (at own_models.py:"),
+        ("needs", "TypeError: "),
+        ("leaves", "SystemExit: 3"),
+        ("number", " int"),
+        ("frozen", "parameters"),
+        ("empty", "parameters"),
+    ],
+)
+def test_factories_that_make_no_model(folder, name: str, cause: str) -> None:
+    architecture = find(f"own_models:{name}")
+    with refused(f"own_models:{name}") as caught:
+        architecture.build(None)
+    assert cause in caught.value.problem

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nets import Net
 from paceline.core.plan import Kind
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.models import describe, find, layers_of
@@ -21,39 +22,28 @@ from paceline.models.networks import BasicBlock
 from paceline.models.paced import QUEUED_S, PacedModel, PacedSGD
 from paceline.record.recorder import Recorder
 from refusals import refused
-from sleeping import Sleeping
+from ticking import Sleeping
 
 
-class Outputs(nn.Module):
-    """The first of several outputs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)[0]
+def outputs(module: nn.Module) -> nn.Module:
+    """Return a model of the first of the outputs."""
+    return Net(lambda net, x: net.module(x)[0], module=module)
 
 
-class WithRoot(nn.Module):
-    """Parameters of the model itself, and a layer that contains a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-        self.outer = Outputs(nn.Linear(4, 3))
-        self.outer.shift = nn.Parameter(torch.zeros(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(x * self.scale) + self.outer.shift
+def with_root() -> nn.Module:
+    """Return a model with parameters of its own, and a layer that contains a layer."""
+    outer = outputs(nn.Linear(4, 3))
+    outer.shift = nn.Parameter(torch.zeros(3))
+    compute = lambda net, x: net.outer(x * net.scale) + net.outer.shift  # noqa: E731
+    return Net(compute, scale=nn.Parameter(torch.ones(4)), outer=outer)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet5": (lambda: find("lenet5").build(None), (2, 1, 32, 32)),
     "block": (lambda: BasicBlock(8, 8, 1, nn.Conv2d(8, 8, 1)), (2, 8, 8, 8)),
     "inception": (lambda: InceptionBlock(8, (4, 2, 4, 2, 4, 4)), (2, 8, 8, 8)),
-    "lstm": (lambda: Outputs(nn.LSTM(3, 4, num_layers=2)), (5, 2, 3)),
-    "root": (WithRoot, (2, 4)),
+    "lstm": (lambda: outputs(nn.LSTM(3, 4, num_layers=2)), (5, 2, 3)),
+    "root": (with_root, (2, 4)),
 }
 
 

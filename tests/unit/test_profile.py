@@ -1,23 +1,33 @@
-"""The profile before a plan: parts of steps, links and rounds, by a clock that tests move."""
+"""What is measured before a plan: parts of steps, exchanges, rounds and cores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
+from boxes import ExchangeOnly, box, chain
 from groups import group_of
+from nets import Net
+from paceline.core.calibration import Measurement
 from paceline.core.plan import Kind
-from paceline.core.strategy import Prober
+from paceline.core.simulate import makespan_s
+from paceline.core.strategy import Prober, Window
 from paceline.core.workload import Workload
 from paceline.exchange.step import OF_CLASSES, SGD, Share
 from paceline.links.group import Group
+from paceline.measure import cores
 from paceline.measure import layers as module
-from paceline.measure.layers import Profile, profile
+from paceline.measure.cores import CoreTime, lost_beside
+from paceline.measure.layers import Probes, Profile, exchanging, profile, single
+from paceline.measure.link import message_speed
 from paceline.models import describe
 from paceline.planner import forecast
-from paceline.strategies import find_exchange
+from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from ticking import Ticking, Timed
 
@@ -39,16 +49,14 @@ def ranks(number: int) -> Group:
     return group_of(0, number, kind=Group if number == 1 else OneOfTwo)
 
 
-class Small(nn.Module):
-    """A gradient of exactly 8 KiB, in layers that take known times."""
-
-    def __init__(self, clock: Ticking) -> None:
-        super().__init__()
-        self.first, self.last = Timed(clock, 2, 5), Timed(clock, 3, 7)
-        self.rest = nn.Parameter(torch.zeros(2046))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x)) + self.rest.sum()
+def small(clock: Ticking) -> nn.Module:
+    """Return a model with a gradient of exactly 8 KiB, in layers that take known times."""
+    return Net(
+        lambda net, x: net.last(net.first(x)) + net.rest.sum(),
+        first=Timed(clock, 2, 5),
+        last=Timed(clock, 3, 7),
+        rest=nn.Parameter(torch.zeros(2046)),
+    )
 
 
 def exchange_s(nbytes: float, num_ranks: int) -> float:
@@ -89,7 +97,7 @@ def profiled(
     config: AllReduce | None = None,
 ) -> tuple[Profile, Workload]:
     """Profile a small model whose every third step is held up, if so wanted."""
-    model = model or Small(clock)
+    model = model or small(clock)
     inputs = torch.randn(2, 3)
 
     def source() -> Iterator[Share]:
@@ -165,7 +173,7 @@ def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock, codec, w
 
 
 def test_the_profiled_model_is_not_touched(clock):
-    model = Small(clock).eval()
+    model = small(clock).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     profiled(clock, ranks(1), held_up=False, model=model)
     assert not model.training
@@ -184,10 +192,8 @@ def test_the_profiled_model_is_not_touched(clock):
         (NUM_ROUNDS, HELD_UP_S, 2 + 2 * NUM_ROUNDS + NUM_ROUNDS, HELD_UP_S / 2),
     ],
 )
-def test_the_number_of_rounds_is_bounded_and_doubled_by_unrest(
-    clock, rounds: int, held_up_s: float, num_steps: int, unrest: float
-):
-    model, taken = Small(clock), 0
+def test_rounds_are_bounded_and_doubled_by_unrest(clock, rounds, held_up_s, num_steps, unrest):
+    model, taken = small(clock), 0
     share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
 
     def source() -> Iterator[Share]:
@@ -201,3 +207,125 @@ def test_the_number_of_rounds_is_bounded_and_doubled_by_unrest(
     found = profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
     assert taken == num_steps
     assert found.machine.usual_losses.unrest == pytest.approx(unrest / step_s)
+
+
+SIZES = (40_000, 4_000_000, 400_000, 2_000_000)
+MODEL = exchanging(chain(*((1.0, nbytes) for nbytes in SIZES)))
+MACHINES = {"one host": box("cpu", "cpu"), "two hosts": box("cpu", "cpu", hosts="ab")}
+
+
+def takes(name: str, machine, measured) -> float:
+    """What the layers' exchange takes on the machine that these measurements make."""
+    strategy = EXCHANGES[name]
+    config = strategy.config(workers=2)
+    found = strategy.calibrate(machine, measured, config)
+    plan = strategy.plan(MODEL, found, config, Window(1))
+    return makespan_s(plan, ExchangeOnly(found))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(EXCHANGES)),
+    st.sampled_from(sorted(MACHINES)),
+    st.floats(1e-5, 1e-2),
+    st.floats(1.1, 1e3),
+)
+def test_the_plan_takes_as_long_as_all_layers_did(name, place, small_s, factor):
+    machine = MACHINES[place]
+    true = (Measurement(1024, small_s), Measurement(MODEL.gradient_nbytes, small_s * factor))
+    all_s = takes(name, machine, true)
+    prober = Prober(EXCHANGES[name], EXCHANGES[name].config(workers=2), None)
+    found = single(prober, machine, MODEL, small_s, all_s)
+    assert takes(name, machine, found) == pytest.approx(all_s, rel=1e-3)
+
+
+def test_layers_that_take_less_than_their_latencies_have_smaller_ones():
+    prober = Prober(EXCHANGES["host"], EXCHANGES["host"].config(workers=2), None)
+    small, large = single(prober, MACHINES["one host"], MODEL, 1e-3, 1e-3)
+    assert small.seconds < 1e-3
+    assert takes("host", MACHINES["one host"], (small, large)) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_large_models_are_measured_smaller_in_proportion():
+    large = exchanging(chain((1.0, 300 * 2**20), (1.0, 100 * 2**20)))
+    sizes = {layer.name: layer.gradient_nbytes for layer in large.layers}
+    assert sizes == {"l0": 96 * 2**20, "l1": 32 * 2**20}
+    assert [layer.name for layer in large.in_backward_order] == ["l1", "l0"]
+
+
+def test_a_model_with_next_to_no_parameters_is_told_from_the_small_exchange():
+    [layer] = exchanging(chain((1.0, 8))).layers
+    assert layer.gradient_nbytes == 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hosts", "num_small"),
+    [
+        ("allreduce", {}, "aa", 1),
+        ("tree", {}, "aa", 1),
+        ("host", {}, "aa", 4),
+        ("host", {"chunk": 3}, "aa", 2),
+        ("host", {}, "ab", 1),  # on the wire each chunk takes its time
+    ],
+)
+def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options, hosts, num_small):
+    """Alone, each would pay for threads that wake up, which a step of many chunks pays once."""
+    config, made = EXCHANGES[name].config(workers=2, **options), []
+    own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
+    members = [SimpleNamespace(boot_id=host, pid_namespace="1") for host in hosts]
+    group = SimpleNamespace(world_size=2, members=members)
+    probes = Probes.of(MODEL, group, {name: own})
+    of_all, small = made
+    assert len(of_all) == len(SIZES)
+    assert small == [[1024]] * (len(SIZES) if num_small > 1 else 1)
+    machine, round_s = MACHINES["one host"], [1.0, num_small * 1e-3]  # of all, and of small ones
+    found = probes.measured([[round_s], [round_s]], machine)
+    assert found[name] == single(own, machine, MODEL, 1e-3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("taken", "workers", "num_cores", "threads", "lost"),
+    [
+        (0.5, 1, 1, 1, 0.5),  # one core for both
+        (0.5, 1, 2, 1, 0.0),  # the second core is idle
+        (1.5, 1, 2, 1, 0.5),
+        (0.5, 2, 2, 1, 0.5),  # two workers leave none idle
+        (0.5, 1, 4, 4, 0.125),  # four threads wait for the slowest no longer than an eighth
+        (3.0, 1, 1, 1, 0.95),  # computation still gets some of the time
+        (0.5, 4, 2, 1, 0.5),  # more workers than cores: none is idle, and none is owed
+    ],
+)
+def test_idle_cores_come_first(taken, workers, num_cores, threads, lost):
+    assert lost_beside(taken, workers, num_cores, threads) == pytest.approx(lost)
+
+
+@given(st.floats(0, 64), st.integers(1, 8), st.integers(1, 64), st.integers(1, 64), st.floats(0, 8))
+def test_more_taken_is_never_less_lost(taken, workers, num_cores, threads, more):
+    less, most = (lost_beside(n, workers, num_cores, threads) for n in (taken, taken + more))
+    assert 0 <= less <= most < 1
+
+
+def test_a_work_takes_the_processor_time_of_its_calls(monkeypatch):
+    clock = SimpleNamespace(busy_s=1.0, elapsed_s=5.0)
+    monkeypatch.setattr(cores, "time", clock)
+    clock.process_time, clock.perf_counter = lambda: clock.busy_s, lambda: clock.elapsed_s
+
+    def work() -> None:
+        clock.busy_s += 3.0
+        clock.elapsed_s += 2.0
+
+    timed = CoreTime(work)
+    assert (timed.num_cores, timed.busy_s) == (0.0, 0.0)
+    for _ in range(3):
+        timed()
+        clock.busy_s += 10.0  # between calls
+        clock.elapsed_s += 1.0
+    assert (timed.num_cores, timed.busy_s) == (pytest.approx(1.5), pytest.approx(3.0))
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "processes", "times"),
+    [(1, 3, 1), (2, 3, 2), (16, 1, 2), (16, 4, 8)],  # a process has two threads for messages
+)
+def test_a_host_handles_messages_with_cores_that_its_processes_can_use(num_cores, processes, times):
+    assert message_speed(1e9, num_cores, processes) == times * 1e9

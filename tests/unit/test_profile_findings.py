@@ -1,23 +1,32 @@
-"""Findings of a profile, with numbers computed by hand; its summary, page and refused settings."""
+"""A profile: what it measures, and its findings, summary and page with numbers by hand."""
 
-import json
 import re
+from collections.abc import Iterable
+from itertools import cycle
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 from findings import by_topic, codes, numbers
+from groups import group_of
 from paceline.core.outcome import Insight
-from paceline.records.profile import ProfileResult, WorkerMemoryRow
+from paceline.record.recorder import Recorder
+from paceline.records.profile import ProfileResult, ProfileSettings, WorkerMemoryRow
 from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.markup import insights
 from paceline.report.profile import largest_sentence, surplus_sentence
 from paceline.report.terminal import console
+from paceline.studies.profile.largest_batch import GaveUp, largest
 from paceline.studies.profile.profile_ranks import spread
 from paceline.studies.profile.profile_summary import insights_of, summary, tables
-from paceline.studies.profile.profiled_steps import split, typical
+from paceline.studies.profile.profiled_steps import measure, split, subject_of, typical
 from profiles import LARGEST, profile_result, write_profile
-from refusals import refused, refused_field
+from refusals import refused
+from ticking import Ticking
 
 HOSTILE = "<script>alert(1)</script>"
 SHORT = {"load": 0.1, "update": 0.1, "exposed": 0.1, "idle": 0.1}  # beside 8 ms of computation
@@ -111,7 +120,7 @@ def test_the_largest_batch_is_said_as_far_as_it_is_known(facts, told):
 
 def test_a_busy_machine_is_said_before_all_else():
     assert codes(insights_of(profile_result(unrest=0.15))) == [
-        *("limit.computation", "change.computation", "memory.features"),
+        *("limit.computation", "change.computation", "memory.features")
     ]
     busy, *_ = insights_of(profile_result(unrest=0.25))
     assert (busy.code, busy.topic, numbers(busy.sentence)) == ("machine.busy", "machine", [25])
@@ -121,8 +130,7 @@ def test_sums_and_errors_follow_from_the_rows():
     result = profile_result(recorded_typical_s=0.0125)
     assert result.stages_s == pytest.approx(0.010)  # hidden communication adds nothing
     assert result.stages_error == pytest.approx(0.010 / 0.0125 - 1)
-    assert result.surplus_nbytes == 1000 - 800
-    assert result.memory.error == pytest.approx(-0.05)
+    assert (result.surplus_nbytes, result.memory.error) == (1000 - 800, pytest.approx(-0.05))
     assert [row.error for row in result.agreement] == pytest.approx([0.02, 0.02])
 
 
@@ -168,19 +176,6 @@ def test_worker_0_needs_more_or_less_than_the_others(tmp_path, more, surplus, to
     assert sentence is None or sentence in page
 
 
-def test_a_page_says_changes_beyond_tenfold_as_times(tmp_path):
-    def shown(name: str, factor: float) -> str:
-        usual = profile_result()
-        rows = (one.model_copy(update={"ours_s": factor * one.torch_s}) for one in usual.agreement)
-        memory = usual.memory.model_copy(update={"predicted": round(factor * 10_000)})
-        errors = {"cost": factor - 1, "recorded_typical_s": usual.stages_s / factor}
-        result = profile_result(agreement=tuple(rows), memory=memory, **errors)
-        return write_report(write_profile(tmp_path / name, result)).read_text()
-
-    # Of recording, of the stages' sum, of two phases, and of memory.
-    assert shown("small", 1.25).count("+25.0 %") == shown("large", 25.0).count("25.0 times") == 5
-
-
 def test_a_page_holds_all_of_it_and_no_markup_of_others(tmp_path):
     result = profile_result()
     hostile = result.layers[0].model_copy(update={"name": HOSTILE})
@@ -211,16 +206,9 @@ def test_a_terminal_shows_it():
     assert numbers(lines(result)["step"])[:3] == [10.0, 9.0, 11.0]
 
 
-def test_a_damaged_result_is_told_by_its_field(tmp_path):
-    (tmp_path / "result.json").write_text(json.dumps({"kind": "profile"}))
-    with refused(tmp_path / "result.json") as caught:
-        read_result(tmp_path)
-    assert caught.value.problem.startswith("id: ")
-
-
 def test_steps_go_into_blocks_that_take_turns():
     assert [split(steps) for steps in (4, 9, 20, 21, 1000)] == [
-        *((2, 2), (2, 5), (5, 4), (5, 5), (5, 200)),
+        *((2, 2), (2, 5), (5, 4), (5, 5), (5, 200))
     ]
 
 
@@ -230,6 +218,108 @@ def test_the_typical_step_is_the_mean_of_the_middle_half():
     assert list(spread([1.0, 2.0, 3.0, 4.0, 5.0]).model_dump().values()) == [3.0, 2.0, 4.0]
 
 
-def test_more_workers_than_there_are_cores_are_refused_before_any_starts(line):
-    line("profile", "lenet5", "--workers", 1000, "--batch-size", 1000)
-    assert (line.code, line.out, refused_field(line.err)) == (2, "", "workers")
+FAILING = """
+from torch import nn
+
+class Failing(nn.Linear):
+    def forward(self, x):
+        raise ValueError("the third layer is not there")
+
+def make():
+    return Failing(64, 10)
+"""
+RECORDED_S = 10.0
+
+
+def settings(**values: object) -> ProfileSettings:
+    return ProfileSettings(**{"model": "lenet5"} | values)
+
+
+@pytest.mark.parametrize("batch_size", [3, 64, 700])
+def test_synthetic_samples_have_the_model_s_shape_and_make_whole_batches(batch_size: int) -> None:
+    subject = subject_of(settings(batch_size=batch_size), group_of())
+    assert subject.recipe.example(3).shape == (3, 1, 32, 32)
+    assert set(subject.batches.global_sizes) == {batch_size}
+    shares = subject.source(torch.device("cpu"))
+    # It goes on after the last batch of the samples.
+    for _ in range(len(subject.batches) + 1):
+        assert next(shares).inputs.shape == (batch_size, 1, 32, 32)
+
+
+def test_a_perceptron_without_widths_has_its_usual_ones() -> None:
+    assert subject_of(settings(model="mlp"), group_of()).recipe.example(3).shape == (3, 54)
+
+
+def test_what_does_not_fit_is_refused(tmp_path, monkeypatch) -> None:
+    with refused("batch_size"):  # more samples than the data have
+        subject_of(settings(data="digits", batch_size=5000), group_of())
+    with refused("workers"):
+        subject_of(settings(workers=2), group_of())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_that_fails.py").write_text(FAILING)
+    wanted = settings(model="model_that_fails:make", data="synthetic:64", batch_size=8)
+    with refused("model model_that_fails:make") as caught:
+        subject_of(wanted, group_of())
+    assert "ValueError: the third layer is not there" in caught.value.problem
+
+
+class Steps:
+    """Stands in for a training: plain steps take these seconds in turns, recorded ones others."""
+
+    def __init__(self, clock: Ticking, plain_s: Iterable[float]) -> None:
+        self._clock, self._plain_s = clock, cycle(plain_s)
+        self._is_recorded, self._number = False, 0
+        self.model, self.replica = nn.Linear(1, 1), self
+
+    def record(self, recorder: Recorder | None) -> None:
+        self._is_recorded = recorder is not None
+
+    def step(self, recorder: Recorder) -> None:
+        # Recorded ones differ from each other in any case.
+        self._number += 1
+        recorded_s = RECORDED_S * (1 + self._number % 2)
+        self._clock.now += recorded_s if self._is_recorded else next(self._plain_s)
+        recorder.end_step()
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "times", "unrest"), [((1.0,), 1, 0.0), ((1.0, 1.0, 2.0), 2, 0.5)]
+)
+def test_restless_plain_steps_have_both_kinds_taken_twice(plain_s, times, unrest) -> None:
+    clock = Ticking()
+    recorder = Recorder(clock, "cpu0", 0)
+    found = measure(Steps(clock, plain_s), recorder, clock, group_of(), 20)
+    assert found.unrest == pytest.approx(unrest)
+    for blocks in (found.plain, found.recorded):
+        assert [len(block) for block in blocks] == [4] * 5 * times
+    assert len(found.spans) == len(found.timelines) == 5 * times
+    assert {seconds for block in found.plain for seconds in block} == set(plain_s)
+    assert min(min(block) for block in found.recorded) == RECORDED_S
+
+
+@given(st.integers(0, 5000), st.integers(1, 10_000), st.integers(1, 4000))
+def test_the_search_finds_the_largest_batch_to_a_sixteenth(limit: int, first: int, most: int):
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        assert 1 <= size <= most
+        assert size not in tried
+        tried.append(size)
+        return size <= limit
+
+    found, complete = largest(fits, first, most)
+    true = min(limit, most)
+    assert complete
+    assert found <= true <= found + found // 16
+    assert len(tried) <= 30
+
+
+def test_an_attempt_without_an_answer_ends_the_search() -> None:
+    def fits(size: int) -> bool:
+        if size > 100:
+            raise GaveUp
+        return True
+
+    assert largest(fits, 10, 10**6) == (80, False)
+    assert largest(fits, 200, 10**6) == (0, False)
+    assert [largest(lambda size: True, 3, most) for most in (1, 7)] == [(1, True), (7, True)]

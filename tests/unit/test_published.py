@@ -36,29 +36,11 @@ def test_sizes_are_those_of_table_ii(row) -> None:
     assert sizes == (row.num_examples, row.widths[0], row.widths[-1])
 
 
-@pytest.mark.slow  # 581,012 samples
-def test_covtype_of_its_real_size_is_scaled_and_its_labels_mapped(tmp_path: Path) -> None:
-    # Of 581,012 samples; features 2 to 53 are zero everywhere.
-    lines = "1 1:-3 54:1\n2 1:1\n2 1:5 54:2\n2 1:1\n" * 145_253
-    (tmp_path / "covtype.libsvm.binary").write_text(lines)
-    data = load(f"covtype:{tmp_path}")
-    inputs, targets = both(data)
-    assert (data.name, data.num_classes, data.sample_shape) == ("covtype", 2, (54,))
-    assert inputs.shape == (581_012, 54)
-    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
-    assert torch.bincount(targets).tolist() == [145_253, 3 * 145_253]
-    assert inputs[targets == 0].unique(dim=0)[:, [0, 1, 53]].tolist() == [[0, 0, 0.5]]
-    of_second = {tuple(row) for row in inputs[targets == 1][:, [0, 53]].unique(dim=0).tolist()}
-    assert of_second == {(0.5, 0.0), (1.0, 1.0)}
-
-
 BINARY, PACKED, DELICIOUS = "covtype.libsvm.binary", "real-sim.bz2", "Delicious_data.txt"
 COVTYPE = "1 1:0.25 3:1\n2 1:0 2:1\n1 1:1 2:0.5\n2 1:0.5 3:1\n1 2:0 3:0\n"
 
 
-def test_covtype_scaled_or_not_packed_or_not_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_covtype_scaled_or_not_packed_or_not_is_the_same(tmp_path, monkeypatch):
     resize(monkeypatch, "covtype", counts=(5,), num_features=3)
     raw = "1 1:102 3:7\n2 1:100 2:-1\n1 1:108 2:-2\n2 1:104 2:-3 3:7\n1 1:100 2:-3 3:0\n"
     scaled = "1 1:.25 2:1 3:1\n2 2:.6666667\n1 1:1 2:.33333334\n2 1:.5 3:1\n1 3:0\n"
@@ -79,23 +61,12 @@ def test_covtype_scaled_or_not_packed_or_not_is_the_same(
     )
 
 
-def test_w8a_has_a_test_file_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "w8a").write_text("-1 300:1\n" * 49_000 + "+1 1:1 3:1\n" * 749)
-    (tmp_path / "w8a.t").write_text("-1 2:1\n" * 14_950 + "+1 5:1\n")
-    data = load(f"w8a:{tmp_path}", (300,))
-    assert (len(data.train), len(data.test)) == (49_749, 14_951)
-    inputs, targets = data.test.__getitems__([0, 14_950])
-    assert (inputs[:, [1, 4]].tolist(), targets.tolist()) == ([[1, 0], [0, 1]], [0, 1])
-
-
 def delicious(folder: Path, num: int = 10) -> None:
     lines = [f"{i % 983},{(i + 1) % 983} {i % 500}:1\n" for i in range(num)]
     (folder / "Delicious_data.txt").write_text(f"{num} 500 983\n{''.join(lines)}")
 
 
-def test_delicious_takes_the_repository_s_first_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delicious_takes_the_repository_s_first_split(tmp_path, monkeypatch):
     resize(monkeypatch, "delicious", counts=(5,))
     delicious(tmp_path, 5)
     (tmp_path / "delicious_trSplit.txt").write_text("5 1\n1 2\n4 3\n")
@@ -135,9 +106,9 @@ SPLIT = ("delicious_trSplit.txt", "delicious_tstSplit.txt")
         ("real-sim", {}, {PACKED: bz2.compress(b"+1 1:1\n" * 1000)[:20] + b"\0" * 9}, PACKED),
     ],
 )
-def test_a_file_that_is_not_the_published_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name, sizes, files, faulty
-) -> None:
+def test_a_file_that_is_not_as_published_is_named(
+    tmp_path, monkeypatch, name, sizes, files, faulty
+):
     usual = {"counts": (5,), "num_features": 3} if name == "covtype" else {}
     resize(monkeypatch, name, **usual | sizes)
     if name == "delicious":
@@ -148,9 +119,7 @@ def test_a_file_that_is_not_the_published_one_is_named(
         load(f"{name}:{tmp_path}")
 
 
-def test_folders_and_models_that_do_not_fit_are_about_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_and_models_that_do_not_fit_are_about_the_data(tmp_path, monkeypatch):
     for spec, shape in (
         (f"covtype:{tmp_path / 'nowhere'}", None),
         (f"w8a:{tmp_path}", (54,)),
@@ -178,9 +147,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_files_in_the_published_format_hold_what_was_written(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_the_published_format_hold_what_was_written(name, tmp_path, monkeypatch):
     """Rows as in the published files, as wide as these: the arrays they were written of come back.
 
     LIBSVM's files end their lines with a space; the repository's have labels with commas.

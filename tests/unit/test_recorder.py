@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from boxes import box
+from nets import Net
 from paceline.core.compare import conform
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
@@ -76,19 +77,6 @@ def test_a_layer_that_is_entered_twice_has_one_share():
     assert shares[Kind.BACKWARD] == [("1", 7, 26), ("0", 26, 31)]
 
 
-class Net(nn.Module):
-    """A model of these parts, which `compute` puts together."""
-
-    def __init__(self, compute: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._compute = compute
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._compute(self, x)
-
-
 def test_a_layer_ends_with_the_last_of_its_gradients():
     clock = Ticking()
     pair = Net(
@@ -129,9 +117,7 @@ def test_untraced_steps_leave_only_their_ends():
     for _ in range(3):
         step_of(model, torch.randn(2, 1, 32, 32), recorder)
     assert clock.now == 3
-    assert recorder.spans() == []
-    assert recorder.step_ends() == [0, 1, 2]
-    assert recorder.step_ends() == []
+    assert (recorder.spans(), recorder.step_ends(), recorder.step_ends()) == ([], [0, 1, 2], [])
 
 
 def test_a_traced_step_is_numbered_from_the_start_of_the_trace():

@@ -25,9 +25,7 @@ RANKING = {"plans": [], "refused": []} | dict.fromkeys(
 )
 ROWS = {
     # A machine, and what is planned on it.
-    "machine": [
-        ("plan", "lenet5", "--machine", "two-core-epic"),
-    ],
+    "machine": [("plan", "lenet5", "--machine", "two-core-epic")],
     "none.toml": [
         ("plan", "lenet5", "--machine", "none.toml"),
         ("rehearse", "lenet5", "--device", "none.toml:a"),
@@ -62,6 +60,7 @@ ROWS = {
         (*PACED, "--workers", 9999, "--batch-size", 9999),
         (*PACED_WHEEL, "--workers", 60),
         (*WORKER, "--as", "a"),
+        ("profile", "lenet5", "--workers", 1000, "--batch-size", 1000),
         (*LAUNCH, "slurm", "--machine", MACHINE, "--workers", 5),
     ],
     # Options of a strategy.
@@ -104,10 +103,7 @@ ROWS = {
         (*HUB, "--bind", "tcp://10.9.9.9:5555"),
         (*PACED_WHEEL, "--bind", "tcp://0.0.0.0:5555"),
     ],
-    "address": [
-        (*HUB, "--bind", "tcp://*:5555"),
-        ("worker", "--connect", "tcp://127.0.0.1"),
-    ],
+    "address": [(*HUB, "--bind", "tcp://*:5555"), ("worker", "--connect", "tcp://127.0.0.1")],
     "none/hub.key": [(*HUB, "--bind", "tcp://127.0.0.1:5555", "--keys", "none")],
     "none/worker.key": [(*WORKER, "--keys", "none")],
     "connect": [("worker",), ("worker", "--connect", "tcp://10.9.9.9:5555")],
@@ -187,9 +183,7 @@ def files(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("field", "arguments"), [(field, row) for field, rows in ROWS.items() for row in rows]
 )
-def test_what_a_command_cannot_do_is_refused_by_its_field(
-    line, files, monkeypatch, arguments, field
-):
+def test_what_a_command_cannot_do_is_refused(line, files, monkeypatch, arguments, field):
     monkeypatch.chdir(files)
     assert line(*arguments).refused == field
     assert not list(files.glob("runs/*"))

@@ -233,22 +233,9 @@ def test_values_that_do_not_go_together_are_refused(kind, fields, field):
 
 # The last values that are within the bounds.
 ACCEPTED = {
-    "train": {
-        "batch_size": 2,
-        "port": 65535,
-        "epochs": 1,
-        "learning_rate": 1e-9,
-        "momentum": 0,
-        "warmup_steps": 0,
-        "clip_norm": 1e-9,
-        "evaluate_every": 1,
-        "seed": 2**63 - 1,
-        "keep": 1,
-        "restarts": 0,
-        "accumulate": 32,
-        "steps": 2**63 - 1,
-        "workers": 64,
-    },
+    "train": {"batch_size": 2, "port": 65535, "epochs": 1, "learning_rate": 1e-9, "momentum": 0}
+    | {"warmup_steps": 0, "clip_norm": 1e-9, "evaluate_every": 1, "seed": 2**63 - 1, "keep": 1}
+    | {"restarts": 0, "accumulate": 32, "steps": 2**63 - 1, "workers": 64},
     "rehearse": {"steps": 3, "workers": 1, "forward_ms": 0.1},
     "plan": {"workers": 1, "batch_size": 1, "port": 0},
     "profile": {"workers": 1, "batch_size": 1, "steps": 4},

@@ -1,10 +1,18 @@
-"""What a rehearsal stands for, and what it should take."""
+"""What is rehearsed, and the workloads of recipes as plans, rehearsals and profiles have them."""
 
+import resource
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+import own_recipes
+import paceline
+from command_line import MACHINE
 from groups import group_of
 from paceline.core.calibration import Measurement
 from paceline.core.cost import Totals
@@ -14,13 +22,19 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, setup_of
 from paceline.measure.layers import Profile
 from paceline.measure.this_machine import Speed, this_machine
+from paceline.models import describe
 from paceline.models.paced import QUEUED_S, PacedModel
+from paceline.recipes.named import given, own_recipe, recipe_of, takes_any_data, workload_of
+from paceline.recipes.recipe import built
 from paceline.records.machine_file import find_device
+from paceline.records.profile import ProfileSettings
 from paceline.records.settings import configuration, strategy_of, validated_rehearsal
 from paceline.report.terminal import console
 from paceline.runs.forecasts import forecast_with
 from paceline.runs.progress import TerminalProgress
 from paceline.runs.session import paced_device
+from paceline.studies.profile.largest_batch import Attempt, try_step
+from paceline.studies.profile.profiled_steps import subject_of
 from refusals import refused
 
 MACHINES = Path(__file__).parents[2] / "machines"
@@ -171,3 +185,195 @@ def test_a_model_of_the_users_own_has_to_be_given_a_shape(kind):
         setup_of(session(model="paceline.models.networks:LeNet5", **kind))
     shaped = session(model="paceline.models.networks:LeNet5", input_shape=(1, 32, 32), **kind)
     assert setup_of(shaped).workload.num_parameters == 61_706
+
+
+TOKEN_PARAMETERS = 29 * 8 + 8 * 29 + 29
+
+
+def test_a_recipe_is_described_by_its_data() -> None:
+    """As its model on a batch of its first sample: tokens are int64, and each of 8 bytes."""
+    recipe = own_recipes.tokens()
+    found = workload_of(recipe, 5)
+    inputs = own_recipes.token_data(1).tensors[0].expand(5, -1)
+    expected = describe(own_recipes.TokenModel(), inputs, "the recipe")
+    assert found == replace(expected, target_nbytes=5 * 12 * 8)
+    assert (found.num_parameters, found.batch_size) == (TOKEN_PARAMETERS, 5)
+    assert found.input_nbytes == 5 * 12 * 8
+
+
+def test_fields_of_a_mapping_are_the_arguments_of_the_model() -> None:
+    found = workload_of(own_recipes.fields(), 3)
+    assert found.num_parameters == 29 * 8 + (8 + 8) + (8 * 2 + 2)
+    assert found.input_nbytes == 3 * (5 * 8 + 4 + 8)
+
+
+def test_a_model_of_many_gigabytes_is_described_without_them() -> None:
+    side = 2**17  # 64 GiB of parameters
+    data = TensorDataset(torch.zeros(2, 4), torch.zeros(2, 4))
+    recipe = paceline.Recipe(
+        model=lambda: nn.Sequential(nn.Linear(4, side), nn.Linear(side, side), nn.Linear(side, 4)),
+        train=data,
+        loss=nn.functional.mse_loss,
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert workload_of(recipe, 2).num_parameters == (5 + side + 1) * side + 4 * side + 4
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+
+class Spread(nn.Linear):
+    """Looks at the values that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.largest = float(self.weight.abs().max())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.largest
+
+
+def test_a_model_that_needs_its_values_is_described_with_them() -> None:
+    data = TensorDataset(torch.zeros(2, 4), torch.zeros(2, 3))
+    recipe = paceline.Recipe(model=Spread, train=data, loss=nn.functional.mse_loss)
+    before = torch.get_rng_state()
+    assert workload_of(recipe, 2).num_parameters == 15
+    assert torch.equal(torch.get_rng_state(), before)  # the program's own
+
+
+def test_a_recipe_is_planned_for_as_its_model_would_be() -> None:
+    recipe = own_recipes.tokens()
+    (one, *_), (other, *_) = (
+        paceline.plan(which, MACHINE, batch_size=8, workers=2)
+        for which in (recipe, "own_recipes:tokens")
+    )
+    assert one.step_s == other.step_s
+    with refused("input_shape"):
+        paceline.plan(recipe, MACHINE, input_shape=(12,))
+
+
+def test_a_given_recipe_has_a_name_while_it_is_given_and_each_its_own() -> None:
+    first, second = own_recipes.tokens(), own_recipes.fields()
+    with given(first) as one, given(first) as again, given(second) as other:
+        assert (one, again, other) == (
+            "given-recipe:TokenModel",
+            "given-recipe:TokenModel-2",
+            "given-recipe:Fields",
+        )
+        assert recipe_of(again, None, 0).train is first.train
+        assert recipe_of(other, None, 0).name == "the recipe"
+        with refused("data"):
+            recipe_of(one, "digits", 0)
+    with refused(one):
+        own_recipe(one)
+    with given(own_recipes.tokens(name="My GPT: no. 3")) as named:
+        assert named == "given-recipe:My-GPT-no.-3"
+
+
+def test_a_name_may_be_that_of_a_recipe_of_a_factory_or_of_a_model() -> None:
+    assert own_recipe("own_recipes:ready") is not None
+    assert own_recipe("own_recipes:tokens") is not None
+    assert own_recipe("own_recipes:TokenModel") is None
+    assert own_recipe("lenet5") is None
+    assert [takes_any_data(name) for name in ("lenet5", "gpt-1m", "own_recipes:tokens")] == [
+        *(True, False, False)
+    ]
+
+
+WRONG = {
+    "raises": ("own_recipes:raises", "ValueError: there is no third file"),
+    "number": ("own_recipes:number", " int"),
+    "empty": ("own_recipes:empty", ""),
+    "stream": ("own_recipes:stream", " Stream"),
+    "vector_loss": ("loss of own_recipes:vector_loss", "float32 1"),
+    "unfit_loss": ("loss of own_recipes:unfit_loss", "RuntimeError: "),
+    "vector_score": ("score of own_recipes:vector_score", "bool 1x12"),
+    "untrained": ("own_recipes:untrained", ""),
+    "unmade": ("own_recipes:unmade", "RuntimeError: no such weights"),
+    "no_model": ("own_recipes:no_model", " int"),
+    "triple": ("train", ""),
+}
+
+
+UNDESCRIBED = ("untrained", "unmade", "no_model", "triple")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_recipe_is_refused(name: str) -> None:
+    field, figure = WRONG[name]
+    with refused(field) as caught:
+        built(recipe_of(f"own_recipes:{name}", None, 0), 0)
+    assert figure in caught.value.problem
+    if name in UNDESCRIBED:
+        with refused(field):
+            workload_of(f"own_recipes:{name}", 2)
+
+
+def rehearsal(**values: object) -> TrainingSetup:
+    return setup_of(session(batch_size=8, workers=2, **values))
+
+
+def test_a_recipe_is_stretched_with_its_own_loss_on_its_first_sample() -> None:
+    recipe = own_recipes.tokens()
+    setup = rehearsal(model="own_recipes:tokens", stretch=2)
+    share = next(setup.source(0))
+    inputs, targets = (one[:1].expand(4, -1) for one in own_recipes.token_data(1).tensors)
+    assert torch.equal(share.inputs, inputs)
+    assert torch.equal(share.targets, targets)
+    loss = setup.learning.forward(setup.model, share)
+    assert torch.equal(loss, recipe.loss(setup.model(inputs), targets))
+
+
+def test_fields_are_parts_of_a_balanced_batch() -> None:
+    setup = rehearsal(model="own_recipes:fields", stretch=(1, 2), balance="auto")
+    share = next(setup.source(0))
+    assert share.inputs is share.targets or share.inputs.keys() == share.targets.keys()
+    assert {len(leaf) for leaf in share.inputs.values()} == {4}
+    assert setup.learning.forward(setup.model, share).ndim == 0
+
+
+@pytest.mark.parametrize(("name", "shape"), [("gpt-1m", (4, 256)), ("lenet5", (4, 1, 32, 32))])
+def test_a_built_in_model_is_stretched_on_random_samples_of_its_kind(name, shape) -> None:
+    setup = rehearsal(model=name, stretch=2)
+    share = next(setup.source(0))
+    assert share.inputs.shape == shape
+    assert share.inputs.is_floating_point() == (name == "lenet5")
+    assert setup.workload.input_nbytes == share.inputs.nbytes
+    assert 0 < float(setup.learning.forward(setup.model, share).detach()) < 20
+
+
+def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(tmp_path, monkeypatch) -> None:
+    (tmp_path / "flat_outputs.py").write_text(
+        "from torch import nn\n\n"
+        "def make():\n    return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with refused("model flat_outputs:make"):
+        rehearsal(model="flat_outputs:make", stretch=2, input_shape=(3,))
+
+
+def profile(**values: object) -> ProfileSettings:
+    return ProfileSettings(**{"batch_size": 16} | values)
+
+
+def test_a_recipe_is_profiled_on_its_own_data() -> None:
+    subject = subject_of(profile(model="own_recipes:tokens"), group_of())
+    share = next(subject.source(torch.device("cpu")))
+    assert share.inputs.shape == share.targets.shape == (16, 12)
+    assert len(subject.batches) == 64 // 16
+    with refused("data"):
+        subject_of(profile(model="own_recipes:tokens", data="digits"), group_of())
+
+
+def test_a_built_in_token_model_is_profiled_on_text() -> None:
+    subject = subject_of(profile(model="gpt-1m", batch_size=2), group_of())
+    share = next(subject.source(torch.device("cpu")))
+    assert share.inputs.dtype == torch.int64
+    assert torch.equal(share.inputs[:, 1:], share.targets[:, :-1])
+
+
+def test_an_attempt_at_a_batch_repeats_the_first_sample_of_a_recipe(monkeypatch) -> None:
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # of the process of the tests
+    attempt = Attempt(
+        settings=profile(model="own_recipes:tokens"), batch_size=500, limit_nbytes=2**40
+    )
+    found = try_step(attempt)  # far more than its 64 samples
+    assert found["fits"] is True

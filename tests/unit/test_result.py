@@ -1,3 +1,6 @@
+"""Results in their files, and what a terminal shows of them and of a run."""
+
+import io
 import json
 from io import StringIO
 from pathlib import Path
@@ -6,23 +9,20 @@ import pytest
 from rich.console import Console
 
 from command_line import steps
+from findings import run_result
 from paceline.core.compare import compare
-from paceline.core.outcome import ChunkTrial, Epoch
+from paceline.core.outcome import ChunkTrial
 from paceline.core.settings import TrainSettings
-from paceline.records.result import RunResult, read_result
+from paceline.records.result import read_result
 from paceline.report.terminal import comparison_table, result_tables, show_plans
+from paceline.runs.progress import TerminalProgress
 from plan_rows import plan_row
 from refusals import refused
 
-RESULT = RunResult(
-    origin="measured",
+RESULT = run_result(
     id="20261121-000000-lenet5-abcd",
     settings=TrainSettings(model="lenet5", options={"bucket_mb": 5}),
-    strategy="allreduce",
-    machine={"processor": "some", "cores": 2, "instruction_sets": ["avx2"]},
     plans=(plan_row(),),
-    epochs=(Epoch(number=0, train_loss=2.0, test_loss=1.0, score=0.5, seconds=3.0),),
-    accuracy=0.5,
     predicted_step_s=0.011,
     step_s=0.010,
     samples_per_s=6400,
@@ -44,15 +44,6 @@ def test_a_result_is_read_as_it_was_written_with_names_that_users_look_for(folde
     assert [written[name] for name in figures] == [0.5, 0.011, "measured", 0.010, 6400]
     assert written["settings"]["options"] == {"bucket_mb": 5}
     assert RESULT.prediction_error == pytest.approx(0.1)
-
-
-def test_a_comparison_keeps_both_sides_and_the_error_of_the_left():
-    table = RESULT.comparison
-    assert (table.left, table.right) == ("predicted", "measured")
-    rows = {row.quantity: (row.left_s, row.right_s, row.error) for row in table.rows}
-    assert rows["step"] == (1.5, 2.0, -0.25)
-    assert rows["forward"] == (0.75, 1.0, -0.25)
-    assert rows["exposed"] == (0, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -156,3 +147,31 @@ def test_of_a_search_for_the_chunk_the_chosen_size_is_marked():
     table, *_ = result_tables(result, "runs/x")
     rows = [["6", "4"], ["250 ms", "300 ms"], ["200 ms", "4.00 ms"], ["chosen", ""]]
     assert cells(table) == rows
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=100)
+
+
+def test_a_run_opens_with_a_bar_that_leaves_before_anything_is_printed():
+    console = terminal()
+    progress = TerminalProgress(console, "training")
+    with progress.measuring(4):
+        assert console._live_stack  # a bar is drawn
+    assert not console._live_stack
+    progress.begin(20, "steps")
+    progress.advance()
+    progress.close()
+    shown = console.file.getvalue()
+    assert shown.index("measuring") < shown.index("about 4 s") < shown.index("training")
+    assert "1/20" in shown
+
+
+def test_without_a_terminal_there_is_no_bar():
+    console = Console(file=io.StringIO())
+    progress = TerminalProgress(console, "training")
+    with progress.measuring(4):
+        pass
+    progress.begin(20, "steps")
+    progress.close()
+    assert not console.file.getvalue()

@@ -1,14 +1,19 @@
-"""What a run refuses once its model and its data are there: by the field, and without a folder."""
+"""What a run refuses once its model and its data are there, and what is left of its folder."""
 
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import paceline
 from paceline.core.errors import PacelineError
+from paceline.core.settings import TrainSettings
 from paceline.links.group import Group
 from paceline.links.launch import launch
+from paceline.runs.folder import make_folder, remove_unused, run_folder
 from paceline.runs.launching import carry_out, requested
 from paceline.runs.session import go_through
 from refusals import refused
@@ -24,24 +29,16 @@ def train(tmp_path: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"model": "lenet6"}, "model"),
-        ({"model": "nowhere:factory"}, "nowhere:factory"),
         ({"model": "torch.nn:ReLU"}, "torch.nn:ReLU"),
-        ({"data": "libsvm:none.txt"}, "data"),
         ({"data": "images:none"}, "data"),
         ({"batch_size": 1000}, "batch_size"),  # 2 steps an epoch, of which none is measured
         ({"learning_rate": 1e38}, "learning_rate"),
         ({"model": "own_recipes:tokens", "data": "digits"}, "data"),
-        ({"model": "own_recipes:raises"}, "own_recipes:raises"),
-        ({"model": "own_recipes:number"}, "own_recipes:number"),
-        ({"model": "own_recipes:empty"}, "own_recipes:empty"),
         ({"model": "own_recipes:uneven"}, "own_recipes:uneven"),
         ({"model": "own_recipes:unreadable"}, "own_recipes:unreadable"),
         ({"model": "own_recipes:leaves"}, "own_recipes:leaves"),
-        ({"model": "own_recipes:vector_loss"}, "loss of own_recipes:vector_loss"),
         ({"model": "own_recipes:vector_of_several"}, "loss of own_recipes:vector_of_several"),
         ({"model": "own_recipes:detached_loss"}, "loss of own_recipes:detached_loss"),
-        ({"model": "own_recipes:untrained"}, "own_recipes:untrained"),
         ({"model": "own_recipes:wrong_field"}, "optimizer"),
         ({"model": "own_recipes:no_optimizer"}, "optimizer"),
         ({"model": "own_recipes:no_schedule"}, "schedule"),
@@ -73,3 +70,55 @@ def test_a_port_in_use_is_named() -> None:
         launch(["never", "started"], 2, 2**16)
     with pytest.raises((OSError, PacelineError)):
         launch(["/never/started"], 1)
+
+
+@pytest.mark.parametrize("verb", [paceline.train, paceline.rehearse])
+def test_a_module_in_place_of_a_recipe_is_refused(verb):
+    with refused("model"):
+        verb(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_folder_with_nothing_but_settings_is_removed_and_no_other(tmp_path: Path):
+    for name, files in (("refused", ["run.toml"]), ("bare", []), ("kept", ["run.toml", "x.json"])):
+        folder = make_folder(tmp_path, name)
+        for file in files:
+            (folder / file).touch()
+        remove_unused(folder)
+        assert folder.exists() == (name == "kept")
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def ended(output: Path, error: BaseException, before=lambda folder: None, **how) -> Path:
+    """The folder of a run that has done something `before` it ends with the error."""
+
+    def run() -> None:
+        with run_folder(output, "run", TrainSettings(model="lenet5"), **how) as folder:
+            assert (folder / "run.toml").is_file()
+            before(folder)
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        run()
+    assert raised.value is error
+    return output / "run"
+
+
+@pytest.mark.parametrize(
+    "error", [paceline.InvalidInput("a", "no"), RuntimeError("bang"), SystemExit()]
+)
+def test_a_run_that_fails_before_its_first_result_leaves_no_folder(tmp_path: Path, error):
+    assert not ended(tmp_path, error).exists()
+
+
+def test_what_a_run_has_written_outlives_its_failure(tmp_path: Path):
+    folder = ended(tmp_path, RuntimeError(), lambda folder: (folder / "checkpoints").mkdir())
+    assert {path.name for path in folder.iterdir()} == {"run.toml", "checkpoints"}
+
+
+def test_the_folder_of_a_run_that_goes_on_stays(tmp_path: Path):
+    make_folder(tmp_path, "run")
+    assert (ended(tmp_path, RuntimeError(), exists=True) / "run.toml").is_file()
+
+
+def test_a_folder_that_is_gone_does_not_hide_the_error(tmp_path: Path):
+    ended(tmp_path, RuntimeError(), shutil.rmtree)

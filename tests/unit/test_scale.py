@@ -1,20 +1,27 @@
-"""Predicted studies on described machines, by the command line in this process."""
+"""Predicted studies on described machines, by the command line, and the page of a study."""
 
 import json
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from command_line import MACHINE
 from findings import numbers
+from paceline.core.timeline import Origin
 from paceline.planner import ERROR_BAR, forecast
 from paceline.records.machine_file import read_machine
-from paceline.records.scale import ScaleSettings
+from paceline.records.result import read_result
+from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
+from paceline.report import write_report
+from paceline.report.scale import drawn
 from paceline.strategies import find_exchange
 from paceline.studies.papers.paper_tables import printed_values
+from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.study import study_model
 from refusals import refused_field
-from scale_cells import model_source
+from scale_cells import cell, failed, model_source, study
 
 DGX1 = MACHINE.parent / "dgx1-v100.toml"
 OF_A_GPU = 16  # images of a GPU's step: "batch size" in the paper is that of a GPU
@@ -82,34 +89,7 @@ def test_a_study_on_the_dgx_1(line):
     assert best[1] > tree[0]
     assert best[1] > half[0]
     codes = {one["topic"]: one["code"] for one in found["insights"]}
-    assert codes["method"] == "method.may_be_fastest"
-    assert codes["workers"] == "workers.fewer_may_do"
-
-
-@SLOW
-def test_gpus_that_exchange_beside_long_steps_are_said_to_pay(line):
-    asked = ("--strategy", "allreduce", "--workers", "4,8", "--batch-size", "512")
-    found = predicted(line, "resnet50", *asked)
-    half, whole = (one["spread"] for one in found["cells"])
-    assert whole[1] < half[0]
-    (workers,) = (one for one in found["insights"] if one["topic"] == "workers")
-    assert workers["code"] == "workers.pay"
-    assert numbers(workers["sentence"])[:3] == [512, 8, pytest.approx(1.9, abs=0.1)]
-
-
-@SLOW
-def test_figure_3_stands_in_the_cells_of_strong_scaling_per_worker(line):
-    """Table: with 16 images a GPU NCCL is 1.1 and 1.2 times as fast on 4 and 8 GPUs (V-A)."""
-    asked = ("--strategy", "tree,allreduce", "--workers", "1,4,8", "--batch-size", "16")
-    found = predicted(line, "googlenet", *asked, "--scaling", "strong-per-worker,weak")
-    times = {(one["scaling"], one["method"], one["workers"]): one for one in found["cells"]}
-    for gpus, published in ((4, 1.1), (8, 1.2)):
-        p2p, nccl = (
-            times["strong-per-worker", method, gpus]["epoch_s"] for method in ("tree", "allreduce")
-        )
-        assert p2p / nccl == pytest.approx(published, rel=0.08)
-        # Figure 5: the same steps, of so many times the samples.
-        assert times["weak", "tree", gpus]["epoch_s"] == pytest.approx(gpus * p2p)
+    assert (codes["method"], codes["workers"]) == ("method.may_be_fastest", "workers.fewer_may_do")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -186,3 +166,156 @@ def test_the_same_command_finds_its_cells_again(line, tmp_path):
     assert predicted(line, *command, machine=MACHINE) == first
     assert 2 in numbers(line.err)  # cells are kept
     assert (folder / "cells.jsonl").read_text() == written
+
+
+OVERHEAD, BESIDE = "A method&#x27;s overhead on one worker", "Predicted beside found"
+
+
+def result_of(cells: list[ScaleCell]) -> ScaleResult:
+    return ScaleResult(
+        id="20261122-030000-net-scale",
+        paceline="0.1.0",
+        settings=ScaleSettings(model="<net>", workers=(1, 2, 4), batch_size=(16,)),
+        machine={"processor": "some"},
+        cells=tuple(cells),
+        insights=insights("<net>", cells),
+    )
+
+
+def page(folder: Path, cells: list[ScaleCell]) -> str:
+    result = result_of(cells)
+    (folder / "result.json").write_text(result.model_dump_json())
+    assert read_result(folder) == result
+    return write_report(folder).read_text()
+
+
+def section(cells: list[ScaleCell], title: str) -> str:
+    """Return a section of the page of a study with these cells."""
+    _, sections = drawn(result_of(cells))
+    (found,) = [one for one in sections if f"<h2>{title}</h2>" in one]
+    return found
+
+
+def rows(html: str) -> list[list[str]]:
+    """Return the texts of a table's cells, row by row, the head first."""
+    found = re.findall(r"<tr>(.*?)</tr>", html)
+    return [re.findall(r"<t[hd] [^>]*>([^<]*)</t[hd]>", row) for row in found]
+
+
+def last(html: str) -> list[str]:
+    """Return the last cell of each row below the head."""
+    return [row[-1] for row in rows(html)[1:]]
+
+
+def percent(*shares: float) -> list[str]:
+    return [f"{100 * one:.1f} %" for one in shares]
+
+
+def test_the_page_draws_the_figures_and_names_what_failed(tmp_path):
+    costs = {"allreduce": 10.0, "tree": 30.0}
+    scalings = ("strong", "weak", "strong-per-worker")
+    cells = [one for scaling in scalings for one in study(costs, (1, 2), scaling=scaling)]
+    cells += [one.model_copy(update={"kind": Origin.PREDICTED}) for one in cells]
+    text = page(tmp_path, [*cells, failed("host", 2)])
+    for name in (*scalings, "breakdowns"):
+        assert f'id="figure-{name}"' in text
+    titles = re.findall("<h2>(.*?)</h2>", text)
+    assert {"Synchronisation", OVERHEAD, BESIDE} <= set(titles)
+    assert "worker 1 was ended by SIGKILL" in text
+    assert "<net>" not in text
+    assert "&lt;net&gt;" in text
+
+
+def test_the_page_of_a_study_in_which_all_failed_is_a_page(tmp_path):
+    text = page(tmp_path, [failed(), failed("tree")])
+    assert "0 of 2" in text
+    assert "plotly.js v" not in text
+
+
+def guess(method: str, epoch_s: float) -> ScaleCell:
+    spread = (0.87 * epoch_s, 1.13 * epoch_s)
+    return cell(method, kind="predicted", epoch_s=epoch_s, spread=spread)
+
+
+def test_overheads_that_cannot_be_told_apart_are_marked():
+    spreads = {"tree": (9.8, 10.2), "host": (9.9, 10.4), "allreduce": (12.0, 12.3)}
+    epochs_s = {"tree": 10.0, "host": 10.1, "allreduce": 12.18}
+    cells = [cell(name, epoch_s=s, spread=spreads[name]) for name, s in epochs_s.items()]
+    found = section(cells, OVERHEAD)
+    (row,) = rows(found)[1:]
+    assert row[:3] == ["measured", "16", "10.0 s"]
+    assert [numbers(one) for one in row[3:]] == [[0.0], [1.0], [21.8]]
+    assert ["," in one for one in row[3:]] == [False, True, False]  # the second is marked
+    assert 'data-value="1">+1.0 %,' in found  # what is copied is the number
+    # Of predictions by their ranges.
+    found = section([guess("tree", 10.0), guess("host", 12.9), guess("allreduce", 13.1)], OVERHEAD)
+    assert [numbers(one) for one in rows(found)[1][3:]] == [[0.0], [29.0], [31.0]]
+    assert ["," in one for one in rows(found)[1][3:]] == [False, True, False]
+    # Beyond tenfold in times.
+    assert last(section([cell("tree"), cell("host", epoch_s=2529.83)], OVERHEAD)) == ["253 times"]
+
+
+@pytest.mark.parametrize(
+    ("restless", "is_doubted"),
+    [
+        (cell("tree", spread=(8.0, 13.0)), True),
+        (cell("tree", 2, spread=(5.0, 15.0)), False),  # that did not run on one worker
+    ],
+)
+def test_overheads_on_a_busy_machine_are_doubted(restless, is_doubted):
+    quiet = cell("host", epoch_s=20.0, spread=(19.0, 21.0))
+    found = section([*([] if is_doubted else [cell("tree")]), restless, quiet], OVERHEAD)
+    assert ("±25 %" in found) is is_doubted
+    assert last(found) == ["+100.0 %"]  # as much can be told all the same
+
+
+@pytest.mark.parametrize(
+    ("epochs_s", "mean", "errors"),
+    [
+        # By 20 %, -10 % and 0 %: 10 % on average, and 3.3 % if signs counted.
+        (
+            {"tree": (12.0, 10.0), "host": (18.0, 20.0), "allreduce": (5.0, 5.0)},
+            *(10.0, ["+20.0 %", "-10.0 %", "+0.0 %"]),
+        ),
+        # As a share of what was found, and not of the prediction.
+        ({"tree": (20.0, 10.0)}, 100.0, ["+100.0 %"]),
+        ({"tree": (2529.83, 10.0)}, None, ["253 times"]),
+    ],
+)
+def test_predictions_beside_what_was_found(epochs_s, mean, errors):
+    cells = [cell("tree", 2, kind="predicted", epoch_s=1e6)]  # nothing was found beside it
+    for method, (predicted_s, found_s) in epochs_s.items():
+        cells.append(cell(method, kind="predicted", epoch_s=predicted_s))
+        cells.append(cell(method, epoch_s=found_s))
+    found = section(cells, BESIDE)
+    assert last(found) == errors
+    assert [row[0] for row in rows(found)[1:]] == list(epochs_s)
+    if mean is not None:
+        (note,) = re.findall(r"<p[^>]*>(.*?)</p>", found)
+        assert mean in numbers(note)
+
+
+def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
+    """Workers compute 100 s among them, or 100 s each, and an exchange of e s shows."""
+    costs = {"allreduce": 10.0, "tree": 30.0}
+    cells = study(costs, (1, 2, 4)) + study(costs, (1, 2, 4), scaling="weak")
+    head, *body = rows(section(cells, "Synchronisation"))
+    assert head[-3:] == ["1 w.", "2 w.", "4 w."]
+    assert {(row[0], row[2]): row[-3:] for row in body} == {
+        (method, scaling): percent(0, shown_s / (one + shown_s), shown_s / (other + shown_s))
+        for method, shown_s in costs.items()
+        for scaling, one, other in (("strong", 100 / 2, 100 / 4), ("weak", 100, 100))
+    }
+
+
+def test_idle_time_is_waiting_and_a_hidden_exchange_is_not():
+    waits = {"epoch_s": 8.0, "exposed_s": 0.5, "idle_s": 1.5, "hidden_s": 4.0}
+    cells = [cell("host", 2, **waits), cell("host", 4, **waits | {"idle_s": 0.3})]
+    assert rows(section(cells, "Synchronisation"))[1][-2:] == percent(2.0 / 8, 0.8 / 8)
+    # What was not measured is a dash, and kinds have rows of their own.
+    waits = {"exposed_s": 1.0, "idle_s": 0.0}
+    cells = [cell("tree", 2, **waits), cell("tree", 4, kind="rehearsed", **waits)]
+    assert {row[3]: row[-2:] for row in rows(section(cells, "Synchronisation"))[1:]} == {
+        "measured": ["10.0 %", "-"],
+        "rehearsed": ["-", "10.0 %"],
+    }

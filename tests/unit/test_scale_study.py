@@ -12,7 +12,6 @@ from rich.console import Console
 from findings import EXCHANGES, numbers, run
 from paceline.core.timeline import Origin
 from paceline.records.scale import Point, ScaleCell, ScaleResult, ScaleSettings
-from paceline.records.settings import validated
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study import ScalingStudy, do_runs
 from paceline.studies.scale.study_runs import (
@@ -34,22 +33,6 @@ SETTINGS = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(16, 32))
 HEADER = JournalHeader(id="one", paceline="0.1.0", settings=SETTINGS)
 CELLS = [some_cell(), failed("tree"), some_cell("host", epoch_s=0.1 + 0.2)]
 POINT, PARTS = Point("tree", 2, 16, "strong"), {"forward": 1.0, "backward": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("workers.1", {"workers": (1, 0)}),
-        ("batch_size", {"batch_size": (16, 16)}),
-        ("scaling.0", {"scaling": ("strange",)}),
-        ("overhead", {"overhead": True, "workers": (2, 4)}),
-        ("overhead", {"overhead": True, "predict": True}),
-        ("machine", {"machine": "dgx1-v100"}),
-    ],
-)
-def test_settings_that_cannot_be_are_named(field, values):
-    with refused(field):
-        validated(ScaleSettings, {"model": "lenet5"} | values)
 
 
 @pytest.mark.parametrize(
@@ -120,22 +103,6 @@ def test_a_run_has_as_many_synthetic_samples_as_it_needs(fields, samples):
     (one, *_) = runs(settings)
     line = run_arguments(one, settings, (1, 32, 32), Path("there"))
     assert f"synthetic:1x32x32,classes=10,samples={samples}" in line
-
-
-def test_a_model_with_data_of_its_own_is_trained_for_so_many_steps_of_them():
-    settings = changed(batch_size=(16,), workers=(1,), steps=6, model="own:recipe")
-    (one, *_) = runs(settings)
-    line = run_arguments(one, settings, None, Path("there"))
-    assert line[:2] == ["train", "own:recipe"]
-    assert line[line.index("--steps") + 1] == "6"
-    assert not {"--data", "--epochs", "--learning-rate", "--input-shape"} & set(line)
-
-
-def test_one_worker_exchanges_with_itself_where_a_study_asks_for_the_overhead():
-    settings = ScaleSettings(model="lenet5", workers=(1, 2), batch_size=(8,), overhead=True)
-    for one in runs(settings):
-        asked = run_arguments(one, settings, (1, 32, 32), Path("there"))
-        assert ("--exchange-alone" in asked) == (one.workers == 1)
 
 
 class Turns:

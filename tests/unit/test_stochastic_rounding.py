@@ -42,18 +42,6 @@ def test_each_neighbour_is_as_likely_as_the_value_is_near_to_it(name: str):
         assert abs(surplus / deviation) < 5, f"{tenth=}"
 
 
-def test_the_mean_of_many_payloads_is_the_value():
-    """One code deviates by half a step at most, and the mean of 400 by a fortieth: one sigma."""
-    values = normal(1000)
-    torch.manual_seed(0)
-    codec = EightBit("linear8", stochastic=True)
-    mean = sum(codec.decode(codec.encode(values)).double() for _ in range(400)) / 400
-    step = values.abs().max() / 127
-    assert (mean - values).abs().max() < 5 * step / 40
-    nearest = EightBit("linear8").decode(EightBit("linear8").encode(values))
-    assert (nearest - values).abs().max() > 0.4 * step
-
-
 @each_table
 def test_values_in_the_table_are_unchanged_and_those_above_it_become_its_largest(name: str):
     magnitudes = table(name).magnitudes

@@ -8,37 +8,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nets import Net
 from paceline.core.plan import Kind
 from paceline.models import paced
 from paceline.models.networks import BasicBlock
 from paceline.models.paced import Stretched
 from paceline.record.recorder import Recorder
 from refusals import refused
-from sleeping import Sleeping
-from ticking import Timed
+from ticking import Sleeping, Timed
 
 
-class Twice(nn.Module):
-    """A shared module, and two outputs."""
+def twice(module: nn.Module, last: nn.Module) -> nn.Module:
+    """Return a model with a shared module, and two outputs."""
 
-    def __init__(self, module: nn.Module, last: nn.Module) -> None:
-        super().__init__()
-        self.module, self.last = module, last
+    def compute(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = net.module(net.module(x))
+        return inner.relu(), net.last(inner)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inner = self.module(self.module(x))
-        return inner.relu(), self.last(inner)
+    return Net(compute, module=module, last=last)
 
 
-class Checkpointed(nn.Module):
-    """Runs its module again in backward, in a pass of autograd within the other."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.module, x, use_reentrant=True)
+def checkpointed(module: nn.Module) -> nn.Module:
+    """Return a model that runs its module again in backward, in a pass within the other."""
+    return Net(lambda net, x: checkpoint(net.module, x, use_reentrant=True), module=module)
 
 
 @pytest.fixture
@@ -89,13 +81,13 @@ CASES: dict[str, tuple[Callable[[Sleeping], nn.Module], float, float, Spans, Spa
         [("1", 115, 136), ("0", 136, 136 + 50 + 15)],
     ),
     "a shared module and several outputs": (
-        lambda clock: Twice(Timed(clock, 2, 5), Timed(clock, 3, 7)),
+        lambda clock: twice(Timed(clock, 2, 5), Timed(clock, 3, 7)),
         *(2, 0),
         [("module", 0, 8), ("last", 8, 14)],
         [("last", 114, 128), ("module", 128, 148)],
     ),
     "recomputation": (
-        lambda clock: nn.Sequential(Checkpointed(Timed(clock, 2, 5)), Timed(clock, 3, 7)),
+        lambda clock: nn.Sequential(checkpointed(Timed(clock, 2, 5)), Timed(clock, 3, 7)),
         *(2, 0),
         [("0.module", 0, 4), ("1", 4, 10)],
         [("1", 110, 124), ("0.module", 124, 138)],
@@ -111,6 +103,14 @@ def test_each_layer_takes_factor_times_as_long_both_ways(clock: Sleeping, case: 
     assert spans(model, clock, exchange_s) == {Kind.FORWARD: forward, Kind.BACKWARD: backward}
 
 
+def test_removed_it_is_as_fast_as_before(clock: Sleeping):
+    model = timed((2, 5), (3, 7))(clock)
+    Stretched(model, 3).remove()
+    assert list(spans(model, clock).values()) == [
+        *([("0", 0, 2), ("1", 2, 5)], [("1", 105, 112), ("0", 112, 117)])
+    ]
+
+
 def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
     clock.late_s = 0.5
     model = nn.Sequential(*(Timed(clock, 1, 1) for _ in range(8)))
@@ -122,16 +122,7 @@ def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
 
 def test_an_output_that_is_used_again(clock: Sleeping):
     """Its gradient comes in the midst of a backward pass that has begun with another output's."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = Timed(clock, 2, 5)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return (one := self.module(x)), self.module(one)
-
-    model = Both()
+    model = Net(lambda net, x: ((one := net.module(x)), net.module(one)), module=Timed(clock, 2, 5))
     Stretched(model, 2)
     assert spans(model, clock)[Kind.BACKWARD] == [("module", 108, 128)]
 
@@ -156,19 +147,11 @@ def test_every_backward_pass_is_stretched(clock: Sleeping):
         assert clock.now == 2 + passes * 110
 
 
-def test_removed_it_is_as_fast_as_before(clock: Sleeping):
-    model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
-    Stretched(model, 3).remove()
-    shares = spans(model, clock)
-    assert shares[Kind.FORWARD] == [("0", 0, 2), ("1", 2, 5)]
-    assert shares[Kind.BACKWARD] == [("1", 105, 112), ("0", 112, 117)]
-
-
 @pytest.mark.parametrize(
     "build",
     [
         lambda: BasicBlock(4, 4, 1, nn.Conv2d(4, 4, 1)),
-        lambda: Twice(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)),
+        lambda: twice(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)),
     ],
 )
 def test_outputs_and_gradients_are_the_same_to_the_last_bit(build: Callable[[], nn.Module]):

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data import Dataset, ShardedBatches, load, loader
+from paceline.data import Dataset, load
 from paceline.data.windows import IGNORED, MaskedTokens, TokenWindows
 from refusals import refused
 
@@ -90,12 +90,6 @@ class TestFile:
         assert (data.name, data.num_classes) == (f"text:{path}", 256)
         masked = load(f"masked-text:{path}", (16,))
         assert (masked.name, len(masked.train)) == (f"masked-text:{path}", len(data.train) + 1)
-
-    def test_no_more_is_tested_than_takes_a_moment(self, tmp_path: Path) -> None:
-        text = np.random.default_rng(0).integers(0, 256, 3_000_000).astype(np.uint8).tobytes()
-        path = tmp_path / "text"
-        path.write_bytes(text)
-        assert halves(load(f"text:{path}")) == (text[: -128 * 1024], text[-128 * 1024 :])
 
     def test_it_is_mapped_and_not_read(self, tmp_path: Path) -> None:
         path = tmp_path / "large"
@@ -219,7 +213,6 @@ class TestTokens:
             np.zeros(900),
             np.zeros(900, bool),
             np.zeros(900, "m8[s]"),
-            np.array([{}] * 900),
             np.zeros(0, np.int64),
         ],
         ids=lambda array: f"{array.dtype}{array.shape}",
@@ -260,19 +253,6 @@ class TestTokens:
         with refused(path):
             load(f"tokens:{path}")
         assert not (tmp_path / "ran").exists()
-
-
-def test_an_epoch_takes_each_window_once_on_some_rank(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(np.arange(6000).astype(np.uint8).tobytes())
-    data = load(f"text:{tmp_path}/text", (20,))
-    seen = []
-    for rank in range(3):
-        batches = ShardedBatches(len(data.train), 12, rank, 3, seed=1)
-        for inputs, targets in loader(data.train, batches):
-            assert torch.equal(inputs[:, 1:], targets[:, :-1])
-            seen += inputs.tolist()
-    every, _ = data.train.__getitems__(range(len(data.train)))
-    assert sorted(seen) == sorted(every.tolist())
 
 
 def windows(count: int, length: int) -> TokenWindows:
@@ -368,16 +348,12 @@ class TestMasked:
         assert asked.float().mean(0).std() < 0.02
 
     def test_seed_and_index_alone_decide_what_is_masked(self) -> None:
-        samples = masked()
-        inputs, targets = samples.__getitems__([7, 3, 7])
-        again, asked_again = masked().__getitems__([7])
-        assert torch.equal(inputs[0], inputs[2])
-        assert torch.equal(inputs[0], again[0])
-        assert torch.equal(targets[0], asked_again[0])
-        assert torch.equal(masked()[-1][1], masked()[len(samples) - 1][1])
-        other = masked(seed=4)[7][1]
-        assert not torch.equal(other != IGNORED, targets[0] != IGNORED)
-        assert not torch.equal(targets[0] != IGNORED, targets[1] != IGNORED)
+        _, targets = masked().__getitems__([7, 3, 7])
+        assert torch.equal(targets[0], targets[2])
+        assert torch.equal(targets[0], masked()[7][1])
+        assert torch.equal(masked()[-1][1], masked()[99][1])
+        for other in (masked(seed=4)[7][1], targets[1]):
+            assert not torch.equal(other != IGNORED, targets[0] != IGNORED)
 
     def test_what_is_masked_stays_the_same_in_later_versions(self) -> None:
         """All ranks must agree, and a resumed run with the one before it."""

@@ -1,17 +1,16 @@
-"""Any number of runs beside each other, in the terminal, as JSON and as a page."""
+"""`paceline compare` and `paceline report`: of one run, of two and of any number."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import write_run
 from paceline.core.outcome import Epoch, Updates
 from paceline.records.result import read_run
-from paceline.report.page import write_page
 from paceline.report.side_by_side import SideBySide, epoch_rows, side_by_side, time_rows
-from paceline.report.side_by_side_page import drawn
 from refusals import refused, refused_field
 
 # Seconds of an epoch, and the test losses after epochs.
@@ -22,21 +21,16 @@ SHARES = {"slow": {"cpu0": 30, "gpu0": 10}}
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     for name, (seconds, losses) in CURVES.items():
-        settings = read_run(write_run(tmp_path / name, 1, 2)).settings
-        changes = {"settings": settings.model_copy(update={"options": {"policy": name}})}
+        write_run(tmp_path / name, 1, 2)
+        changes: dict[str, Any] = {"settings": {"options": {"policy": name}}}
         changes["epochs"] = tuple(
             Epoch(number, 2 * loss, loss, 0.5, seconds) for number, loss in enumerate(losses)
         )
         if made := SHARES.get(name):
             changes["updates"] = Updates(sum(made.values()), made, {}, 0.0)
             changes["utilisation"] = {"cpu0": 0.9, "gpu0": 0.45}
-        write(tmp_path / name, **changes)
+        change(tmp_path / name, **changes)
     return [tmp_path / name for name in CURVES]
-
-
-def write(folder: Path, **changes: object) -> None:
-    result = read_run(folder).model_copy(update=changes)
-    (folder / "result.json").write_text(result.model_dump_json())
 
 
 def test_losses_are_divided_by_the_lowest_of_all(folders):
@@ -49,8 +43,7 @@ def test_losses_are_divided_by_the_lowest_of_all(folders):
     assert sides.times == pytest.approx([number / 6 for number in range(1, 7)])
     rows = time_rows(sides)
     assert [row[1:] for row in rows[:2]] == [("-", "-", "-")] * 2
-    assert rows[2][1:] == ("-", "-", "2.250")
-    assert rows[5][1:] == ("2.000", "-", "1.375")
+    assert (rows[2][1:], rows[5][1:]) == (("-", "-", "2.250"), ("2.000", "-", "1.375"))
     assert epoch_rows(sides) == [
         ("1", "2.000", "1.750", "2.250"),
         ("2", "1.500", "1.000", "1.375"),
@@ -67,7 +60,7 @@ def test_updates_and_utilisation_are_of_the_runs_that_have_them(folders):
 
 def test_without_a_test_the_training_loss_is_shown(folders):
     epochs = read_run(folders[0]).epochs
-    write(folders[0], epochs=tuple(Epoch(n, 3.0, None, None, 1.0) for n, _ in enumerate(epochs)))
+    change(folders[0], epochs=tuple(Epoch(n, 3.0, None, None, 1.0) for n, _ in enumerate(epochs)))
     sides = side_by_side(folders)
     assert sides.loss == "train loss"
     assert [run.lowest for run in sides.runs] == [3.0, 0.8, 1.1]
@@ -76,13 +69,13 @@ def test_without_a_test_the_training_loss_is_shown(folders):
 def test_runs_of_one_name_are_told_apart_by_their_paths(folders, tmp_path):
     (tmp_path / "other").mkdir()
     twin = write_run(tmp_path / "other" / "fast", 1, 2)
-    write(twin, epochs=read_run(folders[0]).epochs)
+    change(twin, epochs=read_run(folders[0]).epochs)
     names = [run.name for run in side_by_side([folders[0], twin]).runs]
     assert names == [str(folders[0]), str(twin)]
 
 
 def test_a_rehearsal_without_epochs_has_no_place_among_them(folders):
-    write(folders[1], epochs=())
+    change(folders[1], epochs=())
     with refused(folders[1]):
         side_by_side(folders)
 
@@ -122,9 +115,69 @@ def test_two_runs_have_their_steps_and_a_page_of_losses(line, folders, tmp_path)
     assert not (tmp_path / "one.html").exists()
 
 
-def test_names_from_files_are_text(folders, tmp_path):
-    named = folders[0].rename(tmp_path / "<b>bold")
-    write_page(tmp_path / "page.html", *drawn(side_by_side([named, *folders[1:]])))
-    page = (tmp_path / "page.html").read_text()
-    assert "&lt;b&gt;bold" in page
-    assert "<b>bold" not in page.split('id="plotly"')[0]
+def change(folder: Path, **changes: object) -> Path:
+    """Change a run's result: its fields, or those of its settings and machine."""
+    result = read_run(folder)
+    for name in ("settings", "machine"):
+        part = changes.pop(name, {})
+        old = getattr(result, name)
+        new = old | part if isinstance(old, dict) else old.model_copy(update=part)
+        result = result.model_copy(update={name: new})
+    result = result.model_copy(update=changes)
+    (folder / "result.json").write_text(result.model_dump_json())
+    return folder
+
+
+def test_a_run_is_compared_with_its_prediction(line, tmp_path):
+    folder = write_run(tmp_path / "run", 1.5, 2.0)
+    table = line("compare", folder, "--json").found
+    assert (table["left"], table["right"]) == ("predicted", "measured")
+    first = table["rows"][0]
+    assert first["quantity"] == "step"
+    assert (first["left_s"], first["right_s"]) == pytest.approx((1.5, 2.0))
+    assert first["error"] == pytest.approx(-0.25)
+    assert "-25.0 %" in line("compare", folder).out
+
+
+def test_two_runs_are_compared_by_what_differs_and_what_came_of_it(line, tmp_path):
+    one, other = write_run(tmp_path / "one", 1, 4), write_run(tmp_path / "other", 7, 3)
+    change(one, machine={"torch": "2.12"}, samples_per_s=16.0, accuracy=0.5)
+    new = {"learning_rate": 0.5, "options": {"bucket_mb": 3}, "output": "elsewhere"}
+    change(other, settings=new, machine={"torch": "2.13"}, samples_per_s=21.0, accuracy=0.75)
+    found = line("compare", one, other, "--json").found
+    assert (found["left"], found["right"]) == ("one", "other")
+    step = found["rows"][0]
+    assert (step["left_s"], step["right_s"]) == pytest.approx((4, 3))
+    assert found["settings"] == [
+        {"name": "learning_rate", "left": None, "right": 0.5},
+        {"name": "bucket_mb (of the strategy)", "left": None, "right": 3},
+    ]
+    assert found["machine"] == [{"name": "torch", "left": "2.12", "right": "2.13"}]
+    figures = {row["name"]: (row["left"], row["right"]) for row in found["figures"]}
+    assert (figures["test accuracy"], figures["step, untraced"]) == ((0.5, 0.75), (4, 3))
+    assert figures["samples/s"] == (16, 21)
+    faster, shorter, machine = found["sentences"]
+    assert all(figure in faster for figure in ("21.0", "16.0", "1.31"))
+    assert "1.00 s" in shorter  # half of a step is forward, and half the update: 0.5 s less of each
+    assert "torch" in machine
+    line("compare", one, other)
+    assert line.code == 0
+    assert all(shown in line.out for shown in ("one", "other", "1.31", "+25.00", "-25.0 %"))
+
+
+def test_a_comparison_of_unlike_batches_or_of_equal_runs(line, tmp_path):
+    one, other = write_run(tmp_path / "one", 1, 4), write_run(tmp_path / "other", 7, 3)
+    change(other, settings={"batch_size": 128})
+    (setting,) = line("compare", one, other, "--json").found["settings"]
+    assert setting["name"] == "batch_size"
+    same = line("compare", one, one, "--json").found
+    assert (same["settings"], same["machine"]) == ([], [])
+    assert line("compare", one, one).code == 0
+
+
+def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
+    folder = write_run(tmp_path / "run", 1, 1)
+    line("report", folder)
+    assert (line.code, line.err, line.out) == (0, "", f"{folder}/report.html\n")
+    assert "lenet5" in (folder / "report.html").read_text()
+    assert line("report", folder, "--json").found == {"report": f"{folder}/report.html"}
