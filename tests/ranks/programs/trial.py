@@ -26,7 +26,7 @@ BATCH = 4
 DEADLINE_S = 30.0  # for a program with one kind of wrapper
 WAIT_S = 15.0  # for a rank that waits in vain for another
 
-Run = Callable[["Trial"], Iterator[Any]]
+Run = Callable[["Trial"], Iterator[Any]]  # a program
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,6 @@ class Program:
 
 
 PROGRAMS: dict[str, Program] = {}
-
-
-def program(run: Run | None = None, **known: Any) -> Any:
-    """Register a program, by the name of its file and its own."""
-
-    def register(run: Run) -> Run:
-        PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(run, **known)
-        return run
-
-    return register if run is None else register(run)
 
 
 @dataclass(frozen=True)
@@ -165,6 +155,14 @@ class Trial:
             return Raised.of(error)
         return None
 
+    def evaluated(self, model: nn.Module, step: int = 30) -> Tensor:
+        """What a model answers in evaluation, before it is trained on."""
+        model.eval()
+        with torch.no_grad():
+            answer = model(self.batch(step))
+        model.train()
+        return answer
+
     def look(self, yielded: Any) -> dict[str, Any]:
         """Return all that can be seen now."""
         seen: dict[str, Any] = {"yielded": kept(yielded), "streams": streams()}
@@ -246,10 +244,37 @@ def streams() -> dict[str, str]:
 Loss = Callable[[nn.Module, int], Tensor]
 
 
+def squares(trial: Trial) -> Loss:
+    """The usual loss."""
+    return lambda model, step: model(trial.batch(step)).square().mean()
+
+
 def sgd(module: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
     parameters = module.parameters() if isinstance(module, nn.Module) else module
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def stepped(
+    trained: nn.Module | torch.optim.Optimizer | list[torch.optim.Optimizer],
+    steps: int | Iterable[Any],
+    set_to_none: bool = True,
+) -> Iterator[Any]:
+    """Steps before which gradients are zeroed, and after which optimizers move parameters."""
+    if isinstance(trained, nn.Module):
+        trained = sgd(trained)
+    optimizers = trained if isinstance(trained, list) else [trained]
+    for step in range(steps) if isinstance(steps, int) else steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none)
+        yield step
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def backward(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss
 
 
 def trained(
@@ -259,18 +284,26 @@ def trained(
     steps: int = 3,
 ) -> Iterator[Any]:
     """Train as everyone does, and show each step's loss before the optimizer changes anything."""
-    optimizer = optimizer or sgd(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        yield {"loss": loss}
-        optimizer.step()
+    for step in stepped(optimizer or model, steps):
+        yield {"loss": backward(loss_of(model, step))}
 
 
-def squares(trial: Trial) -> Loss:
-    """The usual loss."""
-    return lambda model, step: model(trial.batch(step)).square().mean()
+class Made(nn.Module):
+    """Parts, and a function of this module and its inputs that is the forward pass."""
+
+    def __init__(self, run: Callable[..., Any], parts: dict[str, Any]) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.run(self, *inputs, **named)
+
+
+def module_of(**parts: Any) -> Callable[[Callable[..., Any]], Made]:
+    """Make a module of parts and a forward pass."""
+    return lambda run: Made(run, parts)
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -279,3 +312,52 @@ def mlp(*sizes: int) -> nn.Sequential:
     for one, other in pairwise(sizes):
         layers += [nn.Linear(one, other), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def program(run: Callable[..., Any] | None = None, **known: Any) -> Any:
+    """Register a program by the name of its file and its own; it may take a usual model, too."""
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        if run.__code__.co_argcount == 2:
+            return trains(mlp)(run)
+        PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(run, **known)
+        return run
+
+    return register if run is None else register(run)
+
+
+def trains(make: Callable[[], nn.Module], **options: Any) -> Any:
+    """Register a program that is given a model of this kind, which is parallel."""
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        own = Program(lambda trial: run(trial, trial.wrap(make(), **options)))
+        PROGRAMS[f"{run.__module__}.{run.__name__}"] = own
+        return run
+
+    return register
+
+
+def programs(file: str, runs: dict[str, Run], **known: Any) -> None:
+    """Register programs of one expression, by the name of their file and their own."""
+    PROGRAMS.update({f"{file}.{name}": Program(run, **known) for name, run in runs.items()})
+
+
+def differences(trial: Trial) -> Loss:
+    """Of two forward passes."""
+    return lambda model, step: (
+        (model(trial.batch(step)) - model(trial.batch(10 + step))).square().mean()
+    )
+
+
+def plain(
+    make: Callable[[], nn.Module],
+    steps: int = 3,
+    loss: Callable[[Trial], Loss] = squares,
+    **options: Any,
+) -> Run:
+    """A program that only trains a model of this kind."""
+    return lambda trial: trained(trial.wrap(make(), **options), loss(trial), steps=steps)
