@@ -12,24 +12,21 @@ def names_in(folder: Path) -> list[str]:
     return [
         f"{file.stem}.{name}"
         for file in sorted(folder.glob("*.py"))
-        if file.stem != "trial"
+        if file.stem not in ("trial", "comparison")
         for node in ast.parse(file.read_text()).body
-        for name in _registered(node)
+        for name in _programs(node)
     ]
 
 
-def _registered(node: ast.stmt) -> list[str]:
-    """The function of `program` or `trains`, or the keys of what `programs` is called with."""
+def _programs(node: ast.stmt) -> list[str]:
+    """A public function of a trial, or what `programs` is called with."""
     if isinstance(node, ast.FunctionDef):
-        return [node.name] if {"program", "trains"} & set(map(_called, node.decorator_list)) else []
+        arguments = [one.arg for one in node.args.args]
+        return [node.name] if node.name[0] != "_" and "trial" in arguments[:1] else []
     call = node.value if isinstance(node, ast.Expr) else None
-    if isinstance(call, ast.Call) and _called(call) == "programs":
+    if isinstance(call, ast.Call) and ast.unparse(call.func) == "programs":
         return [ast.literal_eval(key) for key in call.args[1].keys]
     return []
-
-
-def _called(one: ast.expr) -> str:
-    return ast.unparse(one.func if isinstance(one, ast.Call) else one)
 
 
 def check(folder: Path, name: str, exchange: str, reference: str) -> None:

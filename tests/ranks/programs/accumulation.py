@@ -6,10 +6,9 @@ import torch
 from torch import nn
 from unused import Experts
 
-from trial import backward, gradients, kept, mlp, program, sgd, squares, stepped, trained, trains
+from trial import backward, gradients, kept, mlp, sgd, squares, stepped, trained, trains
 
 
-@program
 def no_sync_in_all_micro_batches_but_the_last(trial, model):
     for step in stepped(model, 3):
         for micro in range(3):
@@ -28,7 +27,6 @@ def no_sync_from_the_very_first_step(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def no_sync_around_backward_only(trial, model):
     """The forward pass outside: DDP exchanges all the same, as its documentation warns."""
     for step in range(3):
@@ -39,7 +37,6 @@ def no_sync_around_backward_only(trial, model):
         yield gradients(model)
 
 
-@program
 def no_sync_around_forward_only(trial, model):
     for step in range(3):
         model.zero_grad()
@@ -49,7 +46,6 @@ def no_sync_around_forward_only(trial, model):
         yield gradients(model)
 
 
-@program
 def no_sync_ended_by_an_error(trial, model):
     try:
         with model.no_sync():
@@ -60,7 +56,6 @@ def no_sync_ended_by_an_error(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def no_sync_within_no_sync(trial, model):
     with model.no_sync():
         with model.no_sync():
@@ -71,7 +66,6 @@ def no_sync_within_no_sync(trial, model):
     yield "together"
 
 
-@program
 def flag_instead_of_no_sync(trial, model):
     """`require_backward_grad_sync`, which many training loops set by hand."""
     optimizer = sgd(model)
@@ -84,7 +78,6 @@ def flag_instead_of_no_sync(trial, model):
             optimizer.zero_grad()
 
 
-@program
 def flag_set_before_backward(trial, model):
     """nanoGPT sets it before forward; others between forward and backward."""
     optimizer = sgd(model)
@@ -121,7 +114,6 @@ def parameters_touched_alone_and_never_exchanged_before(trial, model):
         yield gradients(model)
 
 
-@program
 def accumulation_without_no_sync(trial, model):
     """Each micro-batch is exchanged, with what is there already."""
     optimizer = sgd(model)
@@ -145,7 +137,6 @@ def accumulation_over_gradients_that_are_views(trial, model):
             optimizer.zero_grad(set_to_none=step > 3)
 
 
-@program
 def gradients_zeroed_in_place(trial, model):
     for step in stepped(model, 4, set_to_none=False):
         yield backward(model(trial.batch(step)).square().mean())
@@ -169,7 +160,6 @@ def gradients_kept_over_steps(trial, model):
         yield kept(held)
 
 
-@program
 def gradients_kept_and_put_back(trial, model):
     """Gradient surgery: two tasks' gradients are taken apart, and written back by the user."""
     optimizer = sgd(model)
@@ -186,7 +176,6 @@ def gradients_kept_and_put_back(trial, model):
         optimizer.step()
 
 
-@program
 def gradients_that_the_user_replaces(trial, model):
     """.grad is set to the user's own tensor, to which the next backward pass adds."""
     for step in range(3):
@@ -198,7 +187,6 @@ def gradients_that_the_user_replaces(trial, model):
         yield [same, gradients(model)]
 
 
-@program
 def gradients_deleted_by_some_ranks_only(trial, model):
     """One rank zeroes in place, the other sets None: the means are the same."""
     for step in range(3):
@@ -212,7 +200,6 @@ def gradients_in_small_buckets(trial, model):
     yield from trained(model, squares(trial), steps=4)
 
 
-@program
 def weights_tied_by_the_user_in_two_modules(trial):
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     module[4].weight = module[0].weight
@@ -236,7 +223,6 @@ def gradients_in_one_flat_buffer(trial, model):
             nn.utils.vector_to_parameters(vector, model.parameters())
 
 
-@program
 def parameters_in_shared_memory(trial):
     module = mlp()
     module.share_memory()

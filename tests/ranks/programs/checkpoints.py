@@ -84,7 +84,6 @@ def checkpoint_without_prefix_into_the_wrapper(trial):
     yield state_of(model)
 
 
-@program
 def checkpoint_loaded_on_rank_0_only(trial):
     """Before wrapping: construction sends it to all."""
     module = net()
@@ -104,7 +103,6 @@ def checkpoint_that_does_not_fit(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def checkpoint_loaded_in_the_middle(trial, model):
     """Back to the best state so far, in place and with assign=True."""
     best = copy.deepcopy(model.state_dict())
@@ -113,7 +111,6 @@ def checkpoint_loaded_in_the_middle(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def checkpoint_within_a_larger_module(trial):
     """State of a module that contains a wrapper: names, saving and loading are as with DDP."""
     whole = nn.ModuleDict({"part": trial.wrap(mlp()), "other": nn.Linear(2, 2)})
@@ -197,7 +194,6 @@ def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def wrapper_that_is_dropped(trial):
     """Its module trains alone from then on, and may be wrapped again."""
     module = net()
@@ -226,7 +222,6 @@ def _hooks(module: nn.Module) -> list[int]:
     ]
 
 
-@program
 def module_memory_freed_with_its_wrapper(trial):
     module = net()
     model = trial.wrap(module, watched=False)
@@ -237,7 +232,6 @@ def module_memory_freed_with_its_wrapper(trial):
     yield [one() is None for one in gone]
 
 
-@program
 def wrapper_dropped_before_it_was_used(trial):
     module = mlp()
     for _ in range(3):
@@ -248,7 +242,6 @@ def wrapper_dropped_before_it_was_used(trial):
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program
 def many_wrappers_one_after_another(trial):
     """A search over settings: threads, files and shared memory do not pile up."""
     counts = []
@@ -268,7 +261,6 @@ def many_wrappers_one_after_another(trial):
     yield threading.active_count() <= 1 or "threads in Python are left"
 
 
-@program
 def state_dict_hooks_and_extra_state(trial):
     class Extra(nn.Module):
         def __init__(self) -> None:

@@ -77,7 +77,6 @@ def breaking() -> nn.Module:
     return nn.Sequential(mlp(6, 8, 8), Failure(), mlp(8, 8, 3))
 
 
-@program
 def several_forwards_before_one_backward(trial, model):
     """A siamese network: three passes through one module, and one loss."""
 
@@ -193,7 +192,6 @@ programs(
 )
 
 
-@program
 def error_in_forward_on_all_ranks(trial, model):
     optimizer = sgd(model)
     for step in range(4):
@@ -209,7 +207,6 @@ def error_in_forward_on_all_ranks(trial, model):
         optimizer.step()
 
 
-@program
 def step_without_backward(trial, model):
     """Some batches are thrown away after forward, on all ranks, as with a loss that is NaN."""
     optimizer = sgd(model)
@@ -222,13 +219,11 @@ def step_without_backward(trial, model):
         yield loss
 
 
-@program
 def loss_that_is_a_constant_of_the_output(trial, model):
     """Multiplied by zero, every gradient is zero, and none is None."""
     yield from trained(model, lambda model, step: (model(trial.batch(step)) * 0.0).sum())
 
 
-@program
 def static_graph_with_an_unused_layer(trial):
     """The first step shows that a layer is never used."""
 
@@ -239,7 +234,6 @@ def static_graph_with_an_unused_layer(trial):
     yield from trained(trial.wrap(half, static_graph=True), squares(trial), steps=4)
 
 
-@program
 def order_of_use_that_changes(trial):
     """Layers run in another order in each step, the same on all ranks."""
 
@@ -255,7 +249,6 @@ def order_of_use_that_changes(trial):
     )
 
 
-@program
 def order_of_use_that_differs_between_ranks(trial):
     """Branches are computed in another order on the other rank: gradients come so, too."""
 
@@ -271,7 +264,6 @@ def order_of_use_that_differs_between_ranks(trial):
     )
 
 
-@program
 def backward_in_another_thread(trial):
     """Some loaders and servers run steps in a thread that is not the main one."""
     model = trial.wrap(mlp())

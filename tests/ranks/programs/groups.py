@@ -34,14 +34,12 @@ from trial import (
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 
 
-@program
 def group_of_its_own(trial):
     """process_group= with a second group of the same ranks."""
     model = trial.wrap(normed(), process_group=dist.new_group([0, 1]))
     yield from trained(model, squares(trial))
 
 
-@program
 def group_of_one_rank(trial):
     """Each rank trains with itself: nothing is shared between them."""
     groups = [dist.new_group([rank]) for rank in range(2)]
@@ -49,7 +47,6 @@ def group_of_one_rank(trial):
     yield from trained(model, squares(trial))
 
 
-@program
 def group_of_rank_1_alone(trial):
     """One rank trains by itself while the other has nothing to do with it."""
     group = dist.new_group([1])
@@ -60,7 +57,6 @@ def group_of_rank_1_alone(trial):
     yield "together"
 
 
-@program
 def group_in_another_order(trial):
     """Two groups and two models at the same time, by turns."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
@@ -72,7 +68,6 @@ def group_in_another_order(trial):
         yield step
 
 
-@program
 def mesh_instead_of_a_group(trial):
     model = trial.wrap(mlp(), device_mesh=init_device_mesh("cpu", (2,)))
     yield from trained(model, squares(trial))
@@ -90,7 +85,6 @@ def collectives_of_the_user_between_steps(trial, model):
         yield [total, told]
 
 
-@program
 def collective_of_the_user_in_forward(trial):
     """Features of all ranks are gathered inside of forward, as CLIP does."""
 
@@ -112,7 +106,6 @@ def collective_of_the_user_in_forward(trial):
     )
 
 
-@program
 def collective_of_the_user_in_backward(trial):
     """torch.distributed.nn's gather has its own collective in the middle of backward."""
     from torch.distributed.nn.functional import all_gather
@@ -135,17 +128,14 @@ def _uneven(trial: Trial, model: nn.Module, **options: Any) -> Iterator[Any]:
     yield "joined"
 
 
-@program
 def uneven_inputs_in_join(trial):
     yield from _uneven(trial, trial.wrap(normed()))
 
 
-@program
 def uneven_inputs_in_join_divided_by_who_is_there(trial):
     yield from _uneven(trial, trial.wrap(normed()), divide_by_initial_world_size=False)
 
 
-@program
 def uneven_inputs_in_join_with_unused_parameters_sought(trial):
     yield from _uneven(trial, trial.wrap(mlp(), find_unused_parameters=True))
 
@@ -171,7 +161,6 @@ def even_inputs_in_join_and_steps_after_it(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def uneven_inputs_with_accumulation_in_join(trial, model):
     optimizer = sgd(model)
     with model.join():
@@ -187,7 +176,6 @@ def uneven_inputs_with_accumulation_in_join(trial, model):
     yield "joined"
 
 
-@program
 def uneven_inputs_in_join_with_zero_redundancy(trial, model):
     """Join over the wrapper and an optimizer that is split over ranks."""
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -198,7 +186,6 @@ def uneven_inputs_in_join_with_zero_redundancy(trial, model):
     yield "joined"
 
 
-@program
 def parameters_and_buffers_to_ignore(trial):
     """They are neither sent at construction nor exchanged: each rank has its own."""
     module = normed()
@@ -254,7 +241,6 @@ def power_sgd(trial):
     )
 
 
-@program
 def hook_that_is_none(trial, model):
     """What DDP refuses as no hook at all is refused by all exchanges alike."""
     yield trial.refused(lambda: model.register_comm_hook(None, 3)) is not None
@@ -269,7 +255,6 @@ def gradients_as_views_of_buckets(trial, model):
         optimizer.step()
 
 
-@program
 def unused_parameters_skipped(trial):
     @module_of(used=mlp(), unused=mlp())
     def half(self, x: Tensor) -> Tensor:
@@ -313,7 +298,6 @@ def hook_on_buffers(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def logging_data(trial, model):
     """What monitoring tools read of DDP."""
     yield from trained(model, squares(trial))

@@ -88,7 +88,6 @@ def nested_dicts_in(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def inputs_come_as_they_are(trial):
     """Neither copied nor converted: integers, None, objects and the same tensor twice."""
     seen: list[Any] = []
@@ -147,18 +146,15 @@ def _answered(trial: Trial, kinds: list[str], **options: Any) -> Iterator[Any]:
             yield {"kind": kind, "class": type(answer).__name__, "tensors": _tensors(answer)}
 
 
-@program
 def outputs_of_every_structure(trial):
     yield from _answered(trial, list(ANSWERS))
 
 
-@program
 def outputs_of_every_structure_with_unused_parameters_sought(trial):
     kinds = [kind for kind in ANSWERS if kind != "object"]  # in which DDP finds no tensors
     yield from _answered(trial, kinds, find_unused_parameters=True)
 
 
-@program
 def outputs_of_every_structure_with_a_static_graph(trial):
     kinds = [kind for kind in ANSWERS if kind not in ("object", "dataclass")]
     yield from _answered(trial, kinds, static_graph=True)
@@ -173,7 +169,6 @@ def dataclass_of_a_static_graph(trial):
         yield gradients(trial.bare(model))
 
 
-@program
 def loss_computed_inside(trial):
     """The module returns a dict with its loss, a number for the log, and a prediction."""
 
@@ -195,7 +190,6 @@ def loss_computed_inside(trial):
     yield model(trial.batch(30))["logits"]
 
 
-@program
 def output_that_is_the_input_or_a_parameter(trial):
     """Leaves among the outputs: the input itself, a weight, a constant."""
 
@@ -223,7 +217,6 @@ def inputs_that_require_gradients(trial, model):
         yield [one.grad, other.grad]
 
 
-@program
 def output_changed_in_place(trial, model):
     """The output is an ordinary tensor, which may be scaled in place."""
 
@@ -247,7 +240,6 @@ def output_changed_in_place_with_unused_parameters_sought(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def batches_of_different_sizes(trial, model):
     """Ranks have other numbers of samples, and means weigh each rank alike, as with DDP."""
     yield from trained(
@@ -267,7 +259,6 @@ def sequences_of_different_lengths(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def empty_batch_on_one_rank(trial, model):
     """The last batch has nothing for rank 1: its gradients are zeros, and the mean is half."""
 

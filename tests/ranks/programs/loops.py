@@ -10,18 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from trial import (
-    backward,
-    gradients,
-    mlp,
-    program,
-    sgd,
-    squares,
-    state_of,
-    stepped,
-    trained,
-    trains,
-)
+from trial import backward, gradients, mlp, sgd, squares, state_of, stepped, trained, trains
 
 
 @trains(deep)
@@ -81,7 +70,6 @@ def collective_that_runs_beside_backward(trial, model):
         yield total[:2]
 
 
-@program
 def collective_in_a_hook_of_a_gradient(trial):
     """The user reduces a gradient of an activation, in the middle of the exchange."""
     module = mlp(6, 8, 8, 3)
@@ -119,7 +107,6 @@ def loader_with_a_forked_worker(trial, model):
             yield "step"
 
 
-@program
 def profiler_around_the_steps(trial, model):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         yield from trained(model, squares(trial))
@@ -127,7 +114,6 @@ def profiler_around_the_steps(trial, model):
     yield "DistributedDataParallel.forward" in names
 
 
-@program
 def operations_counted(trial, model):
     """A counter of operations sees the module's own, and none of the exchange's."""
     yield from trained(model, squares(trial))
@@ -137,7 +123,6 @@ def operations_counted(trial, model):
     yield counter.get_total_flops()
 
 
-@program
 def anomalies_detected(trial, model):
     with torch.autograd.detect_anomaly(check_nan=True):
         yield from trained(model, squares(trial))
@@ -192,7 +177,6 @@ def bare_module_on_one_rank_only(trial, model):
                 parameter.grad = gradient
 
 
-@program
 def wrapper_and_bare_module_in_one_loss(trial, model):
     """Consistency training: one branch through the wrapper, the other beside it."""
 
@@ -203,7 +187,6 @@ def wrapper_and_bare_module_in_one_loss(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def inner_steps_of_meta_learning(trial, model):
     """MAML: the inner loop has its own weights, the outer gradient goes through the wrapper."""
     for step in stepped(model, 3):
@@ -218,7 +201,6 @@ def inner_steps_of_meta_learning(trial, model):
         yield outer
 
 
-@program
 def second_wrapper_while_the_first_lives(trial):
     module = mlp()
     models = [trial.wrap(module), trial.wrap(module, watched=False)]
@@ -228,7 +210,6 @@ def second_wrapper_while_the_first_lives(trial):
         yield step
 
 
-@program
 def wrapper_around_a_module_with_a_wrapper(trial):
     """An inner wrapper whose parameters the outer one is told to ignore."""
 
@@ -247,7 +228,6 @@ def wrapper_around_a_module_with_a_wrapper(trial):
     yield from trained(trial.wrap(outer), squares(trial))
 
 
-@program
 def ranks_in_different_modes(trial):
     """Rank 1 trains in eval mode: nothing is awaited that the other does not send."""
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -256,7 +236,6 @@ def ranks_in_different_modes(trial):
     yield from trained(model, squares(trial), steps=5)
 
 
-@program
 def model_of_many_megabytes(trial):
     """Parameters that are larger than one of DDP's buckets."""
     module = nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 6000)).float()
@@ -267,7 +246,6 @@ def model_of_many_megabytes(trial):
         yield [(p.grad.sum(), p.grad.flatten()[-5:]) for p in model.parameters()]
 
 
-@program
 def steps_under_many_settings(trial, model):
     """Deterministic algorithms, inference mode between steps, another default type."""
     for step, around in enumerate([torch.enable_grad(), nullcontext(), torch.inference_mode()]):

@@ -8,19 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from trial import (
-    backward,
-    gradients,
-    mlp,
-    normed,
-    program,
-    sgd,
-    squares,
-    state_of,
-    stepped,
-    trained,
-    trains,
-)
+from trial import backward, gradients, mlp, normed, sgd, squares, state_of, stepped, trained, trains
 
 
 @trains(normed)
@@ -53,7 +41,6 @@ def sanity_check_before_training(trial, model):
             model.train()
 
 
-@program
 def evaluated_with_gradients_on_before_training(trial):
     """Forgetting no_grad in validation keeps graphs alive that nobody runs backward through."""
     model = trial.wrap(normed()).eval()
@@ -75,7 +62,6 @@ def saved_before_the_first_step(trial, model):
     yield state_of(model)
 
 
-@program
 def module_copied_before_the_first_step(trial, model):
     """A target network that begins with the values of rank 0 on every rank."""
     target = copy.deepcopy(model.module).requires_grad_(False)
@@ -92,7 +78,6 @@ def module_copied_before_the_first_step(trial, model):
         yield {"loss": loss, "target": state_of(target)}
 
 
-@program
 def wrapper_copied_before_the_first_step(trial, model):
     """Original and copy train independently of each other, each on all ranks."""
     copied = copy.deepcopy(model)
@@ -136,7 +121,6 @@ def averaged_from_before_the_first_step(trial, model):
         yield [average.eval()(trial.batch(30)) for average in averages]
 
 
-@program
 def averaged_before_it_is_wrapped(trial):
     """A teacher that is copied before wrapping keeps each rank's own first values."""
     module = mlp()
@@ -179,7 +163,6 @@ def batches_of_one_kind_before_another(trial, model):
         yield loss
 
 
-@program
 def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model):
 
     def loss_of(model: nn.Module, step: int) -> torch.Tensor:
@@ -189,7 +172,6 @@ def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def wrapper_in_a_reentrant_checkpoint(trial, model):
 
     def loss_of(model: nn.Module, step: int) -> torch.Tensor:
@@ -206,7 +188,6 @@ def first_forward_without_backward(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def first_forward_without_backward_on_one_rank(trial, model):
     """Without buffers a forward pass concerns nobody else: one rank may run it alone."""
     with torch.no_grad():
@@ -230,7 +211,6 @@ def evaluated_on_one_rank_only(trial, model):
         yield loss
 
 
-@program
 def wrapped_again_after_training(trial):
     """The bare module of one wrapper goes into a second one, as between two phases of training."""
     module = mlp()
@@ -238,7 +218,6 @@ def wrapped_again_after_training(trial):
     yield from trained(trial.wrap(module, watched=False), squares(trial))
 
 
-@program
 def weights_changed_between_construction_and_first_step(trial, model):
     """What a rank changes by itself after construction stays its own, as with DDP."""
     with torch.no_grad():

@@ -7,21 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from trial import (
-    backward,
-    gradients,
-    mlp,
-    module_of,
-    program,
-    sgd,
-    squares,
-    state_of,
-    stepped,
-    trained,
-)
+from trial import backward, gradients, mlp, module_of, sgd, squares, state_of, stepped, trained
 
 
-@program
 def lstm_with_its_state_carried_on(trial):
     """Truncated backpropagation through time: the state goes on, detached."""
 
@@ -41,7 +29,6 @@ def lstm_with_its_state_carried_on(trial):
         yield [out, list(state)]
 
 
-@program
 def rnn_cell_unrolled(trial):
     @module_of(cell=nn.GRUCell(6, 6))
     def unrolled(self, x: Tensor) -> Tensor:
@@ -53,7 +40,6 @@ def rnn_cell_unrolled(trial):
     yield from trained(trial.wrap(unrolled), squares(trial))
 
 
-@program
 def transformer_with_attention(trial):
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     model = trial.wrap(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
@@ -63,7 +49,6 @@ def transformer_with_attention(trial):
     )
 
 
-@program
 def weight_norm_and_spectral_norm(trial):
     """Parametrizations: what is trained is not what is used, and spectral norm has buffers."""
     module = nn.Sequential(
@@ -80,7 +65,6 @@ def weight_norm_and_spectral_norm(trial):
         yield model(trial.batch(30))
 
 
-@program
 def hooks_of_modules(trial):
     """Forward hooks and full backward hooks run once for each pass, and see what they see."""
     module = mlp(6, 8, 8, 3)
@@ -97,7 +81,6 @@ def hooks_of_modules(trial):
         seen.clear()
 
 
-@program
 def hooks_of_tensors(trial):
     """Hooks on parameters and activations see and change this rank's own gradients."""
     module = mlp(6, 8, 8, 3)
@@ -121,7 +104,6 @@ def hooks_of_tensors(trial):
         seen.clear()
 
 
-@program
 def features_taken_with_a_hook(trial):
     """A loss on an activation that a hook took out of the module: perceptual losses do."""
     module = mlp(6, 8, 8, 3)
@@ -136,7 +118,6 @@ def features_taken_with_a_hook(trial):
     yield from trained(model, loss_of)
 
 
-@program
 def functional_call_of_the_wrapper(trial, model):
     """Evaluation with other weights: neither the module nor its gradients change."""
     yield from trained(model, squares(trial))
@@ -148,7 +129,6 @@ def functional_call_of_the_wrapper(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def transforms_of_the_module(trial, model):
     """Gradients of each sample with torch.func, between the steps of the wrapper."""
 
@@ -161,7 +141,6 @@ def transforms_of_the_module(trial, model):
         yield [loss, each(parameters, trial.batch(30))]
 
 
-@program
 def attributes_through_the_wrapper(trial):
     """Names, modules, modes and repr are DDP's; so are attributes that DDP does not have."""
 
@@ -187,7 +166,6 @@ def attributes_through_the_wrapper(trial):
         yield [name, str(getattr(model, name))]
 
 
-@program
 def arguments_of_ddp_in_their_order(trial):
     """As old code passes them: device_ids, output_device and dim by position."""
     torch.manual_seed(3)
@@ -199,7 +177,6 @@ def arguments_of_ddp_in_their_order(trial):
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
 
 
-@program
 def wrapper_within_a_module(trial):
     """A part is wrapped, and the whole around it is not."""
 
@@ -223,7 +200,6 @@ def wrapper_within_a_module(trial):
         whole.train(step % 2 == 0)
 
 
-@program
 def methods_other_than_forward(trial):
     """A generator's own methods are called on the bare module between steps."""
 
@@ -245,7 +221,6 @@ def methods_other_than_forward(trial):
             yield [loss, model.module.encode(trial.batch(30))]
 
 
-@program
 def diffusion_step(trial):
     """Noise and times are drawn at random, with keyword arguments and self-conditioning."""
 
@@ -268,7 +243,6 @@ def diffusion_step(trial):
     yield from trained(model, loss_of, steps=4)
 
 
-@program
 def reinforcement_learning(trial):
     """Acting without gradients, learning in several epochs, actor and critic in one module."""
 

@@ -57,7 +57,6 @@ def batch_norm_without_broadcast(trial, model):
     yield trial.evaluated(model, 30)
 
 
-@program
 def batch_norm_without_initial_sync(trial):
     """init_sync=False: whoever says so has equal weights already."""
     torch.manual_seed(3)

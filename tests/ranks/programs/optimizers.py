@@ -51,7 +51,6 @@ class Muonlike(torch.optim.Optimizer):
         parameter.sub_(update, alpha=lr)
 
 
-@program
 def every_common_optimizer(trial):
     """Epsilons are large: Adam would make much of the rounding of a gradient that is zero."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
@@ -68,7 +67,6 @@ def every_common_optimizer(trial):
         yield from trained(model, squares(trial), make(model.parameters()))
 
 
-@program
 def clipping_by_norm_and_by_value(trial, model):
     for step in stepped(model, 4):
         (model(trial.batch(step)).square().mean() * 100).backward()
@@ -91,7 +89,6 @@ def schedule_with_warm_up_and_two_groups(trial, model):
         schedule.step()
 
 
-@program
 def optimizer_made_before_wrapping(trial):
     """Parameters stay the same objects: an optimizer that was made before still moves them."""
     module = mlp()
@@ -102,7 +99,6 @@ def optimizer_made_before_wrapping(trial):
     assert before == [id(parameter) for parameter in model.parameters()]
 
 
-@program
 def optimizer_in_hooks_after_each_gradient(trial, model):
     """register_post_accumulate_grad_hook sees what DDP shows it: this rank's own gradient."""
     seen: list[Tensor] = []
@@ -113,7 +109,6 @@ def optimizer_in_hooks_after_each_gradient(trial, model):
         seen.clear()
 
 
-@program
 def lbfgs_with_a_closure(trial, model):
     """Many forward and backward passes in one step of the optimizer."""
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
@@ -131,7 +126,6 @@ def lbfgs_with_a_closure(trial, model):
         yield losses
 
 
-@program
 def sharpness_aware_minimization(trial, model):
     """SAM: two passes for each step, the first of which may stay unexchanged."""
     optimizer = sgd(model)
@@ -161,7 +155,6 @@ def zero_redundancy_optimizer(trial, model):
         yield kept(optimizer.state_dict()["state"])
 
 
-@program
 def averaged_weights_and_their_batch_norms(trial):
     """SWA as the documentation has it, with update_bn in the end."""
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -193,7 +186,6 @@ def local_sgd_after_some_steps(trial):
     yield from trained(model, squares(trial), optimizer, steps=6)
 
 
-@program
 def model_averaging_without_a_hook(trial, model):
     """Local SGD by hand: no_sync in all steps, and an average every second one."""
     averager = PeriodicModelAverager(period=2, warmup_steps=0)
@@ -207,7 +199,6 @@ def model_averaging_without_a_hook(trial, model):
         yield step
 
 
-@program
 def parameters_moved_by_the_user(trial, model):
     """SGD by hand, with .data, as in the oldest tutorials."""
     for step in range(3):
@@ -217,7 +208,6 @@ def parameters_moved_by_the_user(trial, model):
             parameter.data = parameter.data - 0.1 * parameter.grad.data
 
 
-@program
 def gradient_noise_and_centralization(trial, model):
     """Gradients are changed in place after backward, before the optimizer sees them."""
     for loss in trained(model, squares(trial)):
@@ -229,7 +219,6 @@ def gradient_noise_and_centralization(trial, model):
         yield loss
 
 
-@program
 def learning_that_stops_on_all_ranks(trial, model):
     """Early stopping: the flag is reduced between steps, in the user's own collective."""
     for loss in trained(model, squares(trial), steps=8):

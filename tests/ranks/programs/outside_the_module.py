@@ -6,19 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trial import (
-    backward,
-    gradients,
-    kept,
-    mlp,
-    program,
-    sgd,
-    squares,
-    state_of,
-    stepped,
-    trained,
-    trains,
-)
+from trial import backward, gradients, kept, mlp, sgd, squares, state_of, stepped, trained, trains
 
 
 @trains(lambda: mlp(4, 8, 3))
@@ -30,7 +18,6 @@ def prompt_outside_of_the_wrapper(trial, model):
         yield {"prompt": prompt.grad}
 
 
-@program
 def prompt_before_a_frozen_first_layer(trial):
     module = mlp(4, 8, 8, 3)
     module[0].requires_grad_(False)
@@ -43,7 +30,6 @@ def prompt_before_a_frozen_first_layer(trial):
         yield {"prompt": prompt.grad}
 
 
-@program
 def small_loss_beside_a_head_outside(trial):
     """A head that is not wrapped keeps this rank's gradients, to the last bit."""
     body, head = trial.wrap(mlp(6, 8, 8)), nn.Linear(8, 2)
@@ -52,14 +38,12 @@ def small_loss_beside_a_head_outside(trial):
         yield {"loss": loss, "head": gradients(head)}
 
 
-@program
 def two_wrappers_in_a_chain(trial):
     first, second = trial.wrap(mlp(6, 8, 5)), trial.wrap(mlp(5, 7, 2))
     for step in stepped(sgd([*first.parameters(), *second.parameters()]), 4):
         yield backward(second(first(trial.batch(step)).tanh()).square().mean())
 
 
-@program
 def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
     models = [trial.wrap(mlp(6, 6)) for _ in range(3)]
     optimizers = [sgd(model) for model in models]
@@ -75,7 +59,6 @@ def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
         yield x
 
 
-@program
 def gan_with_requires_grad_toggled(trial):
     """The discriminator is frozen, as in pix2pix, while the generator learns through it."""
     generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
@@ -95,7 +78,6 @@ def gan_with_requires_grad_toggled(trial):
         yield [real_loss, fake_loss, loss]
 
 
-@program
 def gan_without_toggling(trial):
     """As in the DCGAN example: two backward passes of the discriminator for one step of it."""
     generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
@@ -112,7 +94,6 @@ def gan_without_toggling(trial):
         optimizers[0].step()
 
 
-@program
 def wgan_gp_with_double_backward(trial):
     """The penalty is on the discriminator's own input gradient, with create_graph."""
     discriminator = trial.wrap(nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)))
@@ -125,7 +106,6 @@ def wgan_gp_with_double_backward(trial):
         yield {"loss": loss, "slope": slope}
 
 
-@program
 def penalty_through_the_module_beside_the_wrapper(trial):
     """The penalty runs the bare module, as StyleGAN does, before the wrapper's own backward."""
     module = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1))
@@ -138,7 +118,6 @@ def penalty_through_the_module_beside_the_wrapper(trial):
         yield slope
 
 
-@program
 def saliency_between_steps(trial, model):
     """torch.autograd.grad leaves nothing behind that the next step's gradients would show."""
     for step in stepped(model, 4):
@@ -148,7 +127,6 @@ def saliency_between_steps(trial, model):
         yield [saliency, loss]
 
 
-@program
 def saliency_on_one_rank_only(trial, model):
     """One rank plots while the other trains on; a model without buffers needs nobody for that."""
     optimizer = sgd(model)
@@ -163,7 +141,6 @@ def saliency_on_one_rank_only(trial, model):
         optimizer.step()
 
 
-@program
 def adversarial_examples_by_fgsm(trial, model):
     for step in stepped(model, 4):
         x = trial.batch(step).requires_grad_()
@@ -173,7 +150,6 @@ def adversarial_examples_by_fgsm(trial, model):
         yield [attacked, loss]
 
 
-@program
 def adversarial_examples_by_backward(trial, model):
     """Some write x.grad with a whole backward pass, and clear the model's gradients afterwards."""
     optimizer = sgd(model)
@@ -187,7 +163,6 @@ def adversarial_examples_by_backward(trial, model):
         optimizer.step()
 
 
-@program
 def backward_for_the_inputs_only(trial, model):
     """backward(inputs=[x]) reaches no parameter: their gradients stay None."""
     x = trial.batch(0).requires_grad_()
@@ -196,7 +171,6 @@ def backward_for_the_inputs_only(trial, model):
     yield from trained(model, squares(trial))
 
 
-@program
 def decay_in_the_loss(trial, model):
     """The loss reads parameters beside the forward pass: both ways lead into one gradient."""
 
@@ -207,7 +181,6 @@ def decay_in_the_loss(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def distillation_from_a_frozen_teacher(trial):
     teacher = mlp().requires_grad_(False).eval()
     student = trial.wrap(copy.deepcopy(teacher).requires_grad_(True))
@@ -220,7 +193,6 @@ def distillation_from_a_frozen_teacher(trial):
     yield state_of(teacher)
 
 
-@program
 def weighting_of_losses_outside(trial):
     """Learned weights of two losses, which only the loss function knows."""
     model, logs = trial.wrap(mlp(6, 8, 4)), nn.Parameter(torch.zeros(2))
@@ -231,7 +203,6 @@ def weighting_of_losses_outside(trial):
         yield kept([losses, logs.grad])
 
 
-@program
 def gradient_with_respect_to_parameters(trial, model):
     """torch.autograd.grad with respect to the parameters is this rank's own, as with DDP."""
     for step in range(2):

@@ -21,13 +21,12 @@ from trial import (
 )
 
 
-def narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:
+def _narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:
     return lambda model, step: model(trial.batch(step, dtype=dtype)).float().square().mean()
 
 
-@program
 def float32(trial):
-    yield from trained(trial.wrap(mlp().float()), narrow(trial), steps=5)
+    yield from trained(trial.wrap(mlp().float()), _narrow(trial), steps=5)
 
 
 @trains(lambda: mlp().float())
@@ -42,14 +41,13 @@ def autocast_to_bfloat16_around_the_wrapper(trial, model):
     yield from trained(model, loss_of)
 
 
-@program
 def autocast_inside_the_module(trial):
     @module_of(net=mlp().float())
     @torch.autocast("cpu", dtype=torch.bfloat16)
     def cast(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    yield from trained(trial.wrap(cast), narrow(trial))
+    yield from trained(trial.wrap(cast), _narrow(trial))
 
 
 @trains(lambda: mlp().float())
@@ -59,7 +57,7 @@ def gradient_scaler(trial, model):
     optimizer = sgd(model)
     for step in range(6):
         optimizer.zero_grad()
-        loss = narrow(trial)(model, step)
+        loss = _narrow(trial)(model, step)
         scaler.scale(loss * 2**5).backward()
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -68,7 +66,6 @@ def gradient_scaler(trial, model):
         yield [loss, norm, scaler.get_scale()]
 
 
-@program
 def gradients_infinite_on_one_rank(trial, model):
     """Infinite or NaN on one rank is so on all, as sums are."""
     for step in range(3):
@@ -83,21 +80,20 @@ def gradients_very_small(trial, model):
     """Means of denormal numbers, in float32."""
     for step in range(2):
         model.zero_grad()
-        (narrow(trial)(model, step) * 1e-30 * 1e-8).backward()
+        (_narrow(trial)(model, step) * 1e-30 * 1e-8).backward()
         yield step
 
 
 @trains(lambda: mlp().bfloat16())
 def bfloat16_module(trial, model):
-    yield from trained(model, narrow(trial, torch.bfloat16))
+    yield from trained(model, _narrow(trial, torch.bfloat16))
 
 
 @trains(lambda: mlp().half())
 def float16_module(trial, model):
-    yield from trained(model, narrow(trial, torch.float16))
+    yield from trained(model, _narrow(trial, torch.float16))
 
 
-@program
 def parameters_of_several_types(trial):
     """Norms in float32, layers in bfloat16, a head in float64."""
 
@@ -112,7 +108,6 @@ def parameters_of_several_types(trial):
     yield from trained(trial.wrap(several), squares(trial), steps=4)
 
 
-@program
 def complex_parameters(trial):
     @module_of(filter=nn.Parameter(torch.randn(4, dtype=torch.complex128)), net=mlp())
     def fourier(self, x: Tensor) -> Tensor:
@@ -121,7 +116,6 @@ def complex_parameters(trial):
     yield from trained(trial.wrap(fourier), squares(trial))
 
 
-@program
 def sparse_embedding(trial):
     """Sparse gradients stay sparse, over the rows of all ranks."""
     module = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Flatten(), nn.Linear(18, 2))
@@ -152,7 +146,6 @@ def sparse_embedding_bag_with_unused_parameters_sought(trial):
         yield step
 
 
-@program
 def channels_last(trial):
     """Gradients have their parameters' strides, whatever goes over the wire."""
     module = nn.Sequential(
@@ -165,7 +158,6 @@ def channels_last(trial):
         yield [list(parameter.grad.stride()) for parameter in model.parameters()]
 
 
-@program
 def parameters_that_are_not_contiguous(trial):
     """A transposed weight and an expanded gradient."""
 
@@ -183,7 +175,6 @@ def parameters_that_are_not_contiguous(trial):
         yield [list(parameter.grad.stride()) for parameter in model.parameters()]
 
 
-@program
 def parameters_without_elements_or_dimensions(trial):
     @module_of(
         net=mlp(), scalar=nn.Parameter(torch.tensor(0.5)), empty=nn.Parameter(torch.zeros(0, 3))
@@ -194,7 +185,6 @@ def parameters_without_elements_or_dimensions(trial):
     yield from trained(trial.wrap(odd), squares(trial))
 
 
-@program
 def thousand_small_parameters(trial):
     @module_of(scales=nn.ParameterList(torch.randn(3) for _ in range(300)), net=mlp())
     def many(self, x: Tensor) -> Tensor:
@@ -225,10 +215,9 @@ def mixed_precision_of_ddp(trial):
 
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = trial.wrap(mlp().float(), mixed_precision=half)
-    yield from trained(model, narrow(trial))
+    yield from trained(model, _narrow(trial))
 
 
-@program
 def segmentation_with_class_weights(trial):
     """A small U-net, in float32, with two losses and a buffer of class weights."""
 

@@ -6,17 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from trial import (
-    Run,
-    Trial,
-    mlp,
-    module_of,
-    plain,
-    program,
-    programs,
-    squares,
-    trained,
-)
+from trial import Run, Trial, mlp, module_of, plain, programs, squares, trained
 
 
 class Tied(nn.Module):
@@ -43,7 +33,7 @@ class Tied(nn.Module):
         return checkpoint(layer, x, use_reentrant=self.use_reentrant)
 
 
-def language(trial: Trial) -> Any:
+def _language(trial: Trial) -> Any:
     def loss_of(model: nn.Module, step: int) -> Tensor:
         x = trial.batch(step, 4, 5).mul(10).long().abs() % 7
         return F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
@@ -53,10 +43,9 @@ def language(trial: Trial) -> Any:
 
 def tied(*known: Any, **options: Any) -> Run:
     """A program that trains such a model."""
-    return plain(lambda: Tied(*known), loss=language, **options)
+    return plain(lambda: Tied(*known), loss=_language, **options)
 
 
-@program
 def sequence_of_checkpoints_with_dropout(trial):
     """What is computed again draws the same numbers, and leaves the random streams alone."""
     layers = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh()) for _ in range(4)]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trial import backward, mlp, plain, program, programs, sgd, squares, stepped, trained, trains
+from trial import backward, mlp, plain, programs, sgd, squares, stepped, trained, trains
 
 
 class Counting(nn.Module):
@@ -67,7 +67,6 @@ class Deep(nn.Module):
         return x
 
 
-@program
 def forward_that_counts_itself(trial):
     """A forward pass that nobody asked for would be counted, and change the loss."""
     module = Counting()
@@ -76,7 +75,6 @@ def forward_that_counts_itself(trial):
         yield [seen, module.runs]
 
 
-@program
 def memory_bank(trial):
     module = Remembering()
     model = trial.wrap(module)

@@ -14,7 +14,6 @@ from trial import (
     gradients,
     mlp,
     module_of,
-    program,
     sgd,
     squares,
     state_of,
@@ -30,7 +29,6 @@ def deep() -> nn.Sequential:
     return mlp(6, 8, 8, 8, 8, 3)
 
 
-@program
 def through_all_exchanges(trial):
     yield from trained(trial.wrap(deep()), squares(trial), steps=STEPS)
 
@@ -46,7 +44,6 @@ def adam_in_float32_through_all_exchanges(trial, model):
     )
 
 
-@program
 def batch_norm_and_evaluation_through_all_exchanges(trial):
     module = nn.Sequential(
         nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)
@@ -90,7 +87,6 @@ def several_forwards_through_all_exchanges(trial, model):
     yield from trained(model, loss_of, steps=STEPS)
 
 
-@program
 def gradients_kept_through_all_exchanges(trial, model):
     held: list[Tensor] = []
     for step in stepped(model, STEPS):
@@ -116,7 +112,6 @@ def prompt_outside_through_all_exchanges(trial, model):
         yield prompt.grad
 
 
-@program
 def two_models_through_all_exchanges(trial):
     """Each tries for itself, at other times than the other."""
     models = [trial.wrap(mlp(6, 8, 6)), trial.wrap(mlp(6, 8, 1))]
@@ -157,7 +152,6 @@ def saved_while_exchanges_are_tried(trial, model):
     yield state_of(fresh)
 
 
-@program
 def static_graph_with_checkpoints_through_all_exchanges(trial):
     from torch.utils.checkpoint import checkpoint
 

@@ -1,8 +1,9 @@
 """Programs of the kind that people train, and what can be seen of one while it runs.
 
-A program is a generator: it makes modules, wraps them with `trial.wrap`, trains, and yields what it
-wants compared (losses, outputs, copies). After each yield the harness looks by itself at every
-wrapped module (parameters, gradients, buffers, how often its forward ran) and at the random
+A program is a public function whose first argument is `trial`; a second one is a model, an `mlp()`
+unless `trains` says more. It is a generator: it makes modules, wraps them with `trial.wrap`,
+trains, and yields what it wants compared (losses, outputs, copies). After each yield the harness
+looks by itself at every wrapped module (parameters, gradients, buffers, how often its forward ran) and at the random
 streams. What a program yields and does must not depend on what `trial.wrap` returns:
 DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
 """
@@ -12,6 +13,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import chain, pairwise
 from typing import Any
 
@@ -318,20 +320,18 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def program(run: Callable[..., Any] | None = None, **known: Any) -> Any:
-    """Register a program by the name of its file and its own; it may take a usual model, too."""
+def program(**known: Any) -> Any:
+    """Say what is known of a program."""
 
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        if run.__code__.co_argcount == 2:
-            return trains(mlp)(run)
+    def register(run: Run) -> Run:
         PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(run, **known)
         return run
 
-    return register if run is None else register(run)
+    return register
 
 
 def trains(make: Callable[[], nn.Module], **options: Any) -> Any:
-    """Register a program that is given a model of this kind, which is parallel."""
+    """Say that a program is given a model of this kind, which is parallel."""
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         own = Program(lambda trial: run(trial, trial.wrap(make(), **options)))
@@ -339,6 +339,16 @@ def trains(make: Callable[[], nn.Module], **options: Any) -> Any:
         return run
 
     return register
+
+
+def find(name: str) -> Program:
+    """A function of a file of programs, or one that is known by more than that."""
+    file, _, own = name.partition(".")
+    module = import_module(file)
+    if name not in PROGRAMS:
+        run = getattr(module, own)
+        (program() if run.__code__.co_argcount == 1 else trains(mlp))(run)
+    return PROGRAMS[name]
 
 
 def programs(file: str, runs: dict[str, Run], **known: Any) -> None:

@@ -158,7 +158,6 @@ def unused_parameter_that_nobody_seeks_in_a_later_step(trial):
             yield "backward"
 
 
-@program
 def frozen_after_construction_and_not_sought(trial, model):
     """DDP would miss the gradients of what was frozen: it needs to be made anew."""
     yield from trained(model, squares(trial))
@@ -175,7 +174,6 @@ def frozen_after_construction(trial, model):
         yield backward(model(trial.batch(step)).square().mean())
 
 
-@program
 def frozen_before_construction(trial):
     """Frozen layers at both ends and in the middle have no gradient, and take part in nothing."""
     module = mlp(6, 8, 8, 8, 3)
@@ -184,7 +182,6 @@ def frozen_before_construction(trial):
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program
 def unfrozen_in_the_middle_with_a_new_group(trial):
     """DDP would never exchange what is unfrozen after wrapping: it needs to be made anew."""
     module = mlp(6, 8, 8, 3)
@@ -202,7 +199,6 @@ def unfrozen_in_the_middle_with_a_new_group(trial):
         optimizer.step()
 
 
-@program
 def unfrozen_and_wrapped_anew(trial):
     """Gradual unfreezing as it is done right: a new wrapper for each phase."""
     module = mlp(6, 8, 8, 3)
@@ -233,7 +229,6 @@ def lazy_module_without_shapes(trial):
     yield "never"
 
 
-@program
 def lazy_module_after_a_dry_run(trial):
     module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
     module(torch.zeros(1, 6))

@@ -23,26 +23,26 @@ SIZES = {**SMALL, "intermediate_size": 24}
 Batch = dict[str, Tensor]
 
 
-def words(trial: Trial, step: int) -> Tensor:
+def _words(trial: Trial, step: int) -> Tensor:
     """Four sequences of seven words."""
     return trial.share(step, 4, 7).mul(100).long().abs() % WORDS
 
 
-def language(trial: Trial, step: int) -> Batch:
+def _language(trial: Trial, step: int) -> Batch:
     """As a collator for causal language models makes it."""
-    ids = words(trial, step)
+    ids = _words(trial, step)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-def masked(trial: Trial, step: int) -> Batch:
+def _masked(trial: Trial, step: int) -> Batch:
     """As many masked words in each sequence, so that means over words are means over ranks."""
-    ids = words(trial, step)
+    ids = _words(trial, step)
     labels = torch.full_like(ids, -100)
     labels[:, 2::3] = ids[:, 2::3]
     return {"input_ids": ids.masked_fill(labels >= 0, 1), "labels": labels}
 
 
-def images(trial: Trial, step: int) -> Batch:
+def _images(trial: Trial, step: int) -> Batch:
     pixels = trial.share(step, 4, 3, 8, 8)
     return {"pixel_values": pixels, "labels": pixels.flatten(1).argmax(1) % 3}
 
@@ -107,21 +107,21 @@ def trained(
 
 @program(**HF)
 def gpt2_as_a_language_model(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial, gpt2(), language)
+    yield from trained(trial, gpt2(), _language)
 
 
 @program(**HF)
 def gpt2_with_gradient_checkpointing(trial: Trial) -> Iterator[Any]:
     module = gpt2()
     module.gradient_checkpointing_enable({"use_reentrant": False})
-    yield from trained(trial, module, language)
+    yield from trained(trial, module, _language)
 
 
 @program(**HF)
 def gpt2_with_reentrant_gradient_checkpointing(trial: Trial) -> Iterator[Any]:
     module = gpt2()
     module.gradient_checkpointing_enable({"use_reentrant": True})
-    yield from trained(trial, module, language)
+    yield from trained(trial, module, _language)
 
 
 @program(**HF)
@@ -131,11 +131,11 @@ def gpt2_with_accumulation(trial: Trial) -> Iterator[Any]:
     optimizer = adam(model)
     for step in range(STEPS):
         if trial.kind == "alone":
-            (model(**language(trial, 2 * step)).loss / 2).backward()
+            (model(**_language(trial, 2 * step)).loss / 2).backward()
         else:
             with model.no_sync():
-                (model(**language(trial, 2 * step)).loss / 2).backward()
-        (model(**language(trial, 2 * step + 1)).loss / 2).backward()
+                (model(**_language(trial, 2 * step)).loss / 2).backward()
+        (model(**_language(trial, 2 * step + 1)).loss / 2).backward()
         yield nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -144,7 +144,7 @@ def gpt2_with_accumulation(trial: Trial) -> Iterator[Any]:
 @program(**HF)
 def gpt2_with_lora(trial: Trial) -> Iterator[Any]:
     config = LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn", "c_proj"], lora_dropout=0.0)
-    yield from trained(trial, get_peft_model(gpt2(), config).double(), language)
+    yield from trained(trial, get_peft_model(gpt2(), config).double(), _language)
 
 
 @program(**HF)
@@ -154,12 +154,12 @@ def gpt2_with_lora_and_gradient_checkpointing(trial: Trial) -> Iterator[Any]:
     module.gradient_checkpointing_enable({"use_reentrant": True})
     module.enable_input_require_grads()
     config = LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0)
-    yield from trained(trial, get_peft_model(module, config).double(), language)
+    yield from trained(trial, get_peft_model(module, config).double(), _language)
 
 
 @program(**HF)
 def llama_with_tied_embeddings(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial, llama(), language)
+    yield from trained(trial, llama(), _language)
 
 
 @program(**HF)
@@ -167,13 +167,13 @@ def llama_with_lora_and_a_saved_head(trial: Trial) -> Iterator[Any]:
     config = LoraConfig(
         r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["norm"], lora_dropout=0.0
     )
-    yield from trained(trial, get_peft_model(llama(), config).double(), language)
+    yield from trained(trial, get_peft_model(llama(), config).double(), _language)
 
 
 @program(**HF)
 def bert_with_masked_words(trial: Trial) -> Iterator[Any]:
     module = transformers.BertForMaskedLM(bert_config()).double()
-    yield from trained(trial, module, masked)
+    yield from trained(trial, module, _masked)
 
 
 @program(**HF)
@@ -193,7 +193,7 @@ def bert_with_a_pooler_that_nobody_uses(trial: Trial) -> Iterator[Any]:
             return transformers.modeling_outputs.TokenClassifierOutput(loss=loss, logits=logits)
 
     def tagged(trial: Trial, step: int) -> Batch:
-        ids = words(trial, step)
+        ids = _words(trial, step)
         return {"input_ids": ids, "labels": ids % 3}
 
     yield from trained(trial, Tagger().double(), tagged, find_unused_parameters=True)
@@ -201,7 +201,7 @@ def bert_with_a_pooler_that_nobody_uses(trial: Trial) -> Iterator[Any]:
 
 @program(**HF)
 def vit_on_images(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial, vit(), images)
+    yield from trained(trial, vit(), _images)
 
 
 @program(**HF)
@@ -213,7 +213,7 @@ def t5_with_two_stacks(trial: Trial) -> Iterator[Any]:
     )  # fmt: skip
 
     def translated(trial: Trial, step: int) -> Batch:
-        ids = words(trial, step)
+        ids = _words(trial, step)
         return {"input_ids": ids, "labels": ids.flip(1)}
 
     module = transformers.T5ForConditionalGeneration(config).double()
@@ -227,7 +227,7 @@ def gpt2_saved_loaded_and_asked(trial: Trial) -> Iterator[Any]:
     optimizer = adam(model)
     bare = trial.bare(model)
     for step in range(3):
-        model(**language(trial, step)).loss.backward()
+        model(**_language(trial, step)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         bare.eval()
