@@ -3,9 +3,9 @@
 A program is a public function whose first argument is `trial`; a second one is a model, an `mlp()`
 unless `trains` says more. It is a generator: it makes modules, wraps them with `trial.wrap`,
 trains, and yields what it wants compared (losses, outputs, copies). After each yield the harness
-looks by itself at every wrapped module (parameters, gradients, buffers, how often its forward ran) and at the random
-streams. What a program yields and does must not depend on what `trial.wrap` returns:
-DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
+looks by itself at every wrapped module (parameters, gradients, buffers, how often its forward ran)
+and at the random streams. What a program yields and does must not depend on what `trial.wrap`
+returns: DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
 """
 
 import hashlib
