@@ -127,11 +127,9 @@ def test_a_program_rehearses(start, tmp_path: Path) -> None:
 
 
 @slow
-def test_stretched_layers_are_computed_here(paceline) -> None:
+def test_stretched_layers_are_computed_here(outcome) -> None:
     options = ("--stretch", "3", "--strategy", "host", "--steps", "4", "--json")
-    done = paceline("rehearse", "lenet5", *options)
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = outcome("rehearse", "lenet5", *options)
     assert (result["origin"], result["devices"]) == ("rehearsed", "stretched 3 times")
     assert result["faults"] == []
 
@@ -148,11 +146,9 @@ DECLARED = f"threshold:0.001@{SHARE}"
         ("subbatch", "gradients", 0.05 * SHARE),
     ],
 )
-def test_a_rehearsal_sends_the_declared_share(paceline, strategy, field, within) -> None:
+def test_a_rehearsal_sends_the_declared_share(outcome, strategy, field, within) -> None:
     own = ("--set", f"{field}={DECLARED}", "--strategy", strategy, *PACE, "--profile-s", "0.3")
-    done = paceline("rehearse", "lenet5", "--device", "p100", *own, "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = outcome("rehearse", "lenet5", "--device", "p100", *own)
     assert result["faults"] == []
     share = result["sent_share"]
     assert (share["codec"], share["declared"], share["warning"]) == (DECLARED, SHARE, None)
@@ -161,11 +157,9 @@ def test_a_rehearsal_sends_the_declared_share(paceline, strategy, field, within)
 
 @slow
 @pytest.mark.parametrize(("strategy", "field"), [("allreduce", "codec"), ("wheel", "gradients")])
-def test_a_training_warns_if_the_declared_share_is_wrong(paceline, strategy, field) -> None:
+def test_a_training_warns_if_the_declared_share_is_wrong(outcome, strategy, field) -> None:
     own = ("--strategy", strategy, "--set", f"{field}={DECLARED}", "--profile-s", "0.3")
-    done = paceline("train", "lenet5", *own, "--epochs", "1", "--json")
-    assert done.code == 0, done.err
-    share = json.loads(done.out)["sent_share"]
+    share = outcome("train", "lenet5", *own, "--epochs", "1")["sent_share"]
     assert DECLARED in share["warning"]
     # A network that has learnt little has gradients above a thousandth almost everywhere.
     assert share["measured"] > 0.2

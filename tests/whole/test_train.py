@@ -110,10 +110,8 @@ def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, sta
 
 
 @slow
-def test_the_file_of_a_run_repeats_it(result, folder: Path, paceline) -> None:
-    done = paceline("train", "--config", str(folder / "run.toml"), "--json")
-    assert done.code == 0, done.err
-    again = json.loads(done.out)
+def test_the_file_of_a_run_repeats_it(result, folder: Path, outcome) -> None:
+    again = outcome("train", "--config", str(folder / "run.toml"))
     assert again["settings"] == result["settings"]
     assert losses(again) == losses(result)
 
@@ -138,21 +136,17 @@ def test_ranks_with_other_settings_are_refused_before_they_train(start, tmp_path
 
 @slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_takes_the_same_steps_as_two(paceline, result, workers: int) -> None:
+def test_any_number_of_workers_takes_the_same_steps_as_two(outcome, result, workers: int) -> None:
     # 1,438 samples in 23 steps of 62 or 63: three ranks get unequal shares, weighted by their size.
-    done = paceline("train", "lenet5", "--json", *QUICK, "--workers", str(workers))
-    assert done.code == 0, done.err
-    other = json.loads(done.out)
+    other = outcome("train", "lenet5", *QUICK, "--workers", str(workers))
     for name in ("train_loss", "test_loss"):
         assert losses(other, name) == pytest.approx(losses(result, name), rel=1e-4)
     exchanged = planned(other, "allreduce")["wire_nbytes_per_step"]
     assert exchanged == pytest.approx(2 * (workers - 1) * 4 * 61_706)
 
 
-def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path: Path) -> None:
-    done = paceline("plan", "lenet5", "--json", "--profile-s", "0.2")
-    assert done.code == 0, done.err
-    plan = json.loads(done.out)
+def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> None:
+    plan = outcome("plan", "lenet5", "--profile-s", "0.2")
     rows = plan["plans"]
     assert [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
     # 61,706 float32 gradients: each of two ranks sends all of them through the host's link. By a
@@ -177,11 +171,9 @@ def test_planning_here_profiles_and_trains_nothing(paceline, tmp_path: Path) -> 
     ],
 )
 def test_a_plan_here_is_of_the_strategies_that_can_train(
-    paceline, arguments, strategies, refused
+    outcome, arguments, strategies, refused
 ) -> None:
-    done = paceline("plan", *arguments, "--json", "--profile-s", "0.2")
-    assert done.code == 0, done.err
-    plan = json.loads(done.out)
+    plan = outcome("plan", *arguments, "--profile-s", "0.2")
     assert {row["strategy"] for row in plan["plans"]} == strategies
     assert {row["strategy"] for row in plan["refused"]} == refused
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from faults import Pause, failpoints
+from hubs import address_of, result_of
 from processes import Started
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -18,20 +19,6 @@ TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-
 HUB = ("-m", "paceline", "hub", "lenet5", "--epochs", "3")
 ONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
 KILLED = {"at": "checkpoint.written", "do": "SIGKILL"}  # the hub, which alone writes any
-
-
-def result_of(run: Started) -> dict:
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    return json.loads(done.out)
-
-
-def address_of(hub: Started) -> str:
-    for text in iter(hub.process.stderr.readline, ""):
-        if found := re.search(r"listening on (tcp://[0-9.:]+)", text):
-            return found[1]
-    raise AssertionError("the hub has ended")
 
 
 def ran(start, program: str, *arguments: object) -> dict:
@@ -77,7 +64,7 @@ def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(
 def test_a_language_model_trains_as_if_nobody_had_cut_it(start):
     """Bit for bit, in two and a half epochs, with clipped gradients and tests in between."""
     more = {"steps": 25, "clip_norm": 0.5, "evaluate_every": 7}
-    found = ran(start, LANGUAGE, "alone", "double", json.dumps(more))
+    found = ran(start, LANGUAGE, "double", json.dumps(more))
     assert all(found["same"].values()), found["same"]
     assert found["moved"] > 0.5
     assert found["bytes"]["labels"] == 25 * 12 * (6 * 8 + 6 * 8 + 4 + 8 + 6)  # all of a mapping
@@ -93,7 +80,7 @@ def test_a_language_model_trains_as_if_nobody_had_cut_it(start):
 @pytest.mark.slow
 def test_bfloat16_is_that_of_autocast_in_one_piece(start):
     found, exact = (
-        ran(start, LANGUAGE, "alone", "single", json.dumps({"steps": 25, "precision": precision}))
+        ran(start, LANGUAGE, "single", json.dumps({"steps": 25, "precision": precision}))
         for precision in ("bfloat16", "float32")
     )
     assert found["moved"] > 0.5

@@ -1,6 +1,5 @@
 """Hubs in a tree, as real processes: the same training, the formula's bytes, and who may die."""
 
-import json
 import re
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from faults import failpoints
+from hubs import address_of, result_of, until
 from paceline.data import ShardedBatches, load
 from processes import Started
 
@@ -51,30 +51,9 @@ def model(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(MODEL)
 
 
-def until(run: Started, what: str) -> str:
-    """Return the first line of standard error that contains it."""
-    seen = []
-    for line in iter(run.process.stderr.readline, ""):
-        seen.append(line)
-        if what in line:
-            return line
-    raise AssertionError("".join(seen))
-
-
-def address_of(hub: Started) -> str:
-    return re.search(r"tcp://[0-9.:]+", until(hub, "listening on"))[0]
-
-
 def worker_of(start, address: str, *more: str) -> Started:
     joining = ("--connect", address, "--threads", "1", "--device", "cpu")
     return start("-m", "paceline", "worker", *joining, *more)
-
-
-def result_of(run: Started) -> dict:
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    return json.loads(done.out)
 
 
 def model_of(tmp_path: Path, result: dict) -> dict[str, torch.Tensor]:

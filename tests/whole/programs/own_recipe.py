@@ -43,17 +43,16 @@ class Samples:
         return {"values": rows[index], "label": labels[index]}
 
 
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+
+    def forward(self, values: Tensor, label: Tensor) -> Tensor:
+        return self.layers(values)[:, 0]
+
+
 def model() -> nn.Module:
-    layers = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, values: Tensor, label: Tensor) -> Tensor:
-            return self.layers(values)[:, 0]
-
     return Model()
 
 
@@ -168,12 +167,6 @@ def led() -> None:
             run = paceline.train(pairs, strategy=strategy, **common | settings)
             losses = [one.train_loss for one in run.result.epochs]
             say({"strategy": strategy, "losses": losses, "lost": run.result.lost})
-
-
-def in_a_thread() -> None:
-    thread = threading.Thread(target=lambda: tell(trained(workers=2)))
-    thread.start()
-    thread.join()
 
 
 def as_a_rank() -> None:

@@ -52,30 +52,24 @@ class Quiet:
         assert text.startswith("update ")
 
 
-def session_of(epochs: int, head: str = "fc1", **config):
+def session_of(model: str, progress: Quiet, settings: dict, **config):
     from paceline.core.settings import TrainSettings
     from paceline.exchange.session import TrainingSession
     from paceline.links.group import Group
     from paceline.strategies.wheel import STRATEGY
     from paceline.strategies.wheel.config import Wheel
 
-    wheel = Wheel(head=head, **config)
-    settings = TrainSettings(
-        model="turning:Small",
-        strategy="wheel",
-        workers=wheel.workers,
-        batch_size=BATCH,
-        epochs=epochs,
-        seed=SEED,
-        learning_rate=RATE,
-        momentum=MOMENTUM,
-        optimizer="sgd",
-        profile_s=0.05,
-        deadline_s=60.0,
-        wait_s=600.0,
-    )
-    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    return TrainingSession(settings, STRATEGY, wheel, "turning", alone, Quiet())
+    wheel = Wheel(**config)
+    known = {"strategy": "wheel", "seed": SEED, "profile_s": 0.05, "deadline_s": 60.0}
+    asked = TrainSettings(model=model, workers=wheel.workers, **known | settings)
+    alone = Group.alone(torch.device("cpu"), asked.deadline_s)
+    return TrainingSession(asked, STRATEGY, wheel, "turning", alone, progress)
+
+
+def small(epochs: int, **config):
+    settings = {"batch_size": BATCH, "epochs": epochs, "optimizer": "sgd", "wait_s": 600.0}
+    settings |= {"learning_rate": RATE, "momentum": MOMENTUM}
+    return session_of("turning:Small", Quiet(), settings, **{"head": "fc1"} | config)
 
 
 def in_one_piece(epochs: int) -> dict[str, Tensor]:
@@ -130,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(1)
     case, *rest = sys.argv[1:]
     if case == "alone":
-        session = session_of(int(rest[0]), rest[1], workers=1, lanes=1, staleness=0)
+        session = small(int(rest[0]), head=rest[1], workers=1, lanes=1, staleness=0)
         found, own = trained(session)
         other = in_one_piece(int(rest[0]))
         same = {key: torch.equal(own[key], other[key]) for key in other}
@@ -138,7 +132,7 @@ def main() -> None:
         return
     workers, lanes, *more = rest
     config = json.loads(more[0]) if more else {}
-    print(json.dumps(trained(session_of(2, workers=int(workers), lanes=int(lanes), **config))[0]))
+    print(json.dumps(trained(small(2, workers=int(workers), lanes=int(lanes), **config))[0]))
 
 
 if __name__ == "__main__":
