@@ -72,13 +72,17 @@ def mean(loss: Loss, oracle: nn.Module, step: int) -> Tensor:
 
 
 def train(
-    parallel: nn.Module, oracle: nn.Module, steps: Iterable[int], loss: Loss = square
+    parallel: nn.Module,
+    oracle: nn.Module,
+    steps: Iterable[int],
+    before: Callable[[int], object] = lambda step: None,
 ) -> None:
-    """Train a model on all ranks, and its oracle on this one."""
+    """Train a model on all ranks, and its oracle on this one; `before` is called in each step."""
     optimizers = sgd(parallel), sgd(oracle)
     for step in steps:
         for optimizer in optimizers:
             optimizer.zero_grad()
+        before(step)
         square(parallel, dist.get_rank(), step).backward()
         mean(square, oracle, step).backward()
         for optimizer in optimizers:

@@ -58,6 +58,12 @@ def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself
         assert row["lost"] == []
 
 
+def test_a_thread_of_a_program_trains_a_recipe(start):
+    (row,) = rows(start(PROGRAM, "in_a_thread", afresh=True).finish())
+    check(row)
+    assert len(row["workers"]) == 2
+
+
 def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
     found = rows(start(*TORCHRUN, PROGRAM, "as_a_rank", afresh=True).finish())
     trained = [row for row in found if "refused" not in row]
@@ -144,8 +150,12 @@ def named(outcome, tmp_path):
     return lambda verb, name, *options: outcome(verb, f"own_recipes:{name}", *options)
 
 
-def test_a_recipe_without_tests_and_score_is_trained(named):
-    result = named("train", "fields", *LONG_ENOUGH)
+def test_a_recipe_without_tests_and_score_is_trained(named, paceline):
+    done = paceline("train", "own_recipes:fields", *LONG_ENOUGH, "--json")
+    assert done.code == 0, done.err
+    assert "epoch 1/1: train loss " in done.err
+    assert "test loss" not in done.err
+    result = json.loads(done.out)
     (epoch,) = result["epochs"]
     assert (epoch["test_loss"], epoch["score"], result["accuracy"]) == (None, None, None)
 

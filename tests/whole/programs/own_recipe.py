@@ -169,6 +169,12 @@ def led() -> None:
             say({"strategy": strategy, "losses": losses, "lost": run.result.lost})
 
 
+def in_a_thread() -> None:
+    thread = threading.Thread(target=lambda: tell(trained(workers=2)))
+    thread.start()
+    thread.join()
+
+
 def as_a_rank() -> None:
     for strategy in ("host", "allreduce"):
         tell(trained(strategy=strategy))
