@@ -160,22 +160,15 @@ def evaluation_on_rank_1_alone() -> None:
     assert apart(module, oracle) <= 1e-12
 
 
+@pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @each_exchange
-def test_gradients_are_those_of_one_process(pair: Ranks, exchange: str):
+def test_gradients_are_those_of_one_process(request, exchange: str, place: str):
+    ranks: Ranks = request.getfixturevalue(place)
     for is_float64 in (True, False):
-        same(pair(gradients, exchange, is_float64))
-    pair(micro_batches, exchange)
-    pair(two_outputs, exchange)
-    same(pair(batch_norm, exchange))
-
-
-@slow
-@each_exchange
-def test_gradients_of_three_are_those_of_one_process(triple: Ranks, exchange: str):
-    for is_float64 in (True, False):
-        same(triple(gradients, exchange, is_float64))
-    triple(micro_batches, exchange)
-    triple(two_outputs, exchange)
+        same(ranks(gradients, exchange, is_float64))
+    ranks(micro_batches, exchange)
+    ranks(two_outputs, exchange)
+    same(ranks(batch_norm, exchange))
 
 
 def test_exchanges_may_be_chosen_and_one_rank_may_evaluate_alone(pair: Ranks):
