@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from unused import Experts
 
-from trial import backward, gradients, kept, mlp, sgd, squares, stepped, trained, trains
+from trial import backward, gradients, kept, mlp, sgd, squares, stepped, trained, trains, zeroed
 
 
 def no_sync_in_all_micro_batches_but_the_last(trial, model):
@@ -29,8 +29,7 @@ def no_sync_from_the_very_first_step(trial, model):
 
 def no_sync_around_backward_only(trial, model):
     """The forward pass outside: DDP exchanges all the same, as its documentation warns."""
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         loss = model(trial.batch(step)).square().mean()
         with model.no_sync():
             loss.backward()
@@ -38,8 +37,7 @@ def no_sync_around_backward_only(trial, model):
 
 
 def no_sync_around_forward_only(trial, model):
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         with model.no_sync():
             loss = model(trial.batch(step)).square().mean()
         loss.backward()

@@ -24,6 +24,7 @@ from trial import (
     squares,
     trained,
     trains,
+    zeroed,
 )
 
 
@@ -77,21 +78,16 @@ def breaking() -> nn.Module:
     return nn.Sequential(mlp(6, 8, 8), Failure(), mlp(8, 8, 3))
 
 
-def several_forwards_before_one_backward(trial, model):
+def several_forwards_before_one_backward(trial, model, step):
     """A siamese network: three passes through one module, and one loss."""
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        anchor, near, far = (model(trial.batch(10 * step + i)) for i in range(3))
-        return F.triplet_margin_loss(anchor, near, far)
-
-    yield from trained(model, loss_of)
+    anchor, near, far = (model(trial.batch(10 * step + i)) for i in range(3))
+    return F.triplet_margin_loss(anchor, near, far)
 
 
 def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> Iterator[Any]:
     """Two forward passes, then a backward pass for each."""
     model = trial.wrap(mlp())
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         losses = [model(trial.share(10 * step + i)).square().mean() for i in range(2)]
         for loss in order(losses):
             loss.backward()
@@ -105,8 +101,7 @@ def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> I
 @program(exact_by=OURS)
 def two_losses_of_one_forward_with_retain_graph(trial):
     model = trial.wrap(mlp(6, 8, 4))
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         one, other = model(trial.share(step)).chunk(2, dim=1)
         one.square().mean().backward(retain_graph=True)
         yield gradients(trial.bare(model))
@@ -116,8 +111,7 @@ def two_losses_of_one_forward_with_retain_graph(trial):
 
 def _again(trial: Trial, **options: Any) -> Iterator[Any]:
     model = trial.wrap(mlp(), **options)
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         loss = model(trial.share(step)).square().mean()
         loss.backward(retain_graph=True)
         yield gradients(trial.bare(model))
@@ -151,8 +145,7 @@ def backward_twice_without_retain_graph(trial):
 def gradients_with_create_graph(trial, model):
     """backward(create_graph=True), and a second backward through the gradients' own graph."""
     x = trial.batch(0)
-    for _ in range(2):
-        model.zero_grad()
+    for _ in zeroed(model, 2):
         loss = model(x).square().mean()
         slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
         (loss + sum(slope.square().sum() for slope in slopes)).backward()
@@ -219,9 +212,9 @@ def step_without_backward(trial, model):
         yield loss
 
 
-def loss_that_is_a_constant_of_the_output(trial, model):
+def loss_that_is_a_constant_of_the_output(trial, model, step):
     """Multiplied by zero, every gradient is zero, and none is None."""
-    yield from trained(model, lambda model, step: (model(trial.batch(step)) * 0.0).sum())
+    return (model(trial.batch(step)) * 0.0).sum()
 
 
 def static_graph_with_an_unused_layer(trial):

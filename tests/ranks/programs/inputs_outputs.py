@@ -66,26 +66,18 @@ class Asking(nn.Module):
 
 
 @trains(Asking)
-def keyword_arguments_only(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
-        assert answer["flags"] == {"train": True}
-        assert answer["rest"] == ["ids"]
-        return answer["out"].square().mean()
-
-    yield from trained(model, loss_of)
+def keyword_arguments_only(trial, model, step):
+    answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
+    assert answer["flags"] == {"train": True}
+    assert answer["rest"] == ["ids"]
+    return answer["out"].square().mean()
 
 
 @trains(Asking)
-def nested_dicts_in(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
-        answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
-        return answer["out"].square().mean()
-
-    yield from trained(model, loss_of)
+def nested_dicts_in(trial, model, step):
+    views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
+    answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
+    return answer["out"].square().mean()
 
 
 def inputs_come_as_they_are(trial):
@@ -217,53 +209,36 @@ def inputs_that_require_gradients(trial, model):
         yield [one.grad, other.grad]
 
 
-def output_changed_in_place(trial, model):
+def output_changed_in_place(trial, model, step):
     """The output is an ordinary tensor, which may be scaled in place."""
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        out = model(trial.batch(step))
-        out *= 2
-        out[:, 0] = 0
-        return out.square().mean()
-
-    yield from trained(model, loss_of)
+    out = model(trial.batch(step))
+    out *= 2
+    out[:, 0] = 0
+    return out.square().mean()
 
 
 @trains(mlp, find_unused_parameters=True)
-def output_changed_in_place_with_unused_parameters_sought(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        out = model(trial.batch(step))
-        out.mul_(2)
-        return out.square().mean()
-
-    yield from trained(model, loss_of)
+def output_changed_in_place_with_unused_parameters_sought(trial, model, step):
+    out = model(trial.batch(step))
+    out.mul_(2)
+    return out.square().mean()
 
 
-def batches_of_different_sizes(trial, model):
+def batches_of_different_sizes(trial, model, step):
     """Ranks have other numbers of samples, and means weigh each rank alike, as with DDP."""
-    yield from trained(
-        model, lambda model, step: model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
-    )
+    return model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
 
 
 @trains(lambda: nn.GRU(5, 6, batch_first=True))
-def sequences_of_different_lengths(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        lengths = [4, 3 - trial.rank, 2]
-        x = nn.utils.rnn.pack_padded_sequence(trial.batch(step, 3, 4, 5), lengths, batch_first=True)
-        out, last = model(x)
-        return out.data.square().mean() + last.square().mean()
-
-    yield from trained(model, loss_of)
+def sequences_of_different_lengths(trial, model, step):
+    lengths = [4, 3 - trial.rank, 2]
+    x = nn.utils.rnn.pack_padded_sequence(trial.batch(step, 3, 4, 5), lengths, batch_first=True)
+    out, last = model(x)
+    return out.data.square().mean() + last.square().mean()
 
 
-def empty_batch_on_one_rank(trial, model):
+@trains(mlp, steps=4)
+def empty_batch_on_one_rank(trial, model, step):
     """The last batch has nothing for rank 1: its gradients are zeros, and the mean is half."""
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        rows = 0 if trial.rank == 1 and step == 2 else 4
-        return model(trial.batch(step, rows, 6)).square().sum()
-
-    yield from trained(model, loss_of, steps=4)
+    rows = 0 if trial.rank == 1 and step == 2 else 4
+    return model(trial.batch(step, rows, 6)).square().sum()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from trial import backward, gradients, mlp, sgd, squares, state_of, stepped, trained, trains
+from trial import backward, gradients, mlp, sgd, squares, state_of, stepped, trained, trains, zeroed
 
 
 @trains(deep)
@@ -133,8 +133,7 @@ def anomalies_detected(trial, model):
 @trains(lambda: mlp(6, 8, 4))
 def backward_in_other_ways(trial, model):
     """Without gradients around it, of several tensors, with a gradient given, in one thread."""
-    for way in range(4):
-        model.zero_grad()
+    for way in zeroed(model, 4):
         out = model(trial.batch(way))
         if way == 0:
             loss = out.sum()
@@ -177,14 +176,10 @@ def bare_module_on_one_rank_only(trial, model):
                 parameter.grad = gradient
 
 
-def wrapper_and_bare_module_in_one_loss(trial, model):
+def wrapper_and_bare_module_in_one_loss(trial, model, step):
     """Consistency training: one branch through the wrapper, the other beside it."""
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = trial.batch(step)
-        return (model(x) - model.module(x * 1.1)).square().mean()
-
-    yield from trained(model, loss_of)
+    x = trial.batch(step)
+    return (model(x) - model.module(x * 1.1)).square().mean()
 
 
 def inner_steps_of_meta_learning(trial, model):
@@ -240,8 +235,7 @@ def model_of_many_megabytes(trial):
     """Parameters that are larger than one of DDP's buckets."""
     module = nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 6000)).float()
     model = trial.wrap(module, watched=False)
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         model(trial.batch(step, dtype=torch.float32)).square().mean().backward()
         yield [(p.grad.sum(), p.grad.flatten()[-5:]) for p in model.parameters()]
 

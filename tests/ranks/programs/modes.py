@@ -4,7 +4,6 @@ import copy
 import io
 
 import torch
-from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -163,22 +162,14 @@ def batches_of_one_kind_before_another(trial, model):
         yield loss
 
 
-def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        x = trial.batch(step).requires_grad_()
-        return checkpoint(model, x, use_reentrant=False).square().mean()
-
-    yield from trained(model, loss_of)
+def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model, step):
+    x = trial.batch(step).requires_grad_()
+    return checkpoint(model, x, use_reentrant=False).square().mean()
 
 
-def wrapper_in_a_reentrant_checkpoint(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        x = trial.batch(step).requires_grad_()
-        return checkpoint(model, x, use_reentrant=True).square().mean()
-
-    yield from trained(model, loss_of)
+def wrapper_in_a_reentrant_checkpoint(trial, model, step):
+    x = trial.batch(step).requires_grad_()
+    return checkpoint(model, x, use_reentrant=True).square().mean()
 
 
 @trains(normed)

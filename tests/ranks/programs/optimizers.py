@@ -22,6 +22,7 @@ from trial import (
     stepped,
     trained,
     trains,
+    zeroed,
 )
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
@@ -201,8 +202,7 @@ def model_averaging_without_a_hook(trial, model):
 
 def parameters_moved_by_the_user(trial, model):
     """SGD by hand, with .data, as in the oldest tutorials."""
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         yield backward(model(trial.batch(step)).square().mean())
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data

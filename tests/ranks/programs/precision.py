@@ -18,6 +18,7 @@ from trial import (
     stepped,
     trained,
     trains,
+    zeroed,
 )
 
 
@@ -30,15 +31,11 @@ def float32(trial):
 
 
 @trains(lambda: mlp().float())
-def autocast_to_bfloat16_around_the_wrapper(trial, model):
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = model(trial.batch(step, dtype=torch.float32))
-        assert out.dtype == torch.bfloat16
-        return out.float().square().mean()
-
-    yield from trained(model, loss_of)
+def autocast_to_bfloat16_around_the_wrapper(trial, model, step):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(trial.batch(step, dtype=torch.float32))
+    assert out.dtype == torch.bfloat16
+    return out.float().square().mean()
 
 
 def autocast_inside_the_module(trial):
@@ -68,8 +65,7 @@ def gradient_scaler(trial, model):
 
 def gradients_infinite_on_one_rank(trial, model):
     """Infinite or NaN on one rank is so on all, as sums are."""
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         factor = float("inf") if step == 1 and trial.rank == 1 else 1.0
         (model(trial.batch(step)).square().mean() * factor).backward()
         yield step
@@ -78,8 +74,7 @@ def gradients_infinite_on_one_rank(trial, model):
 @trains(lambda: mlp().float())
 def gradients_very_small(trial, model):
     """Means of denormal numbers, in float32."""
-    for step in range(2):
-        model.zero_grad()
+    for step in zeroed(model, 2):
         (_narrow(trial)(model, step) * 1e-30 * 1e-8).backward()
         yield step
 

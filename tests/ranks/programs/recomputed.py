@@ -6,7 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from trial import Run, Trial, mlp, module_of, plain, programs, squares, trained
+from trial import (
+    Run,
+    Trial,
+    mlp,
+    module_of,
+    plain,
+    programs,
+    squares,
+    trained,
+)
 
 
 class Tied(nn.Module):

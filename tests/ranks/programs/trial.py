@@ -1,11 +1,12 @@
 """Programs of the kind that people train, and what can be seen of one while it runs.
 
 A program is a public function whose first argument is `trial`; a second one is a model, an `mlp()`
-unless `trains` says more. It is a generator: it makes modules, wraps them with `trial.wrap`,
-trains, and yields what it wants compared (losses, outputs, copies). After each yield the harness
-looks by itself at every wrapped module (parameters, gradients, buffers, how often its forward ran)
-and at the random streams. What a program yields and does must not depend on what `trial.wrap`
-returns: DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
+unless `trains` says more; one with a third, `step`, is the loss of this model, which is trained.
+Others are generators: they make modules, wrap them with `trial.wrap`, train, and yield what they
+want compared (losses, outputs, copies). After each yield the harness looks by itself at every
+wrapped module (parameters, gradients, buffers, how often its forward ran) and at the random
+streams. What a program yields and does must not depend on what `trial.wrap` returns:
+DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
 """
 
 import hashlib
@@ -274,6 +275,13 @@ def stepped(
             optimizer.step()
 
 
+def zeroed(model: nn.Module, steps: int) -> Iterator[int]:
+    """Steps before which gradients are zeroed."""
+    for step in range(steps):
+        model.zero_grad()
+        yield step
+
+
 def backward(loss: Tensor) -> Tensor:
     loss.backward()
     return loss
@@ -330,19 +338,24 @@ def program(**known: Any) -> Any:
     return register
 
 
-def trains(make: Callable[[], nn.Module], **options: Any) -> Any:
+def trains(make: Callable[[], nn.Module], steps: int = 3, **options: Any) -> Any:
     """Say that a program is given a model of this kind, which is parallel."""
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        own = Program(lambda trial: run(trial, trial.wrap(make(), **options)))
-        PROGRAMS[f"{run.__module__}.{run.__name__}"] = own
+        def whole(trial: Trial) -> Iterator[Any]:
+            model = trial.wrap(make(), **options)
+            if run.__code__.co_argcount == 2:
+                return run(trial, model)
+            return trained(model, lambda model, step: run(trial, model, step), steps=steps)
+
+        PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(whole)
         return run
 
     return register
 
 
 def find(name: str) -> Program:
-    """A function of a file of programs, or one that is known by more than that."""
+    """A function of a file of programs, or what it has said of one."""
     file, _, own = name.partition(".")
     module = import_module(file)
     if name not in PROGRAMS:
