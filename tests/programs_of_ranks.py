@@ -12,7 +12,7 @@ def names_in(folder: Path) -> list[str]:
     return [
         f"{file.stem}.{name}"
         for file in sorted(folder.glob("*.py"))
-        if file.stem not in ("trial", "comparison")
+        if file.stem not in ("trial", "declared", "steps", "comparison")
         for node in ast.parse(file.read_text()).body
         for name in _programs(node)
     ]

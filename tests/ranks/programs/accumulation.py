@@ -3,10 +3,12 @@
 from contextlib import nullcontext
 
 import torch
+from declared import trains
 from torch import nn
 from unused import Experts
 
-from trial import backward, gradients, kept, mlp, sgd, squares, stepped, trained, trains, zeroed
+from steps import backward, mlp, sgd, squares, stepped, trained, zeroed
+from trial import gradients, kept
 
 
 def no_sync_in_all_micro_batches_but_the_last(trial, model):

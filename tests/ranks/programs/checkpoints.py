@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from declared import program, trains
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,7 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from trial import gradients, kept, mlp, program, sgd, squares, state_of, stepped, trained, trains
+from steps import mlp, sgd, squares, stepped, trained
+from trial import gradients, kept, state_of
 
 
 def net() -> nn.Sequential:

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from declared import find
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pair import joined
-from trial import Program, Raised, Trial, find, observe
+from trial import Program, Raised, Trial, observe
 
 TOLERANCE = {
     torch.float64: 1e-11,

@@ -4,9 +4,10 @@ import shutil
 from typing import Any
 
 import torch
+from declared import plain, program, programs
 from torch import Tensor, nn
 
-from trial import backward, mlp, plain, program, programs, sgd, squares, stepped, trained
+from steps import backward, mlp, sgd, squares, stepped, trained
 
 COMPILED = {"counts": False, "deadline_s": 90.0}
 

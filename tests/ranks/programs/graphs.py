@@ -7,25 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from trial import (
-    OURS,
-    Trial,
-    backward,
-    differences,
-    gradients,
-    mlp,
-    module_of,
-    plain,
-    program,
-    programs,
-    sgd,
-    squares,
-    trained,
-    trains,
-    zeroed,
-)
+from steps import backward, differences, mlp, module_of, sgd, squares, trained, zeroed
+from trial import OURS, Trial, gradients
 
 
 class WithoutWeightGradient(torch.autograd.Function):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -13,23 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from trial import (
-    OURS,
-    Trial,
-    backward,
-    gradients,
-    mlp,
-    module_of,
-    normed,
-    plain,
-    program,
-    programs,
-    sgd,
-    squares,
-    stepped,
-    trained,
-    trains,
-)
+from steps import backward, mlp, module_of, normed, sgd, squares, stepped, trained
+from trial import OURS, Trial, gradients
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from declared import program, trains
 from torch import Tensor, nn
 
-from trial import OURS, Trial, gradients, mlp, module_of, program, stepped, trained, trains
+from steps import mlp, module_of, stepped, trained
+from trial import OURS, Trial, gradients
 
 Boxes = namedtuple("Boxes", ["boxes", "scores"])
 

@@ -5,12 +5,14 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from declared import trains
 from switching import STEPS, deep
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from trial import backward, gradients, mlp, sgd, squares, state_of, stepped, trained, trains, zeroed
+from steps import backward, mlp, sgd, squares, stepped, trained, zeroed
+from trial import gradients, state_of
 
 
 @trains(deep)

@@ -4,10 +4,12 @@ import copy
 import io
 
 import torch
+from declared import trains
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from trial import backward, gradients, mlp, normed, sgd, squares, state_of, stepped, trained, trains
+from steps import backward, mlp, normed, sgd, squares, stepped, trained
+from trial import gradients, state_of
 
 
 @trains(normed)

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from trial import backward, gradients, mlp, module_of, sgd, squares, state_of, stepped, trained
+from steps import backward, mlp, module_of, sgd, squares, stepped, trained
+from trial import gradients, state_of
 
 
 def lstm_with_its_state_carried_on(trial):

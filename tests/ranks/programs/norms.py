@@ -1,23 +1,11 @@
 """Buffers: those of batch norms above all."""
 
 import torch
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from trial import (
-    backward,
-    differences,
-    gradients,
-    mlp,
-    normed,
-    plain,
-    program,
-    programs,
-    sgd,
-    squares,
-    stepped,
-    trained,
-    trains,
-)
+from steps import backward, differences, mlp, normed, sgd, squares, stepped, trained
+from trial import gradients
 
 
 class Schedule(nn.Module):

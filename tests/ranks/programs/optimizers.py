@@ -5,25 +5,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from declared import program, trains
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-from trial import (
-    OURS,
-    backward,
-    kept,
-    mlp,
-    program,
-    sgd,
-    squares,
-    state_of,
-    stepped,
-    trained,
-    trains,
-    zeroed,
-)
+from steps import backward, mlp, sgd, squares, stepped, trained, zeroed
+from trial import OURS, kept, state_of
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 

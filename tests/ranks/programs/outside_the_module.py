@@ -4,9 +4,11 @@ import copy
 
 import torch
 import torch.nn.functional as F
+from declared import trains
 from torch import Tensor, nn
 
-from trial import backward, gradients, kept, mlp, sgd, squares, state_of, stepped, trained, trains
+from steps import backward, mlp, sgd, squares, stepped, trained
+from trial import gradients, kept, state_of
 
 
 @trains(lambda: mlp(4, 8, 3))

@@ -4,22 +4,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from declared import program, trains
 from torch import Tensor, nn
 
-from trial import (
-    OURS,
-    Trial,
-    gradients,
-    mlp,
-    module_of,
-    program,
-    sgd,
-    squares,
-    stepped,
-    trained,
-    trains,
-    zeroed,
-)
+from steps import mlp, module_of, sgd, squares, stepped, trained, zeroed
+from trial import OURS, Trial, gradients
 
 
 def _narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:

@@ -3,19 +3,12 @@
 from typing import Any
 
 import torch.nn.functional as F
+from declared import plain, programs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from trial import (
-    Run,
-    Trial,
-    mlp,
-    module_of,
-    plain,
-    programs,
-    squares,
-    trained,
-)
+from steps import mlp, module_of, squares, trained
+from trial import Run, Trial
 
 
 class Tied(nn.Module):

@@ -4,9 +4,10 @@ import random
 
 import numpy as np
 import torch
+from declared import plain, programs, trains
 from torch import Tensor, nn
 
-from trial import backward, mlp, plain, programs, sgd, squares, stepped, trained, trains
+from steps import backward, mlp, sgd, squares, stepped, trained
 
 
 class Counting(nn.Module):

@@ -6,21 +6,12 @@ Nothing of that may be seen in what is trained.
 import copy
 
 import torch
+from declared import trains
 from torch import Tensor, nn
 from unused import Experts
 
-from trial import (
-    backward,
-    gradients,
-    mlp,
-    module_of,
-    sgd,
-    squares,
-    state_of,
-    stepped,
-    trained,
-    trains,
-)
+from steps import backward, mlp, module_of, sgd, squares, stepped, trained
+from trial import gradients, state_of
 
 STEPS = 44  # exchange "auto" has tried everything after 38
 

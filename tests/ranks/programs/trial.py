@@ -12,10 +12,9 @@ DistributedDataParallel, or Paceline's DataParallel with one exchange or another
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,9 +52,6 @@ class Program:
     counts: bool = True
     deadline_s: float = DEADLINE_S
     wait_s: float = WAIT_S
-
-
-PROGRAMS: dict[str, Program] = {}
 
 
 @dataclass(frozen=True)
@@ -242,145 +238,3 @@ def streams() -> dict[str, str]:
         "random": repr(random.getstate()).encode(),
     }
     return {name: hashlib.sha256(state).hexdigest()[:12] for name, state in states.items()}
-
-
-Loss = Callable[[nn.Module, int], Tensor]
-
-
-def squares(trial: Trial) -> Loss:
-    """The usual loss."""
-    return lambda model, step: model(trial.batch(step)).square().mean()
-
-
-def sgd(module: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
-    parameters = module.parameters() if isinstance(module, nn.Module) else module
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-def stepped(
-    trained: nn.Module | torch.optim.Optimizer | list[torch.optim.Optimizer],
-    steps: int | Iterable[Any],
-    set_to_none: bool = True,
-) -> Iterator[Any]:
-    """Steps before which gradients are zeroed, and after which optimizers move parameters."""
-    if isinstance(trained, nn.Module):
-        trained = sgd(trained)
-    optimizers = trained if isinstance(trained, list) else [trained]
-    for step in range(steps) if isinstance(steps, int) else steps:
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none)
-        yield step
-        for optimizer in optimizers:
-            optimizer.step()
-
-
-def zeroed(model: nn.Module, steps: int) -> Iterator[int]:
-    """Steps before which gradients are zeroed."""
-    for step in range(steps):
-        model.zero_grad()
-        yield step
-
-
-def backward(loss: Tensor) -> Tensor:
-    loss.backward()
-    return loss
-
-
-def trained(
-    model: nn.Module,
-    loss_of: Loss,
-    optimizer: torch.optim.Optimizer | None = None,
-    steps: int = 3,
-) -> Iterator[Any]:
-    """Train as everyone does, and show each step's loss before the optimizer changes anything."""
-    for step in stepped(optimizer or model, steps):
-        yield {"loss": backward(loss_of(model, step))}
-
-
-class Made(nn.Module):
-    """Parts, and a function of this module and its inputs that is the forward pass."""
-
-    def __init__(self, run: Callable[..., Any], parts: dict[str, Any]) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.run(self, *inputs, **named)
-
-
-def module_of(**parts: Any) -> Callable[[Callable[..., Any]], Made]:
-    """Make a module of parts and a forward pass."""
-    return lambda run: Made(run, parts)
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    sizes = sizes or (6, 8, 3)
-    layers: list[nn.Module] = []
-    for one, other in pairwise(sizes):
-        layers += [nn.Linear(one, other), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
-
-
-def normed() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def program(**known: Any) -> Any:
-    """Say what is known of a program."""
-
-    def register(run: Run) -> Run:
-        PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(run, **known)
-        return run
-
-    return register
-
-
-def trains(make: Callable[[], nn.Module], steps: int = 3, **options: Any) -> Any:
-    """Say that a program is given a model of this kind, which is parallel."""
-
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        def whole(trial: Trial) -> Iterator[Any]:
-            model = trial.wrap(make(), **options)
-            if run.__code__.co_argcount == 2:
-                return run(trial, model)
-            return trained(model, lambda model, step: run(trial, model, step), steps=steps)
-
-        PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(whole)
-        return run
-
-    return register
-
-
-def find(name: str) -> Program:
-    """A function of a file of programs, or what it has said of one."""
-    file, _, own = name.partition(".")
-    module = import_module(file)
-    if name not in PROGRAMS:
-        run = getattr(module, own)
-        (program() if run.__code__.co_argcount == 1 else trains(mlp))(run)
-    return PROGRAMS[name]
-
-
-def programs(file: str, runs: dict[str, Run], **known: Any) -> None:
-    """Register programs of one expression, by the name of their file and their own."""
-    PROGRAMS.update({f"{file}.{name}": Program(run, **known) for name, run in runs.items()})
-
-
-def differences(trial: Trial) -> Loss:
-    """Of two forward passes."""
-    return lambda model, step: (
-        (model(trial.batch(step)) - model(trial.batch(10 + step))).square().mean()
-    )
-
-
-def plain(
-    make: Callable[[], nn.Module],
-    steps: int = 3,
-    loss: Callable[[Trial], Loss] = squares,
-    **options: Any,
-) -> Run:
-    """A program that only trains a model of this kind."""
-    return lambda trial: trained(trial.wrap(make(), **options), loss(trial), steps=steps)

@@ -4,21 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from trial import (
-    Trial,
-    backward,
-    mlp,
-    plain,
-    program,
-    programs,
-    sgd,
-    squares,
-    stepped,
-    trained,
-    trains,
-)
+from steps import backward, mlp, sgd, squares, stepped, trained
+from trial import Trial
 
 
 class Experts(nn.Module):

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import transformers
+from declared import program, programs
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from trial import Trial, module_of, program, programs
+from steps import module_of
+from trial import Trial
 
 HF: dict[str, Any] = {"counts": False, "deadline_s": 60.0}
 STEPS = 4

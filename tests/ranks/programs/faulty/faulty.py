@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trial import Trial, mlp, squares, trained
+from steps import mlp, squares, trained
+from trial import Trial
 
 
 def differs_in_the_second_step(trial: Trial) -> Iterator[Any]:
