@@ -117,9 +117,7 @@ def both(outcomes: dict[int, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_an_example_that_lost_or_doubled_a_gradient_would_not_train_as_with_ddp(
-    tmp_path: Path, tool: str
-):
+def test_an_example_that_lost_or_doubled_a_gradient_would_not_train_as_with_ddp(tmp_path, tool):
     example = str(EXAMPLES / f"train_with_{tool}.py")
     # Lightning asks whether torchrun has started it; for the others a rank is a rank.
     ranks_of = TORCHRUN if tool == "lightning" else FORKED

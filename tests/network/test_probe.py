@@ -1,17 +1,11 @@
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from hosts import Finished
 
 from paceline.records.machine_file import read_machine
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_wire_between_two_hosts_is_measured(
-    on_hosts: Callable[..., tuple[Finished, Finished]], tmp_path: Path
-) -> None:
+def test_the_wire_between_two_hosts_is_measured(on_hosts, tmp_path):
     options = ("--seconds", "0.2", "--output", "two.toml")
     finished = on_hosts(2, "-m", "paceline", "probe", *options)
     assert [one.code for one in finished] == [0, 0], "".join(one.err for one in finished)

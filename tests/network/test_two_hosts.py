@@ -1,9 +1,7 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import Finished
 
 pytestmark = pytest.mark.slow
 
@@ -11,9 +9,7 @@ PROGRAM = Path(__file__).parent / "programs" / "two_hosts.py"
 
 
 @pytest.mark.parametrize("exchange", ["host", "tree"])
-def test_two_ranks_on_each_of_two_hosts_train_as_one_process_does(
-    on_hosts: Callable[..., tuple[Finished, Finished]], exchange: str
-) -> None:
+def test_two_ranks_on_each_of_two_hosts_train_as_one_process_does(on_hosts, exchange):
     finished = on_hosts(2, str(PROGRAM), exchange)
     assert [one.code for one in finished] == [0, 0], "".join(one.err for one in finished)
     rows = [json.loads(line) for one in finished for line in one.out.splitlines()]

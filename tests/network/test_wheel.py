@@ -2,12 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from hosts import Finished
 from safetensors.torch import load_file
 
 from processes import Started
@@ -23,9 +21,7 @@ def weights(home: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
-    on_hosts: Callable[..., tuple[Finished, Finished]], tmp_path: Path
-) -> None:
+def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(on_hosts, tmp_path):
     paceline = [sys.executable, "-m", "paceline"]
     keys = tmp_path / "keys"
     assert Started([*paceline, "hub", "--generate-keys", str(keys)], tmp_path).finish().code == 0

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -298,8 +297,6 @@ def checkpointed(model: nn.Module) -> None:
         ("balance", {"balance": "auto"}, checkpointed),
     ],
 )
-def test_what_cannot_be_balanced_is_refused(
-    field: str, options: dict[str, Any], call: Callable[[nn.Module], object]
-):
+def test_what_cannot_be_balanced_is_refused(field, options, call):
     with refused(field):
         call(DataParallel(nn.Linear(3, 2), **options))

@@ -165,9 +165,7 @@ def failures_of_each_place() -> list[object]:
 
 
 @pytest.mark.parametrize(("exchange", "place", "name"), failures_of_each_place())
-def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(
-    ranks: Ranks, exchange: str, name: str
-):
+def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(ranks, exchange, name):
     """A tree of ranks cannot take a step back but the first; torch wants every pass finished."""
     fails, where = FAILURES[name]
     found = ranks(goes_on, exchange, fails, where, timeout_s=4.0, errors=True)
@@ -271,9 +269,7 @@ def run_by_one_rank_alone_after_unfreezing(exchange: str) -> None:
         run_by_one_rank_alone_after_unfreezing,
     ],
 )
-def test_a_program_does_what_one_process_does(
-    ranks: Ranks, program: Callable[[str], None], exchange: str
-):
+def test_a_program_does_what_one_process_does(ranks, program, exchange):
     ranks(program, exchange)
 
 

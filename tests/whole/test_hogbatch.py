@@ -1,7 +1,6 @@
 """Uneven workers as real processes: every sample once an epoch, whoever dies, joins or fails."""
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -12,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from faults import Pause, failpoints
+from faults import failpoints
 from paceline.strategies.hogbatch.config import PolicyName
 from processes import ENDING_S, Started
 from refusals import refused_field
@@ -162,20 +161,6 @@ def test_a_killed_coordinator_takes_its_workers_with_it(start):
     while run.members():
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-@slow
-def test_an_interrupted_run_ends_as_shells_expect(start, tmp_path: Path):
-    pause = Pause(tmp_path / "pause")
-    with failpoints(pause.at("epoch.begun", epoch=1)):
-        run = start("-m", "paceline", *TRAIN, "--workers", "cpu:1", folder=tmp_path / "run")
-        pause.reached()
-        os.killpg(run.process.pid, signal.SIGINT)
-        pause.go_on()
-        done = run.finish()
-    assert done.code == 130
-    assert "Traceback" not in done.err
-    assert not run.members()
 
 
 MINE = '''

@@ -111,9 +111,7 @@ def test_steps_are_as_many_batches_of_the_batch_size(found: Runs, run: str):
 
 
 @pytest.mark.parametrize("run", STOPPING)
-def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(
-    found: Runs, run: str
-):
+def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(found, run):
     """In batches of 5 and more samples, the rate is zero after an epoch of 6 steps."""
     first, second, third = (test_loss for _, _, test_loss in found[run]["epochs"])
     assert first < 0.65  # it has learnt

@@ -170,9 +170,7 @@ def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> N
         (("mlp-64-10",), {"allreduce", "tree", "host"}, {"subbatch"}),  # it has no head to split
     ],
 )
-def test_a_plan_here_is_of_the_strategies_that_can_train(
-    outcome, arguments, strategies, refused
-) -> None:
+def test_a_plan_here_is_of_the_strategies_that_can_train(outcome, arguments, strategies, refused):
     plan = outcome("plan", *arguments, "--profile-s", "0.2")
     assert {row["strategy"] for row in plan["plans"]} == strategies
     assert {row["strategy"] for row in plan["refused"]} == refused

@@ -44,9 +44,7 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(start, head: str):
     ("workers", "lanes", "more"),
     [(3, 2, {"staleness": 1}), (2, 1, {"staleness": 0}), (3, 2, {"head": "loss", "staleness": 4})],
 )
-def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(
-    start, workers: int, lanes: int, more: dict[str, object]
-):
+def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(start, workers, lanes, more):
     found = ran(start, TURNING, "many", workers, lanes, json.dumps(more))
     assert min(found["bytes"].values()) > 0 or "head" in more
     assert found["samples"] == 2 * 1438

@@ -157,11 +157,10 @@ def frozen_after_construction_and_not_sought(trial, model):
     yield from trained(model, squares(trial))
 
 
-@trains(lambda: mlp(6, 8, 8, 3), find_unused_parameters=True)
-def frozen_after_construction(trial, model):
-    for step in stepped(model, 6):
-        model.module[2].requires_grad_(step not in (2, 3))
-        yield backward(model(trial.batch(step)).square().mean())
+@trains(lambda: mlp(6, 8, 8, 3), find_unused_parameters=True, steps=6)
+def frozen_after_construction(trial, model, step):
+    model.module[2].requires_grad_(step not in (2, 3))
+    return model(trial.batch(step)).square().mean()
 
 
 def frozen_before_construction(trial):

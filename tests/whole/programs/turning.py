@@ -72,22 +72,39 @@ def small(epochs: int, **config):
     return session_of("turning:Small", Quiet(), settings, **{"head": "fc1"} | config)
 
 
-def in_one_piece(epochs: int) -> dict[str, Tensor]:
+class Normed(Small):
+    """The same, with a state in the head, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(48, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = F.max_pool2d(self.norm(torch.relu(self.conv(images.double()))), 2)
+        return self.fc2(torch.relu(self.inner(self.fc1(maps.flatten(1)))))
+
+
+def in_one_piece(epochs: int, make=Small) -> tuple[dict[str, Tensor], list[float]]:
+    """What plain SGD makes of the model, and the mean losses of the epochs."""
     from paceline.data import ShardedBatches, load
 
     torch.manual_seed(SEED)
-    model = Small().train()
+    model, losses = make().train(), []
     data = load("digits", None, SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     batches = ShardedBatches(len(data.train), BATCH, 0, 1, SEED)
     for epoch in range(epochs):
         batches.set_epoch(epoch)
+        total = 0.0
         for rows in batches:
             inputs, targets = data.train.__getitems__(rows)
             optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
             optimizer.step()
-    return model.state_dict()
+            total += float(loss.detach()) * len(rows)
+        losses.append(total / len(data.train))
+    return model.state_dict(), losses
 
 
 def trained(session) -> tuple[dict, dict[str, Tensor]]:
@@ -126,7 +143,7 @@ def main() -> None:
     if case == "alone":
         session = small(int(rest[0]), head=rest[1], workers=1, lanes=1, staleness=0)
         found, own = trained(session)
-        other = in_one_piece(int(rest[0]))
+        other, _ = in_one_piece(int(rest[0]))
         same = {key: torch.equal(own[key], other[key]) for key in other}
         print(json.dumps(found | {"same": same}))
         return
