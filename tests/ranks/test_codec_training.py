@@ -432,15 +432,12 @@ def trains_until_struck(codec: str) -> None:
 
 @slow
 @pytest.mark.parametrize("codec", ["dynamic8", "onebit"])
-def test_when_a_rank_dies_the_others_raise(triple: Ranks, codec: str):
-    with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGKILL"}):
+def test_when_a_rank_dies_or_stops_the_others_raise(triple: Ranks, codec: str):
+    struck = {"at": "test.backward", "rank": 1, "step": 5}
+    with failpoints(struck | {"do": "SIGKILL"}):
         outcomes = triple(trains_until_struck, codec, errors=True)
     assert [one.kind for one in outcomes] == ["RuntimeError", "Died", "RuntimeError"]
-
-
-@slow
-def test_when_a_rank_stops_the_others_raise(triple: Ranks):
-    stop = {"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}
-    with failpoints(stop), pytest.raises(RankFailed) as caught:
-        triple(trains_until_struck, "onebit", deadline_s=3 * LOST_S)
-    assert [f"rank {rank} hangs" in str(caught.value) for rank in range(3)] == [False, True, False]
+    with failpoints(struck | {"do": "SIGSTOP"}), pytest.raises(RankFailed) as caught:
+        triple(trains_until_struck, codec, deadline_s=3 * LOST_S)
+    hanging = [f"rank {rank} hangs" in str(caught.value) for rank in range(3)]
+    assert hanging == [False, True, False]

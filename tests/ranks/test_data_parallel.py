@@ -388,7 +388,7 @@ def test_what_would_give_wrong_gradients_is_refused_on_all_ranks(pair: Ranks, ex
 
 
 @pytest.mark.parametrize(
-    "setting", [{"exchange": "magic"}, {"codec": "fp8"}, *({"chunk": c} for c in (0, 1.5, "all"))]
+    "setting", [{"exchange": "magic"}, *({"chunk": c} for c in (0, 1.5, "all"))]
 )
 def test_unknown_settings_are_refused(setting: dict[str, Any]):
     ((field, _),) = setting.items()

@@ -3,8 +3,6 @@
 import pytest
 from safetensors.torch import load_file
 
-from refusals import refused_field
-
 pytestmark = pytest.mark.slow
 
 ASKED = ("lenet5", "--data", "synthetic:samples=80,classes=4", "--batch-size", "8", "--epochs", "1")
@@ -26,12 +24,6 @@ def test_the_mean_of_one_workers_gradients_is_its_gradients(outcome, tmp_path, s
     assert spent[0]["exposed"] + spent[0]["hidden"] == 0
     # A tree of one worker has nobody to send to: it only fills its buffer.
     assert (spent[1]["exposed"] + spent[1]["hidden"] > 0) == (strategy != "tree")
-
-
-def test_several_workers_and_strategies_without_ranks_cannot_exchange_alone(paceline):
-    for how in (("--workers", "2"), ("--workers", "1", "--strategy", "wheel")):
-        done = paceline("train", *ASKED, *how, "--exchange-alone")
-        assert (done.code, refused_field(done.err)) == (2, "exchange_alone")
 
 
 def test_a_study_of_the_overhead_is_table_ii(outcome):

@@ -55,7 +55,7 @@ def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself
     ]
     for row in found:
         assert row["losses"][-1] < row["losses"][0]
-        assert row["lost"] == []
+        assert (row["lost"], row["numbers"]) == ([], True)
 
 
 def test_a_thread_of_a_program_trains_a_recipe(start):
@@ -71,7 +71,9 @@ def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
     for row in trained:
         check(row)
     assert len({row["folder"] for row in trained}) == 2  # both ranks have rank 0's
-    assert [row["refused"] for row in found if "refused" in row] == ["strategy"] * 2
+    # A group's thread may abort a program that has ended.
+    refused = [row for row in found if "refused" in row]
+    assert refused == [{"refused": "strategy", "left": []}] * 2
 
 
 def test_a_program_gets_the_run_that_was_started_again_when_a_worker_had_died(start):

@@ -17,20 +17,6 @@ LEAST_S = {"forward": 0.010, "backward": 0.020, "update": 0.002}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 slow = pytest.mark.slow
 
-PROGRAM = """
-import json
-import paceline
-
-done = paceline.rehearse(
-    "lenet5", device="p100", forward_ms=10, backward_ms=20, update_ms=2, steps=4, workers=2
-)
-print(json.dumps({
-    "result": json.loads(done.result.model_dump_json()),
-    "origin": done.timeline.origin,
-    "report": done.report("mine.html").name,
-}))
-"""
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Finished, Path]:
@@ -97,33 +83,11 @@ def test_the_search_tries_chunks_while_it_is_rehearsed(run) -> None:
 
 
 @slow
-def test_a_rehearsal_can_be_compared_and_reported_anew(run, paceline) -> None:
-    _, folder = run
-    table = json.loads(paceline("compare", str(folder), "--json").out)
-    assert (table["left"], table["right"]) == ("predicted", "rehearsed")
-    report = folder / "report.html"
-    before = report.read_text()
-    report.unlink()
-    assert paceline("report", str(folder)).code == 0
-    assert report.read_text() == before
-
-
-@slow
 def test_a_rank_of_torchrun_rehearses_the_tree(start) -> None:
     options = ("--device", "p100", "--strategy", "tree", *PACE, "--json")
     done = start(*TORCHRUN, "-m", "paceline", "rehearse", "lenet5", *options).finish()
     assert done.code == 0, done.err
     check_result(json.loads(done.out), "tree")
-
-
-@slow
-def test_a_program_rehearses(start, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = start("program.py").finish()
-    assert done.code == 0, done.err
-    said = json.loads(done.out)
-    check_result(said["result"], "allreduce")
-    assert (said["origin"], said["report"]) == ("rehearsed", "mine.html")
 
 
 @slow

@@ -223,35 +223,6 @@ print(json.dumps({
     "alike": wanted.read_bytes() == again.read_bytes(),
 }))
 """
-UNEVEN = """
-import json
-import torch
-import paceline
-from paceline.core.errors import InvalidInput
-
-common = {"strategy": "hogbatch", "workers": "cpu:1,cpu:1@slow=16", "profile_s": 0.2}
-numbers = torch.get_rng_state()
-training = {"learning_rate": 0.1, "epochs": 3, "options": {"beta": 0.5}}
-# With force: on a busy machine the slow worker may be measured as one that slows the other down.
-run = paceline.train("mlp-64-32-10", policy="adaptive", force=True, **common, **training)
-print(json.dumps({
-    "accuracy": run.accuracy,
-    "result": json.loads(run.result.model_dump_json()),
-    "folder": str(run.folder),
-    "numbers": torch.equal(numbers, torch.get_rng_state()),
-}))
-for wrong in (
-    {"options": {"policy": "adaptive"}},
-    {"workers": 0},
-    {"port": 7},
-    {"strategy": "host", "workers": 2},
-    {"learning_rate": 1e38, "workers": 1},
-):
-    try:
-        paceline.train("mlp-64-32-10", **common | {"policy": "hogbatch"} | wrong)
-    except InvalidInput as error:
-        print(error.field)
-"""
 IN_A_THREAD = """
 import threading
 import paceline
@@ -267,25 +238,6 @@ def train():
 thread = threading.Thread(target=train)
 thread.start()
 thread.join()
-"""
-UNDER_TORCHRUN = """
-import gc
-import json
-import os
-from pathlib import Path
-import paceline
-from paceline.core.errors import InvalidInput
-
-gc.disable()  # so that what a run keeps in a cycle of references shows
-run = paceline.train("lenet5", epochs=1, profile_s=0.1)
-said = [str(run.folder), run.accuracy, run.result.settings.workers]
-try:
-    paceline.train("lenet5", strategy="wheel")
-except InvalidInput as error:
-    said.append(error.field)
-threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-said.append([name for name in threads if "gloo" in name])
-os.write(1, f"{json.dumps(said)}\\n".encode())
 """
 
 
@@ -318,29 +270,5 @@ def test_a_program_trains_and_looks_at_its_run(program, tmp_path: Path) -> None:
 
 
 @slow
-def test_a_program_trains_on_uneven_workers(program, tmp_path: Path) -> None:
-    first, *refused = program(UNEVEN)
-    said = json.loads(first)
-    folder = tmp_path / said["folder"]
-    assert said["result"] == json.loads((folder / "result.json").read_text())
-    assert said["result"]["settings"]["options"] == {"policy": "adaptive", "beta": 0.5}
-    assert said["accuracy"] == said["result"]["accuracy"] > 0.5
-    assert set(said["result"]["updates"]["by_worker"]) == {"cpu0", "cpu1"}
-    assert said["numbers"]  # those that the program draws are its own
-    assert refused == ["policy", "workers", "port", "policy", "learning_rate"]
-
-
-@slow
 def test_a_thread_of_a_program_may_train(program) -> None:
     assert program(IN_A_THREAD) == ["Run", "2"]
-
-
-@slow
-def test_under_torchrun_each_process_of_a_program_is_one_of_the_workers(program, tmp_path) -> None:
-    first, second = map(json.loads, program(UNDER_TORCHRUN, *TORCHRUN))
-    assert first == second
-    folder, accuracy, workers, refused, threads = first
-    assert (workers, accuracy > 0.3) == (2, True)
-    assert json.loads((tmp_path / folder / "result.json").read_text())["accuracy"] == accuracy
-    assert refused == "strategy"
-    assert threads == []  # a group's thread may abort a program that has ended
