@@ -182,8 +182,7 @@ def test_figures_are_drawn_when_they_come_near_or_are_printed(browser, folder, t
     page.pdf(tmp_path / "report.pdf")
     assert all(page.evaluate("printed"))
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
-    assert page.evaluate("document.body.scrollHeight") == height
-    assert page.complaints == []
+    assert (page.evaluate("document.body.scrollHeight"), page.complaints) == (height, [])
     page.close()
 
 

@@ -308,9 +308,7 @@ def private(group: Group) -> list[int]:
 
 def test_what_a_rank_writes_to_its_result_is_its_own_and_is_undone(triple: Ranks):
     said, page = triple(private, group=False), os.sysconf("SC_PAGESIZE")
-    assert said[2] == [0] * 6
-    assert said[1] == [0, 0] + [page] * 4
-    assert said[0][:2] == [0, 0]
+    assert (said[2], said[1], said[0][:2]) == ([0] * 6, [0, 0] + [page] * 4, [0, 0])
     assert all(0 <= nbytes - 4 * 200_001 < 2 * page for nbytes in said[0][2:])
 
 

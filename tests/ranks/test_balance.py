@@ -230,8 +230,7 @@ def test_shares_follow_a_slow_rank(pair: Ranks, exchange: str):
 def test_a_rank_that_does_not_help_gets_no_samples_and_trains_along(triple: Ranks, exchange: str):
     outcomes = triple(digits_like, exchange, 100.0, 2, 110)
     same([one["bits"] for one in outcomes])
-    assert outcomes[0]["shares"][-1] == 0
-    assert set(outcomes[-1]["used"][-1]) == {0}
+    assert (outcomes[0]["shares"][-1], set(outcomes[-1]["used"][-1])) == (0, {0})
 
 
 def wrong_samplers(exchange: str) -> None:

@@ -87,8 +87,7 @@ def test_a_recipe_of_tokens_is_trained_and_reported(outcome, tmp_path: Path):
         *("--epochs", "3", "--profile-s", "0.2", "--learning-rate", "0.5"),
     )
     assert not [fault for fault in result["faults"] if "planned" in fault or "of another" in fault]
-    assert result["head"]["layers"] == ["head"]
-    assert result["score"] == "bits per byte"
+    assert (result["head"]["layers"], result["score"]) == (["head"], "bits per byte")
     first, *_, last = result["epochs"]
     assert last["score"] < 0.5 * first["score"]
     assert result["tokens_per_s"] == pytest.approx(6 * result["samples_per_s"])
@@ -120,8 +119,7 @@ IN_CODES = ("--codec", ",".join(f"{purpose}={codec}" for purpose, codec in CODEC
 )
 def test_the_trace_of_a_rehearsal_conforms_to_the_plan(outcome, options, config: dict[str, Any]):
     result = outcome(*REHEARSE, *options)
-    assert result["origin"] == "rehearsed"
-    assert result["plans"][0]["strategy"] == "subbatch"
+    assert (result["origin"], result["plans"][0]["strategy"]) == ("rehearsed", "subbatch")
     assert config.items() <= result["config"].items()
     assert result["faults"] == []
     rows = {row["quantity"]: row for row in result["comparison"]["rows"]}

@@ -70,8 +70,7 @@ class Asking(nn.Module):
 @trains(Asking)
 def keyword_arguments_only(trial, model, step):
     answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
-    assert answer["flags"] == {"train": True}
-    assert answer["rest"] == ["ids"]
+    assert (answer["flags"], answer["rest"]) == ({"train": True}, ["ids"])
     return answer["out"].square().mean()
 
 
