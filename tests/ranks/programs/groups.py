@@ -114,16 +114,18 @@ def _uneven(trial: Trial, model: nn.Module, **options: Any) -> Iterator[Any]:
     yield "joined"
 
 
-def uneven_inputs_in_join(trial):
-    yield from _uneven(trial, trial.wrap(normed()))
-
-
-def uneven_inputs_in_join_divided_by_who_is_there(trial):
-    yield from _uneven(trial, trial.wrap(normed()), divide_by_initial_world_size=False)
-
-
-def uneven_inputs_in_join_with_unused_parameters_sought(trial):
-    yield from _uneven(trial, trial.wrap(mlp(), find_unused_parameters=True))
+programs(
+    __name__,
+    {
+        "uneven_inputs_in_join": lambda trial: _uneven(trial, trial.wrap(normed())),
+        "uneven_inputs_in_join_divided_by_who_is_there": lambda trial: _uneven(
+            trial, trial.wrap(normed()), divide_by_initial_world_size=False
+        ),
+        "uneven_inputs_in_join_with_unused_parameters_sought": lambda trial: _uneven(
+            trial, trial.wrap(mlp(), find_unused_parameters=True)
+        ),
+    },
+)
 
 
 @program(raises="RuntimeError")

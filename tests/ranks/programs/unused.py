@@ -8,7 +8,7 @@ from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
 from steps import backward, mlp, sgd, squares, stepped, trained
-from trial import Trial
+from trial import Run, Trial
 
 
 class Experts(nn.Module):
@@ -55,32 +55,19 @@ class Heads(nn.Module):
         return [self.heads[task](features) for task in tasks]
 
 
-def _experts(trial: Trial, model: nn.Module, choices: list[list[list[int]]]) -> Iterator[Any]:
+def _experts(choices: list[list[list[int]]], experts: int = 3, **options: Any) -> Run:
     """Train on the experts that `choices` has for each step and rank."""
-    for step, chosen in stepped(model, enumerate(choices)):
-        model(trial.batch(step), chosen[trial.rank]).square().mean().backward()
-        yield step
+
+    def run(trial: Trial) -> Iterator[Any]:
+        model = trial.wrap(Experts(experts), find_unused_parameters=True, **options)
+        for step, chosen in stepped(model, enumerate(choices)):
+            yield backward(model(trial.batch(step), chosen[trial.rank]).square().mean())
+
+    return run
 
 
 OTHER_EXPERTS = [[[0], [1]], [[0, 1], [2]], [[2], [2]], [[1], [0]], [[0, 1, 2], [0, 1, 2]]]
-
-
-@trains(Experts, find_unused_parameters=True)
-def other_experts_on_the_other_rank(trial, model):
-    """From the first batch on; expert 3 is used by nobody and keeps its gradient None."""
-    yield from _experts(trial, model, OTHER_EXPERTS)
-
-
-@trains(Experts, find_unused_parameters=True, gradient_as_bucket_view=True)
-def other_experts_with_gradients_as_views(trial, model):
-    yield from _experts(trial, model, OTHER_EXPERTS)
-
-
-@trains(lambda: Experts(3), find_unused_parameters=True)
-def expert_that_is_used_late(trial, model):
-    """Not in the first steps, by which others have learned an order."""
-    late = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
-    yield from _experts(trial, model, late)
+LATE = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
 
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
@@ -104,11 +91,6 @@ def output_that_is_not_in_the_loss(trial, model):
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
         model(trial.batch(step), "abc")[used[trial.rank]].square().mean().backward()
         yield step
-
-
-@trains(lambda: Experts(3), find_unused_parameters=True)
-def parameter_that_nobody_ever_uses(trial, model):
-    yield from _experts(trial, model, [[[0, 1], [0, 1]]] * 4)
 
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
@@ -200,22 +182,17 @@ def unfrozen_and_wrapped_anew(trial):
         )
 
 
-@program(raises="RuntimeError")
-def everything_frozen(trial):
-    trial.wrap(mlp().requires_grad_(False))
-    yield "never"
-
-
-@program(raises="RuntimeError")
-def module_without_parameters(trial):
-    trial.wrap(nn.ReLU())
-    yield "never"
-
-
-@program(raises="RuntimeError")
-def lazy_module_without_shapes(trial):
-    trial.wrap(nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)))
-    yield "never"
+programs(
+    __name__,
+    {
+        "everything_frozen": plain(lambda: mlp().requires_grad_(False)),
+        "module_without_parameters": plain(nn.ReLU),
+        "lazy_module_without_shapes": plain(
+            lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3))
+        ),
+    },
+    raises="RuntimeError",
+)
 
 
 def lazy_module_after_a_dry_run(trial):
@@ -224,21 +201,32 @@ def lazy_module_after_a_dry_run(trial):
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program(raises="RuntimeError", wait_s=3.0)
-def modules_of_other_shapes_on_the_other_rank(trial):
-    trial.wrap(mlp(6, 8 + trial.rank, 3))
-    yield "never"
-
-
-@program(raises="RuntimeError", wait_s=3.0)
-def modules_with_more_parameters_on_the_other_rank(trial):
-    trial.wrap(mlp(6, 8, 3) if trial.rank else mlp(6, 8, 8, 3))
-    yield "never"
+programs(
+    __name__,
+    {
+        "modules_of_other_shapes_on_the_other_rank": lambda trial: trained(
+            trial.wrap(mlp(6, 8 + trial.rank, 3)), squares(trial)
+        ),
+        "modules_with_more_parameters_on_the_other_rank": lambda trial: trained(
+            trial.wrap(mlp(6, *[8] * (2 - trial.rank), 3)), squares(trial)
+        ),
+    },
+    raises="RuntimeError",
+    wait_s=3.0,
+)
 
 
 programs(
     __name__,
     {
+        # From the first batch on; expert 3 is used by nobody and keeps its gradient None.
+        "other_experts_on_the_other_rank": _experts(OTHER_EXPERTS, 4),
+        "other_experts_with_gradients_as_views": _experts(
+            OTHER_EXPERTS, 4, gradient_as_bucket_view=True
+        ),
+        # Not in the first steps, by which others have learned an order.
+        "expert_that_is_used_late": _experts(LATE),
+        "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
         "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
         "unused_parameters_sought_where_there_are_none": plain(mlp, find_unused_parameters=True),
     },
