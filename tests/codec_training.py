@@ -75,7 +75,7 @@ def momentum(module: nn.Module | Iterator[nn.Parameter], **options: Any) -> torc
 def bits(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().flatten().clone().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

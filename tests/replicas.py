@@ -1,6 +1,5 @@
 """Models of float64 that ranks train, each beside one in plain torch on the samples of all."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import codec_training
 from paceline import DataParallel
 from paceline.devices import gpus
 
@@ -108,7 +108,4 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def bits(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for tensor in model.parameters():
-        digest.update(tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return codec_training.bits(model.parameters())
