@@ -23,6 +23,7 @@ from codec_training import (
     network,
     same,
     state,
+    trained,
 )
 from faults import failpoints
 from paceline import DataParallel
@@ -291,25 +292,17 @@ def state_of_the_hook() -> list[str]:
     place = Place.here()
     one = Hooked(place, "onebit", linear)
     optimizer = momentum(one.module)
-
-    def train(hooked: Hooked, optimizer: torch.optim.Optimizer, steps: range) -> str:
-        for step in steps:
-            optimizer.zero_grad()
-            loss_of(hooked.parallel, place.rank, step).backward()
-            optimizer.step()
-        return state(hooked.module)
-
-    train(one, optimizer, range(4))
+    trained(place, one.parallel, optimizer, range(4))
     saved = [one.module.state_dict(), optimizer.state_dict(), one.state.state_dict()]
     saved = torch.utils._pytree.tree_map_only(Tensor, Tensor.clone, saved)
-    chains = [train(one, optimizer, range(4, 8))]
+    chains = [trained(place, one.parallel, optimizer, range(4, 8))]
     for errors in (saved[2], {}):
         other = Hooked(place, "onebit", linear)
         again = momentum(other.module)
         other.module.load_state_dict(saved[0])
         again.load_state_dict(saved[1])
         other.state.load_state_dict(errors)
-        chains.append(train(other, again, range(4, 8)))
+        chains.append(trained(place, other.parallel, again, range(4, 8)))
     return chains
 
 
@@ -369,12 +362,7 @@ def host_on_one_machine() -> list[str]:
     for codec in (None, "onebit"):
         module, _ = place.build(network)
         parallel = place.parallel(module, codec=codec)
-        optimizer = momentum(parallel)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(parallel, place.rank, step).backward()
-            optimizer.step()
-        digests.append(state(module, optimizer))
+        digests.append(trained(place, parallel, momentum(parallel), range(3)))
         assert parallel.statistics().codec is None
     return digests
 

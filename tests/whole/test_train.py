@@ -2,7 +2,6 @@
 
 import json
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +73,6 @@ def test_the_measured_timeline_conforms_to_the_plan(result, folder: Path) -> Non
     reductions = [span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE)]
     assert [span.name for span in reductions] == ["s0/reduce[0]"]
     assert {resource.owner for resource in reductions[0].on} == {"cpu0", "cpu1"}
-
-
-def test_the_trace_has_no_overlapping_slices_on_a_track(folder: Path) -> None:
-    events = json.loads((folder / "trace.json").read_text())
-    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in events["traceEvents"]:
-        if event["ph"] == "X":
-            start, end = event["ts"], event["ts"] + event["dur"]
-            tracks.setdefault((event["pid"], event["tid"]), []).append((start, end))
-    assert len(tracks) == 4 + 5  # lanes of two devices, measured; predicted, and the link
-    for slices in tracks.values():
-        slices.sort()
-        nanosecond = 1e-3
-        assert all(a[1] <= b[0] + nanosecond / 2 for a, b in pairwise(slices))
 
 
 def test_compare_and_report_work_on_the_files_alone(result, folder: Path, paceline) -> None:
