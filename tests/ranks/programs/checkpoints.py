@@ -25,12 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from steps import mlp, sgd, squares, stepped, trained
+from steps import mlp, normed, sgd, squares, stepped, trained
 from trial import gradients, kept, state_of
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def saved(thing: Any) -> io.BytesIO:
@@ -40,14 +36,14 @@ def saved(thing: Any) -> io.BytesIO:
     return file
 
 
-@trains(net)
+@trains(normed)
 def checkpoint_of_the_wrapper(trial, model):
     """Names have DDP's prefix, and training goes on from it as if nothing had been."""
     optimizer = sgd(model)
     yield from trained(model, squares(trial), optimizer)
     yield list(model.state_dict())
     file = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    fresh = trial.wrap(net())
+    fresh = trial.wrap(normed())
     other = sgd(fresh)
     loaded = torch.load(file)
     yield str(fresh.load_state_dict(loaded["model"]))
@@ -56,24 +52,24 @@ def checkpoint_of_the_wrapper(trial, model):
     yield from trained(model, squares(trial), optimizer)
 
 
-@trains(net)
+@trains(normed)
 def checkpoint_of_the_module(trial, model):
     """model.module.state_dict() into a bare module, and that into a wrapper's module."""
     yield from trained(model, squares(trial))
-    bare = net()
+    bare = normed()
     bare.load_state_dict(model.module.state_dict())
     yield state_of(bare)
-    fresh = trial.wrap(net())
+    fresh = trial.wrap(normed())
     fresh.module.load_state_dict(bare.state_dict())
     yield from trained(fresh, squares(trial))
 
 
-@trains(net)
+@trains(normed)
 def checkpoint_of_ddp_into_a_bare_module(trial, model):
     yield from trained(model, squares(trial))
     state = model.state_dict()
     consume_prefix_in_state_dict_if_present(state, "module.")
-    bare = net()
+    bare = normed()
     yield str(bare.load_state_dict(state))
     yield state_of(bare)
 
@@ -88,9 +84,9 @@ def checkpoint_without_prefix_into_the_wrapper(trial):
 
 def checkpoint_loaded_on_rank_0_only(trial):
     """Before wrapping: construction sends it to all."""
-    module = net()
+    module = normed()
     if trial.rank == 0:
-        module.load_state_dict({n: v * 0.5 for n, v in net().state_dict().items()})
+        module.load_state_dict({n: v * 0.5 for n, v in normed().state_dict().items()})
     yield from trained(trial.wrap(module), squares(trial))
 
 
@@ -122,7 +118,7 @@ def checkpoint_within_a_larger_module(trial):
     yield kept(dict(whole["part"].state_dict()))
 
 
-@trains(net)
+@trains(normed)
 def distributed_checkpoint_state_dicts(trial, model):
     """get_state_dict takes DDP's prefix off, and set_state_dict puts it on."""
     optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
@@ -132,7 +128,7 @@ def distributed_checkpoint_state_dicts(trial, model):
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     yield kept(get_model_state_dict(model, options=options))
     states = get_state_dict(model, optimizer)
-    fresh = trial.wrap(net())
+    fresh = trial.wrap(normed())
     other = torch.optim.AdamW(fresh.parameters(), eps=1e-3)
     set_state_dict(fresh, other, model_state_dict=kept(states[0]), optim_state_dict=kept(states[1]))
     yield from trained(fresh, squares(trial), other)
@@ -140,7 +136,7 @@ def distributed_checkpoint_state_dicts(trial, model):
     yield state_of(model)
 
 
-@trains(net)
+@trains(normed)
 def distributed_checkpoint_in_files(trial, model):
     optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
     yield from trained(model, squares(trial), optimizer)
@@ -163,7 +159,7 @@ def distributed_checkpoint_in_files(trial, model):
     yield from trained(model, squares(trial), optimizer)
 
 
-@trains(net)
+@trains(normed)
 def wrapper_saved_as_a_whole(trial, model):
     """torch.save(model), and a loaded wrapper that trains on, on all ranks."""
     yield from trained(model, squares(trial))
@@ -174,7 +170,7 @@ def wrapper_saved_as_a_whole(trial, model):
         yield gradients(loaded)
 
 
-@trains(net, find_unused_parameters=True, broadcast_buffers=False)
+@trains(normed, find_unused_parameters=True, broadcast_buffers=False)
 def wrapper_pickled_before_training(trial, model):
     loaded = pickle.loads(pickle.dumps(model))
     yield [state_of(loaded), loaded.find_unused_parameters, loaded.broadcast_buffers]
@@ -184,7 +180,7 @@ def wrapper_pickled_before_training(trial, model):
         yield gradients(loaded)
 
 
-@trains(net)
+@trains(normed)
 def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
     """torch.save(model.module) must not find hooks that cannot be pickled."""
     yield from trained(model, squares(trial))
@@ -198,7 +194,7 @@ def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
 
 def wrapper_that_is_dropped(trial):
     """Its module trains alone from then on, and may be wrapped again."""
-    module = net()
+    module = normed()
     model = trial.wrap(module)
     yield from trained(model, squares(trial))
     gone = weakref.ref(model)
@@ -225,7 +221,7 @@ def _hooks(module: nn.Module) -> list[int]:
 
 
 def module_memory_freed_with_its_wrapper(trial):
-    module = net()
+    module = normed()
     model = trial.wrap(module, watched=False)
     yield from trained(model, squares(trial))
     gone = [weakref.ref(model), weakref.ref(module), weakref.ref(module[0].weight)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from steps import backward, mlp, sgd, squares, stepped, trained, zeroed
+from steps import backward, mlp, normed, sgd, squares, stepped, trained, zeroed
 from trial import gradients, state_of
 
 
@@ -225,10 +225,9 @@ def wrapper_around_a_module_with_a_wrapper(trial):
     yield from trained(trial.wrap(outer), squares(trial))
 
 
-def ranks_in_different_modes(trial):
+@trains(normed)
+def ranks_in_different_modes(trial, model):
     """Rank 1 trains in eval mode: nothing is awaited that the other does not send."""
-    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    model = trial.wrap(module)
     model.train(trial.rank == 0)
     yield from trained(model, squares(trial), steps=5)
 

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-from steps import backward, mlp, sgd, squares, stepped, trained, zeroed
+from steps import backward, mlp, normed, sgd, squares, stepped, trained, zeroed
 from trial import OURS, kept, state_of
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
@@ -145,10 +145,9 @@ def zero_redundancy_optimizer(trial, model):
         yield kept(optimizer.state_dict()["state"])
 
 
-def averaged_weights_and_their_batch_norms(trial):
+@trains(normed)
+def averaged_weights_and_their_batch_norms(trial, model):
     """SWA as the documentation has it, with update_bn in the end."""
-    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    model = trial.wrap(module)
     average, optimizer = AveragedModel(model), sgd(model)
     schedule = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
     for loss in trained(model, squares(trial), optimizer, steps=4):
