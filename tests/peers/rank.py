@@ -23,6 +23,7 @@ DEADLINE = timedelta(seconds=60)
 @cache
 def _case(stand_in: str) -> type[unittest.TestCase]:
     """Return torch's tests, with what they ask of the class that usually starts their processes."""
+    os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"
     suite: Any = imported(STAND_INS[stand_in])
     from torch.testing._internal.common_utils import TestCase, set_rng_seed
 
@@ -60,6 +61,7 @@ def outcome(stand_in: str, test: str, folder: Path) -> dict[str, Any]:
     case: Any = _case(stand_in)
     rank = int(os.environ["RANK"])
     os.environ |= {"BACKEND": "gloo", "TEMP_DIR": str(folder)}
+    os.environ.pop("LOCAL_RANK", None)  # by which torch would choose a GPU
     dist.set_debug_level_from_env()
     store = dist.FileStore(str(folder / "store"), NUM_RANKS)
     try:
